@@ -1,0 +1,82 @@
+"""Every error this package raises on purpose.
+
+Error                     what the command line prints as one message
+├── UsageError            the caller asked for something that cannot be meant        (exit 2)
+├── ConversionError       the model cannot be expressed, or cannot be read           (exit 1)
+│   ├── ModelError        the ONNX file is broken, unsafe or beyond the limits
+│   ├── UnsupportedError  nodes that ncnn cannot compute, all of them at once
+│   ├── ParamError        a .param file is broken (file and line)
+│   ├── BinError          a .bin file is broken (file, byte offset and layer)
+│   ├── GraphError        a net that breaks a rule of ncnn's layers or of the IR
+│   └── ShapeError        an output shape that cannot be inferred, or is impossible
+└── VerificationError     the two runtimes disagree, or ncnn failed on the net       (exit 3)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Error(Exception):
+    """Base of the tree; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(Error):
+    """An option, name or shape that the caller gave makes no sense here."""
+
+    exit_code = 2
+
+
+class ConversionError(Error):
+    """The input cannot be turned into an ncnn net."""
+
+
+class ModelError(ConversionError):
+    """An ONNX model that is broken, unsafe to open, or larger than the limits."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """One ONNX node that cannot be expressed: where it is, why, and what helps."""
+
+    node: str
+    operator: str
+    reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.operator} '{self.node}': {self.reason}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class UnsupportedError(ConversionError):
+    """Nodes that have no exact ncnn form; `nodes` lists every one of them."""
+
+    def __init__(self, nodes: list[Unsupported]) -> None:
+        self.nodes = tuple(nodes)
+        count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+        super().__init__(f"cannot express {count} in ncnn:\n" + "\n".join(f"  {node}" for node in nodes))
+
+
+class ParamError(ConversionError):
+    """A .param file that ncnn would refuse or misread."""
+
+
+class BinError(ConversionError):
+    """A .bin file that does not hold what its .param asks for."""
+
+
+class GraphError(ConversionError):
+    """A graph that breaks one of its own rules (see `Graph.check`)."""
+
+
+class ShapeError(ConversionError):
+    """A layer whose output shape cannot be known, or that cannot take its inputs."""
+
+
+class VerificationError(Error):
+    """ncnn's result differs from the reference, or ncnn could not run the net."""
+
+    exit_code = 3

@@ -1,0 +1,343 @@
+"""The ncnn layer IR: blobs, layers, and the graph that keeps their def-use links true.
+
+Shapes are numpy shapes, outermost axis first, without the batch: (w), (h, w), (c, h, w) or (c, d, h, w); `Blob.batch` is
+the Mat's batch count. Split is not a layer here: a blob may have any number of users, the writer inserts Splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.ir.weight import Array, Weight, Weights
+
+
+class Blob:
+    """A tensor between layers. Its identity is the object; the name is only what the file will say.
+
+    `shape` is None while unknown, `producer` is None only until a layer that outputs it is in a graph.
+    """
+
+    __slots__ = ("_users", "batch", "is_output", "name", "producer", "shape")
+
+    def __init__(self, name: str, shape: Shape | None = None, batch: Dim = 1) -> None:
+        self.name = name
+        self.shape = shape
+        self.batch = batch
+        self.producer: Layer | None = None
+        self.is_output = False
+        self._users: dict[Layer, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Blob({self.name!r}, {self.shape})"
+
+    @property
+    def users(self) -> tuple[Layer, ...]:
+        """The layers that read the blob, each once."""
+        return tuple(self._users)
+
+    @property
+    def uses(self) -> int:
+        """How often the blob is used: once per input it feeds, and once for being a graph output."""
+        return sum(self._users.values()) + self.is_output
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the caller of the net feeds this blob."""
+        return self.producer is not None and self.producer.type == "Input"
+
+
+class Layer:
+    """One ncnn layer: type, name, blobs, parameters by name, weights, and the ONNX nodes it came from.
+
+    ``layer["stride_w"]`` is the parameter or its default. Parameters that the table does not know keep their id as key
+    (an int). `custom` layers are types that ncnn's registry does not have. Only a graph changes `inputs` and `outputs`.
+    """
+
+    __slots__ = ("_next", "_prev", "graph", "inputs", "name", "origin", "outputs", "params", "spec", "type", "weights")
+
+    def __init__(
+        self,
+        type: str,
+        name: str,
+        inputs: Iterable[Blob] = (),
+        outputs: Iterable[Blob] = (),
+        params: Mapping[str | int, Any] | None = None,
+        weights: Mapping[str, Array | Weight] | None = None,
+        origin: Iterable[str] = (),
+    ) -> None:
+        self.type = type
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.params: dict[str | int, Any] = dict(params or {})
+        self.weights = weights if isinstance(weights, Weights) else Weights(weights)
+        self.origin = tuple(dict.fromkeys(origin))
+        self.spec: LayerSpec | None = LAYERS.get(type)
+        self.graph: Graph | None = None
+        self._prev: Layer | None = None
+        self._next: Layer | None = None
+
+    def __repr__(self) -> str:
+        return f"Layer({self.type} {self.name!r})"
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.params:
+            return self.params[name]
+        if self.spec is None:
+            raise KeyError(f"custom layer type {self.type} has no parameter {name}")
+        return self.spec.by_name[name].default_in(_Resolved(self))
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """All parameters of the layer as ncnn sees them, defaults filled in on demand."""
+        return _Resolved(self)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether ncnn's own registry lacks the type."""
+        return self.spec is None
+
+    @property
+    def output(self) -> Blob:
+        """The only output."""
+        (blob,) = self.outputs
+        return blob
+
+    @property
+    def input(self) -> Blob:
+        """The only input."""
+        (blob,) = self.inputs
+        return blob
+
+    def having(
+        self,
+        *,
+        type: str | None = None,
+        inputs: Iterable[Blob] | None = None,
+        weights: Mapping[str, Array | Weight] | None = None,
+        **params: Any,
+    ) -> Layer:
+        """A copy outside any graph, with these things changed.
+
+        `weights` are added to, or replace, those there are; a parameter given as None goes back to its default.
+        """
+        merged: dict[str | int, Any] = {**self.params, **params}
+        blocks: dict[str, Array | Weight] = {**dict(self.weights.stored_items()), **(weights or {})}
+        return Layer(
+            type or self.type,
+            self.name,
+            self.inputs if inputs is None else inputs,
+            (),
+            {k: v for k, v in merged.items() if v is not None},
+            blocks,
+            self.origin,
+        )
+
+
+class _Resolved(Mapping[str, Any]):
+    """Parameters with defaults, as the table's formulas read them."""
+
+    __slots__ = ("_layer",)
+
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+
+    def __getitem__(self, name: str) -> Any:
+        return self._layer[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layer.spec.by_name if self._layer.spec else ())
+
+    def __len__(self) -> int:
+        return len(self._layer.spec.by_name) if self._layer.spec else 0
+
+
+class Graph:
+    """Layers in an order in which every blob is produced before it is used, and the blobs that are the net's outputs."""
+
+    def __init__(self) -> None:
+        self._head: Layer | None = None
+        self._tail: Layer | None = None
+        self._count = 0
+        self._outputs: tuple[Blob, ...] = ()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Layer]:
+        """The layers in order; the graph may be changed while iterating."""
+        layer = self._head
+        while layer is not None:
+            following = layer._next
+            yield layer
+            # A layer that was removed or replaced meanwhile has lost its links; go on where it pointed to.
+            layer = layer._next if layer.graph is self else following
+            while layer is not None and layer.graph is not self:
+                layer = layer._next
+
+    def __reversed__(self) -> Iterator[Layer]:
+        """The layers from last to first; the current layer may be removed while iterating."""
+        layer = self._tail
+        while layer is not None:
+            preceding = layer._prev
+            yield layer
+            layer = layer._prev if layer.graph is self else preceding
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in order, as a snapshot."""
+        return tuple(self)
+
+    @property
+    def inputs(self) -> tuple[Blob, ...]:
+        """The blobs that Input layers produce, in order."""
+        return tuple(blob for layer in self if layer.type == "Input" for blob in layer.outputs)
+
+    @property
+    def outputs(self) -> tuple[Blob, ...]:
+        """The blobs that the net promises to its caller; each may be used inside as well."""
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, blobs: Iterable[Blob]) -> None:
+        for blob in self._outputs:
+            blob.is_output = False
+        self._outputs = tuple(dict.fromkeys(blobs))
+        for blob in self._outputs:
+            blob.is_output = True
+
+    def add(self, layer: Layer, *, before: Layer | None = None) -> Layer:
+        """Insert a layer, at the end or before another, and link its blobs."""
+        if layer.graph is not None:
+            raise GraphError(f"layer '{layer.name}' is already in a graph")
+        layer.graph = self
+        self._link(layer, before)
+        self._count += 1
+        for blob in layer.outputs:
+            if blob.producer is not None:
+                raise GraphError(f"blob '{blob.name}' has two producers: '{blob.producer.name}' and '{layer.name}'")
+            blob.producer = layer
+        for blob in layer.inputs:
+            blob._users[layer] = blob._users.get(layer, 0) + 1
+        return layer
+
+    def remove(self, layer: Layer) -> None:
+        """Take a layer out; nobody may use its outputs any more."""
+        for blob in layer.outputs:
+            if blob.uses:
+                raise GraphError(f"layer '{layer.name}' cannot be removed: '{blob.name}' is still used")
+        self._detach(layer)
+
+    def replace(self, layer: Layer, new: Layer) -> Layer:
+        """Put a layer that has no outputs yet in the place of another, whose output blobs it takes over."""
+        if new.outputs and len(new.outputs) != len(layer.outputs):
+            raise GraphError(f"'{new.name}' has {len(new.outputs)} outputs, '{layer.name}' has {len(layer.outputs)}")
+        following, outputs = layer._next, layer.outputs
+        self._detach(layer)
+        for blob in outputs:
+            blob.producer = None
+        new.outputs = outputs
+        return self.add(new, before=following)
+
+    def redirect(self, old: Blob, new: Blob) -> None:
+        """Let every layer that reads `old` read `new` instead; being a graph output does not move."""
+        for user in old.users:
+            self.set_inputs(user, [new if blob is old else blob for blob in user.inputs])
+
+    def set_inputs(self, layer: Layer, blobs: Iterable[Blob]) -> None:
+        """Give a layer other inputs."""
+        for blob in layer.inputs:
+            self._drop_use(layer, blob)
+        layer.inputs = tuple(blobs)
+        for blob in layer.inputs:
+            blob._users[layer] = blob._users.get(layer, 0) + 1
+
+    def check(self) -> None:
+        """Raise GraphError where a rule of the graph or of a layer's table entry is broken."""
+        produced: set[Blob] = set()
+        names: dict[str, Blob] = {}
+        uses: dict[Blob, int] = dict.fromkeys(self._outputs, 1)
+        for layer in self:
+            for blob in layer.inputs:
+                if blob not in produced:
+                    raise GraphError(f"layer '{layer.name}' uses '{blob.name}' before anything produces it")
+                uses[blob] = uses.get(blob, 0) + 1
+            for blob in layer.outputs:
+                if blob.producer is not layer:
+                    raise GraphError(f"blob '{blob.name}' does not know its producer '{layer.name}'")
+                if names.setdefault(blob.name, blob) is not blob:
+                    raise GraphError(f"two blobs are called '{blob.name}'")
+                produced.add(blob)
+            check_layer(layer)
+        for blob in produced:
+            if blob.uses != uses.get(blob, 0):
+                raise GraphError(f"blob '{blob.name}' counts {blob.uses} uses, but has {uses.get(blob, 0)}")
+        for blob in self._outputs:
+            if blob not in produced:
+                raise GraphError(f"no layer produces the output '{blob.name}'")
+
+    def _link(self, layer: Layer, before: Layer | None) -> None:
+        previous = self._tail if before is None else before._prev
+        layer._prev, layer._next = previous, before
+        if previous is None:
+            self._head = layer
+        else:
+            previous._next = layer
+        if before is None:
+            self._tail = layer
+        else:
+            before._prev = layer
+
+    def _detach(self, layer: Layer) -> None:
+        """Unlink; the layer keeps its own `_next`, so that an iteration standing on it can go on."""
+        if layer._prev is None:
+            self._head = layer._next
+        else:
+            layer._prev._next = layer._next
+        if layer._next is None:
+            self._tail = layer._prev
+        else:
+            layer._next._prev = layer._prev
+        self._count -= 1
+        layer.graph = None
+        for blob in layer.inputs:
+            self._drop_use(layer, blob)
+
+    @staticmethod
+    def _drop_use(layer: Layer, blob: Blob) -> None:
+        left = blob._users[layer] - 1
+        if left:
+            blob._users[layer] = left
+        else:
+            del blob._users[layer]
+
+
+def check_layer(layer: Layer) -> None:
+    """Raise GraphError where blob counts, parameters or weight sizes do not fit the layer's table entry."""
+    spec = layer.spec
+    if spec is None:
+        return
+    for side, blobs, (least, most) in (("input", layer.inputs, spec.inputs), ("output", layer.outputs, spec.outputs)):
+        if len(blobs) < least or (most is not None and len(blobs) > most):
+            wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
+            raise GraphError(f"{spec.type} '{layer.name}' has {len(blobs)} {side}s, needs {wanted}")
+    if spec.is_one_blob_only(layer.resolved) and (len(layer.inputs), len(layer.outputs)) != (1, 1):
+        raise GraphError(f"{spec.type} '{layer.name}' must have one input and one output")
+    for name, allowed in spec.enums.items():
+        if layer[name] not in allowed and name in ("op_type", "activation_type", "operation"):
+            raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {sorted(allowed)}")
+    for weight in spec.weights:
+        if not weight.present(layer.resolved):
+            continue
+        if weight.name not in layer.weights:
+            raise GraphError(f"{spec.type} '{layer.name}' lacks its weight {weight.name}")
+        size, count = layer.weights.stored(weight.name).data.size, weight.count(layer.resolved)
+        if size != count:
+            raise GraphError(
+                f"{spec.type} '{layer.name}': {weight.name} has {size} elements, the parameters say {count}"
+            )

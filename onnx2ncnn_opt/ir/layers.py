@@ -1,0 +1,1048 @@
+"""The table of all ncnn layers (ncnn 1.0.20261020): the facts that reader, writer, checks and documentation share.
+
+Notation of `params`: see `parse_params`. Weights stand in the order of the .bin file. Counts are in elements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import sqrt
+
+from onnx2ncnn_opt.ir.spec import LayerSpec, Params, WeightSpec, parse_params
+
+_ACTIVATIONS = {0: "none", 1: "relu", 2: "leakyrelu", 3: "clip", 4: "sigmoid", 5: "mish", 6: "hardswish"}
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _directions(p: Params) -> int:
+    return 2 if p["direction"] == 2 else 1
+
+
+def _bits(p: Params) -> int:
+    return int(p["quantize_term"]) // 100
+
+
+def _format(p: Params) -> int:
+    return int(p["quantize_term"]) % 100 // 10
+
+
+def _block(p: Params) -> int:
+    return [32, 64, 128][p["quantize_term"] % 10]
+
+
+def _qdim(p: Params) -> int:
+    return int(p["weight_data_size"]) // int(p["embed_dim"] or 1)
+
+
+def _attention_scale(p: Params) -> float:
+    return 1 / sqrt(max(p["embed_dim"] // max(p["num_heads"], 1), 1))
+
+
+def _last_blob(expression: str) -> int:
+    """The highest input that an expression refers to (``1w`` is the width of input 1)."""
+    return max((int(n) for n in re.findall(r"\b(\d)[whdcn]\b", expression)), default=0)
+
+
+def _crop_is_one_blob(p: Params) -> bool:
+    sized = any(p[name] for name in ("outw", "outh", "outd", "outc", "woffset2", "hoffset2", "doffset2", "coffset2"))
+    expressions = p["starts_expr"], p["ends_expr"], p["axes_expr"]
+    if any(expressions):
+        return all(_last_blob(text) == 0 for text in expressions)
+    return sized or bool(p["starts"] and p["ends"])
+
+
+_TABLE = (
+    LayerSpec("AbsVal", 0, inplace=True),
+    LayerSpec("ArgMax", 1, params=parse_params("0 out_max_val, 1 topk=1"), in_runtime=False),
+    LayerSpec(
+        "BatchNorm",
+        2,
+        params=parse_params("0 channels, 1 eps=0.0"),
+        weights=(
+            WeightSpec("slope_data", lambda p: p["channels"]),
+            WeightSpec("mean_data", lambda p: p["channels"]),
+            WeightSpec("var_data", lambda p: p["channels"]),
+            WeightSpec("bias_data", lambda p: p["channels"]),
+        ),
+        inplace=True,
+    ),
+    LayerSpec(
+        "Bias",
+        3,
+        params=parse_params("0 bias_data_size"),
+        weights=(WeightSpec("bias_data", lambda p: p["bias_data_size"]),),
+        inplace=True,
+    ),
+    LayerSpec("BNLL", 4, inplace=True),
+    LayerSpec("Concat", 5, params=parse_params("0 axis"), inputs=(1, None), one_blob_only=False),
+    LayerSpec(
+        "Convolution",
+        6,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 8 int8_scale_term, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 pad_value=0.0, 19 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=lambda p: p["int8_scale_term"]),
+            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+            WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Crop",
+        7,
+        params=parse_params(
+            "0 woffset, 1 hoffset, 2 coffset, 3 outw, 4 outh, 5 outc, 6 woffset2, 7 hoffset2, 8 coffset2, 9 starts:int[], 10 ends:int[], 11 axes:int[], 13 doffset, 14 outd, 15 doffset2, 19 starts_expr:string, 20 ends_expr:string, 21 axes_expr:string"
+        ),
+        inputs=(1, 10),
+        one_blob_only=_crop_is_one_blob,
+    ),
+    LayerSpec(
+        "Deconvolution",
+        8,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec("Dropout", 9, params=parse_params("0 scale=1.0"), inplace=True),
+    LayerSpec(
+        "Eltwise",
+        10,
+        params=parse_params("0 op_type, 1 coeffs:float[]"),
+        inputs=(1, None),
+        one_blob_only=False,
+        enums={"op_type": {0: "prod", 1: "sum", 2: "max"}},
+    ),
+    LayerSpec("ELU", 11, params=parse_params("0 alpha=0.1"), inplace=True),
+    LayerSpec(
+        "Embed",
+        12,
+        params=parse_params("0 num_output, 1 input_dim, 2 bias_term, 3 weight_data_size, 18 int8_scale_term"),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+            WeightSpec("weight_data_int8_scale", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+        ),
+    ),
+    LayerSpec("Exp", 13, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
+    LayerSpec("Flatten", 14),
+    LayerSpec(
+        "InnerProduct",
+        15,
+        params=parse_params(
+            "0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, 9 activation_type, 10 activation_params:float[]"
+        ),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=lambda p: p["int8_scale_term"]),
+            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+        ),
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Input",
+        16,
+        params=parse_params("0 w, 1 h, 2 c, 11 d"),
+        inputs=(0, 0),
+        outputs=(1, None),
+        one_blob_only=False,
+        inplace=True,
+    ),
+    LayerSpec("Log", 17, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
+    LayerSpec(
+        "LRN",
+        18,
+        params=parse_params("0 region_type, 1 local_size=5, 2 alpha=1.0, 3 beta=0.75, 4 bias=1.0"),
+        inplace=True,
+        enums={"region_type": {0: "ACROSS_CHANNELS", 1: "WITHIN_CHANNEL"}},
+    ),
+    LayerSpec(
+        "MemoryData",
+        19,
+        params=parse_params("0 w, 1 h, 2 c, 11 d, 21 load_type=1"),
+        weights=(
+            WeightSpec(
+                "data",
+                lambda p: max(p["w"], 1) * max(p["h"], 1) * max(p["d"], 1) * max(p["c"], 1),
+                tagged=lambda p: p["load_type"] == 0,
+                when=lambda p: p["w"] != 0,
+            ),
+        ),
+        inputs=(0, 0),
+        outputs=(1, None),
+        one_blob_only=False,
+    ),
+    LayerSpec("MVN", 20, params=parse_params("0 normalize_variance, 1 across_channels, 2 eps=0.0001")),
+    LayerSpec(
+        "Pooling",
+        21,
+        params=parse_params(
+            "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, 6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w, 11 kernel_h=kernel_w, 12 stride_h=stride_w, 13 pad_top=pad_left, 14 pad_right=pad_left, 15 pad_bottom=pad_top, 18 out_h=out_w"
+        ),
+        enums={
+            "pooling_type": {0: "max", 1: "avg"},
+            "pad_mode": {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"},
+        },
+    ),
+    LayerSpec("Power", 22, params=parse_params("0 power=1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
+    LayerSpec(
+        "PReLU",
+        23,
+        params=parse_params("0 num_slope"),
+        weights=(WeightSpec("slope_data", lambda p: p["num_slope"]),),
+        inplace=True,
+    ),
+    LayerSpec(
+        "Proposal",
+        24,
+        params=parse_params(
+            "0 feat_stride=16, 1 base_size=16, 2 pre_nms_topN=6000, 3 after_nms_topN=300, 4 nms_thresh=0.7, 5 min_size=16"
+        ),
+        inputs=(3, 3),
+        outputs=(1, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "Reduction",
+        25,
+        params=parse_params("0 operation, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0"),
+        enums={
+            "operation": {
+                0: "sum",
+                1: "asum",
+                2: "sumsq",
+                3: "mean",
+                4: "max",
+                5: "min",
+                6: "prod",
+                7: "L1",
+                8: "L2",
+                9: "logsum",
+                10: "logsumexp",
+            }
+        },
+    ),
+    LayerSpec("ReLU", 26, params=parse_params("0 slope=0.0"), inplace=True),
+    LayerSpec(
+        "Reshape",
+        27,
+        params=parse_params(
+            "0 w=-233, 1 h=-233, 2 c=-233, 6 shape_expr:string, 11 d=-233, 12 input_batch_axis=233, 13 output_batch_axis=233"
+        ),
+        inputs=(1, 10),
+        one_blob_only=lambda p: _last_blob(p["shape_expr"]) == 0,
+    ),
+    LayerSpec(
+        "ROIPooling",
+        28,
+        params=parse_params("0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0"),
+        inputs=(2, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "Scale",
+        29,
+        params=parse_params("0 scale_data_size, 1 bias_term"),
+        weights=(
+            WeightSpec("scale_data", lambda p: p["scale_data_size"], when=lambda p: p["scale_data_size"] != -233),
+            WeightSpec(
+                "bias_data",
+                lambda p: p["scale_data_size"],
+                when=lambda p: p["bias_term"] and p["scale_data_size"] != -233,
+            ),
+        ),
+        inputs=(1, 2),
+        one_blob_only=lambda p: p["scale_data_size"] != -233,
+        inplace=True,
+    ),
+    LayerSpec("Sigmoid", 30, inplace=True),
+    LayerSpec(
+        "Slice",
+        31,
+        params=parse_params("0 slices:int[], 1 axis, 2 indices:int[]"),
+        outputs=(1, None),
+        one_blob_only=False,
+    ),
+    LayerSpec("Softmax", 32, params=parse_params("0 axis, 1 fixbug0"), inplace=True),
+    LayerSpec("Split", 33, outputs=(1, None), one_blob_only=False),
+    LayerSpec("SPP", 34, params=parse_params("0 pooling_type, 1 pyramid_height=1"), in_runtime=False),
+    LayerSpec("TanH", 35, inplace=True),
+    LayerSpec("Threshold", 36, params=parse_params("0 threshold=0.0"), inplace=True),
+    LayerSpec("Tile", 37, params=parse_params("0 axis, 1 tiles=1, 2 repeats:int[]")),
+    LayerSpec(
+        "RNN",
+        38,
+        params=parse_params("0 num_output, 1 weight_data_size, 2 direction, 8 int8_scale_term"),
+        weights=(
+            WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_c_data", lambda p: _directions(p) * p["num_output"], tagged=True),
+            WeightSpec("weight_hc_data", lambda p: _directions(p) * p["num_output"] * p["num_output"], tagged=True),
+            WeightSpec(
+                "weight_xc_data_int8_scales",
+                lambda p: p["num_output"] * _directions(p),
+                when=lambda p: p["int8_scale_term"],
+            ),
+            WeightSpec(
+                "weight_hc_data_int8_scales",
+                lambda p: p["num_output"] * _directions(p),
+                when=lambda p: p["int8_scale_term"],
+            ),
+        ),
+        inputs=(1, 2),
+        outputs=(1, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "LSTM",
+        39,
+        params=parse_params(
+            "0 num_output, 1 weight_data_size, 2 direction, 3 hidden_size=num_output, 8 int8_scale_term"
+        ),
+        weights=(
+            WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_c_data", lambda p: _directions(p) * 4 * p["hidden_size"], tagged=True),
+            WeightSpec(
+                "weight_hc_data", lambda p: _directions(p) * 4 * p["num_output"] * p["hidden_size"], tagged=True
+            ),
+            WeightSpec(
+                "weight_hr_data",
+                lambda p: _directions(p) * p["num_output"] * p["hidden_size"],
+                tagged=True,
+                when=lambda p: p["num_output"] != p["hidden_size"],
+            ),
+            WeightSpec(
+                "weight_xc_data_int8_scales",
+                lambda p: 4 * p["hidden_size"] * _directions(p),
+                when=lambda p: p["int8_scale_term"],
+            ),
+            WeightSpec(
+                "weight_hc_data_int8_scales",
+                lambda p: 4 * p["hidden_size"] * _directions(p),
+                when=lambda p: p["int8_scale_term"],
+            ),
+        ),
+        inputs=(1, 3),
+        outputs=(1, 3),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "BinaryOp",
+        40,
+        params=parse_params("0 op_type, 1 with_scalar, 2 b=0.0"),
+        inputs=(1, 2),
+        one_blob_only=lambda p: p["with_scalar"] != 0,
+        enums={
+            "op_type": {
+                0: "add",
+                1: "sub",
+                2: "mul",
+                3: "div",
+                4: "max",
+                5: "min",
+                6: "pow",
+                7: "rsub",
+                8: "rdiv",
+                9: "rpow",
+                10: "atan2",
+                11: "ratan2",
+                12: "fmod",
+                13: "rfmod",
+                14: "logaddexp",
+                15: "floor_divide",
+                16: "rfloor_divide",
+                17: "remainder",
+                18: "rremainder",
+            }
+        },
+    ),
+    LayerSpec(
+        "UnaryOp",
+        41,
+        params=parse_params("0 op_type"),
+        inplace=True,
+        enums={
+            "op_type": {
+                0: "abs",
+                1: "neg",
+                2: "floor",
+                3: "ceil",
+                4: "square",
+                5: "sqrt",
+                6: "rsqrt",
+                7: "exp",
+                8: "log",
+                9: "sin",
+                10: "cos",
+                11: "tan",
+                12: "asin",
+                13: "acos",
+                14: "atan",
+                15: "reciprocal",
+                16: "tanh",
+                17: "log10",
+                18: "round",
+                19: "trunc",
+                20: "sign",
+                21: "expm1",
+                22: "sinh",
+                23: "asinh",
+                24: "cosh",
+                25: "acosh",
+                26: "atanh",
+                27: "log1p",
+            }
+        },
+    ),
+    LayerSpec(
+        "ConvolutionDepthWise",
+        42,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 8 int8_scale_term, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 pad_value=0.0, 19 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
+            ),
+            WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
+            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+            WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Padding",
+        43,
+        params=parse_params(
+            "0 top, 1 bottom, 2 left, 3 right, 4 type, 5 value=0.0, 6 per_channel_pad_data_size, 7 front, 8 behind"
+        ),
+        weights=(
+            WeightSpec(
+                "per_channel_pad_data",
+                lambda p: p["per_channel_pad_data_size"],
+                when=lambda p: p["per_channel_pad_data_size"] != 0,
+            ),
+        ),
+        enums={"type": {0: "constant", 1: "replicate/edge", 2: "reflect"}},
+    ),
+    LayerSpec("Squeeze", 44, params=parse_params("0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d")),
+    LayerSpec("ExpandDims", 45, params=parse_params("3 axes:int[]")),
+    LayerSpec(
+        "Normalize",
+        46,
+        params=parse_params(
+            "0 across_spatial, 1 channel_shared, 2 eps=0.0001, 3 scale_data_size, 4 across_channel=1, 9 eps_mode"
+        ),
+        weights=(WeightSpec("scale_data", lambda p: p["scale_data_size"]),),
+        inplace=True,
+    ),
+    LayerSpec("Permute", 47, params=parse_params("0 order_type")),
+    LayerSpec(
+        "PriorBox",
+        48,
+        params=parse_params(
+            "0 min_sizes:float[], 1 max_sizes:float[], 2 aspect_ratios:float[], 3 variances0=0.1, 4 variances1=0.1, 5 variances2=0.2, 6 variances3=0.2, 7 flip=1, 8 clip, 9 image_width, 10 image_height, 11 step_width=-233.0, 12 step_height=-233.0, 13 offset=0.0, 14 step_mmdetection, 15 center_mmdetection"
+        ),
+        inputs=(1, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "DetectionOutput",
+        49,
+        params=parse_params(
+            "0 num_class, 1 nms_threshold=0.05, 2 nms_top_k=300, 3 keep_top_k=100, 4 confidence_threshold=0.5, 5 variances0=0.1, 6 variances1=0.1, 7 variances2=0.2, 8 variances3=0.2"
+        ),
+        inputs=(3, 3),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "Interp",
+        50,
+        params=parse_params(
+            "0 resize_type, 1 height_scale=1.0, 2 width_scale=1.0, 3 output_height, 4 output_width, 5 dynamic_target_size, 6 align_corner, 9 size_expr:string"
+        ),
+        inputs=(1, 10),
+        one_blob_only=lambda p: not p["dynamic_target_size"] and _last_blob(p["size_expr"]) == 0,
+        enums={"resize_type": {1: "nearest", 2: "bilinear", 3: "bicubic"}},
+    ),
+    LayerSpec(
+        "DeconvolutionDepthWise",
+        51,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec("ShuffleChannel", 52, params=parse_params("0 group=1, 1 reverse")),
+    LayerSpec(
+        "InstanceNorm",
+        53,
+        params=parse_params("0 channels, 1 eps=0.001, 2 affine=1"),
+        weights=(
+            WeightSpec("gamma_data", lambda p: p["channels"], when=lambda p: p["affine"]),
+            WeightSpec("beta_data", lambda p: p["channels"], when=lambda p: p["affine"]),
+        ),
+        inplace=True,
+    ),
+    LayerSpec("Clip", 54, params=parse_params("0 min=-3.402823466e+38, 1 max=3.402823466e+38"), inplace=True),
+    LayerSpec("Reorg", 55, params=parse_params("0 stride=1, 1 mode")),
+    LayerSpec(
+        "YoloDetectionOutput",
+        56,
+        params=parse_params(
+            "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, 4 biases:float[]"
+        ),
+        inputs=(1, None),
+        one_blob_only=False,
+        inplace=True,
+    ),
+    LayerSpec(
+        "Quantize",
+        57,
+        params=parse_params("0 scale_data_size=1"),
+        weights=(WeightSpec("scale_data", lambda p: p["scale_data_size"]),),
+    ),
+    LayerSpec(
+        "Dequantize",
+        58,
+        params=parse_params("0 scale_data_size=1, 1 bias_data_size"),
+        weights=(
+            WeightSpec("scale_data", lambda p: p["scale_data_size"]),
+            WeightSpec("bias_data", lambda p: p["bias_data_size"], when=lambda p: p["bias_data_size"] != 0),
+        ),
+    ),
+    LayerSpec(
+        "Yolov3DetectionOutput",
+        59,
+        params=parse_params(
+            "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, 4 biases:float[], 5 mask:int[], 6 anchors_scale:float[]"
+        ),
+        inputs=(1, None),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "PSROIPooling",
+        60,
+        params=parse_params("0 pooled_width=7, 1 pooled_height=7, 2 spatial_scale=0.0625, 3 output_dim"),
+        inputs=(2, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "ROIAlign",
+        61,
+        params=parse_params(
+            "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0, 3 sampling_ratio, 4 aligned, 5 version"
+        ),
+        inputs=(2, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec("Packing", 62, params=parse_params("0 out_elempack=1, 1 use_padding, 2 cast_type_from, 3 cast_type_to")),
+    LayerSpec(
+        "Requantize",
+        63,
+        params=parse_params(
+            "0 scale_in_data_size=1, 1 scale_out_data_size=1, 2 bias_data_size, 3 activation_type, 4 activation_params:float[]"
+        ),
+        weights=(
+            WeightSpec("scale_in_data", lambda p: p["scale_in_data_size"]),
+            WeightSpec("scale_out_data", lambda p: p["scale_out_data_size"]),
+            WeightSpec("bias_data", lambda p: p["bias_data_size"], when=lambda p: p["bias_data_size"] != 0),
+        ),
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Cast",
+        64,
+        params=parse_params("0 type_from, 1 type_to"),
+        enums={
+            "type_from": {0: "auto", 1: "float32", 2: "float16", 3: "int8", 4: "bfloat16"},
+            "type_to": {0: "auto", 1: "float32", 2: "float16", 3: "int8", 4: "bfloat16"},
+        },
+    ),
+    LayerSpec("HardSigmoid", 65, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True),
+    LayerSpec("SELU", 66, params=parse_params("0 alpha=1.67326324, 1 lambda=1.050700987"), inplace=True),
+    LayerSpec("HardSwish", 67, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True),
+    LayerSpec("Noop", 68, inputs=(1, None), outputs=(1, None), one_blob_only=False, inplace=True),
+    LayerSpec("PixelShuffle", 69, params=parse_params("0 upscale_factor=1, 1 mode")),
+    LayerSpec("DeepCopy", 70),
+    LayerSpec("Mish", 71, inplace=True),
+    LayerSpec("StatisticsPooling", 72, params=parse_params("0 include_stddev")),
+    LayerSpec("Swish", 73, inplace=True),
+    LayerSpec(
+        "Gemm",
+        74,
+        params=parse_params(
+            "0 alpha=1.0, 1 beta=1.0, 2 transA, 3 transB, 4 constantA, 5 constantB, 6 constantC, 7 constantM, 8 constantN, 9 constantK, 10 constant_broadcast_type_C, 11 output_N1M, 12 output_elempack, 13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, 21 constant_TILE_N, 22 constant_TILE_K"
+        ),
+        weights=(
+            WeightSpec("A_data", lambda p: p["constantM"] * p["constantK"], tagged=True, when=lambda p: p["constantA"]),
+            WeightSpec(
+                "B_data",
+                lambda p: p["constantK"] * p["constantN"],
+                tagged=True,
+                when=lambda p: p["constantB"] and p["quantize_term"] < 400,
+            ),
+            WeightSpec(
+                "B_data_packed_bytes",
+                lambda p: p["constantN"] * _ceil_div(p["constantK"] * _bits(p), 8),
+                packed=True,
+                when=lambda p: p["constantB"] and p["quantize_term"] >= 400,
+            ),
+            WeightSpec(
+                "C_data",
+                lambda p: [1, p["constantM"], p["constantM"], p["constantM"] * p["constantN"], p["constantN"]][
+                    p["constant_broadcast_type_C"]
+                ],
+                tagged=True,
+                when=lambda p: p["constantC"] and p["constant_broadcast_type_C"] != -1,
+            ),
+            WeightSpec(
+                "B_data_quantize_scales",
+                lambda p: p["constantN"] * _ceil_div(p["constantK"], _block(p)),
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec(
+                "B_data_input_scales",
+                lambda p: p["constantK"],
+                when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1,
+            ),
+            WeightSpec(
+                "A_data_int8_scales",
+                lambda p: p["constantM"],
+                when=lambda p: 0 < p["quantize_term"] < 400 and p["constantA"],
+            ),
+            WeightSpec(
+                "B_data_int8_scale", lambda p: 1, when=lambda p: 0 < p["quantize_term"] < 400 and p["constantB"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["constantA"] + p["constantB"] + p["constantC"] == 2,
+    ),
+    LayerSpec(
+        "GroupNorm",
+        75,
+        params=parse_params("0 group=1, 1 channels, 2 eps=0.001, 3 affine=1"),
+        weights=(
+            WeightSpec("gamma_data", lambda p: p["channels"], when=lambda p: p["affine"]),
+            WeightSpec("beta_data", lambda p: p["channels"], when=lambda p: p["affine"]),
+        ),
+        inplace=True,
+    ),
+    LayerSpec(
+        "LayerNorm",
+        76,
+        params=parse_params("0 affine_size, 1 eps=0.001, 2 affine=1"),
+        weights=(
+            WeightSpec("gamma_data", lambda p: p["affine_size"], when=lambda p: p["affine"]),
+            WeightSpec("beta_data", lambda p: p["affine_size"], when=lambda p: p["affine"]),
+        ),
+        inplace=True,
+    ),
+    LayerSpec("Softplus", 77, inplace=True),
+    LayerSpec(
+        "GRU",
+        78,
+        params=parse_params("0 num_output, 1 weight_data_size, 2 direction, 8 int8_scale_term"),
+        weights=(
+            WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_c_data", lambda p: _directions(p) * 4 * p["num_output"], tagged=True),
+            WeightSpec("weight_hc_data", lambda p: _directions(p) * 3 * p["num_output"] * p["num_output"], tagged=True),
+            WeightSpec(
+                "weight_xc_data_int8_scales",
+                lambda p: 3 * p["num_output"] * _directions(p),
+                when=lambda p: p["int8_scale_term"],
+            ),
+            WeightSpec(
+                "weight_hc_data_int8_scales",
+                lambda p: 3 * p["num_output"] * _directions(p),
+                when=lambda p: p["int8_scale_term"],
+            ),
+        ),
+        inputs=(1, 2),
+        outputs=(1, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec(
+        "MultiHeadAttention",
+        79,
+        params=parse_params(
+            "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 quantize_term",
+            {"scale": _attention_scale},
+        ),
+        weights=(
+            WeightSpec(
+                "q_weight_data",
+                lambda p: p["embed_dim"] * _qdim(p),
+                tagged=True,
+                when=lambda p: p["quantize_term"] < 400,
+            ),
+            WeightSpec(
+                "q_weight_data_packed_bytes",
+                lambda p: p["embed_dim"] * _ceil_div(_qdim(p) * _bits(p), 8),
+                packed=True,
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec("q_bias_data", lambda p: p["embed_dim"]),
+            WeightSpec(
+                "k_weight_data",
+                lambda p: p["embed_dim"] * p["kdim"],
+                tagged=True,
+                when=lambda p: p["quantize_term"] < 400,
+            ),
+            WeightSpec(
+                "k_weight_data_packed_bytes",
+                lambda p: p["embed_dim"] * _ceil_div(p["kdim"] * _bits(p), 8),
+                packed=True,
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec("k_bias_data", lambda p: p["embed_dim"]),
+            WeightSpec(
+                "v_weight_data",
+                lambda p: p["embed_dim"] * p["vdim"],
+                tagged=True,
+                when=lambda p: p["quantize_term"] < 400,
+            ),
+            WeightSpec(
+                "v_weight_data_packed_bytes",
+                lambda p: p["embed_dim"] * _ceil_div(p["vdim"] * _bits(p), 8),
+                packed=True,
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec("v_bias_data", lambda p: p["embed_dim"]),
+            WeightSpec(
+                "out_weight_data",
+                lambda p: _qdim(p) * p["embed_dim"],
+                tagged=True,
+                when=lambda p: p["quantize_term"] < 400,
+            ),
+            WeightSpec(
+                "out_weight_data_packed_bytes",
+                lambda p: _qdim(p) * _ceil_div(p["embed_dim"] * _bits(p), 8),
+                packed=True,
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec("out_bias_data", lambda p: _qdim(p)),
+            WeightSpec(
+                "q_weight_data_int8_scales", lambda p: p["embed_dim"], when=lambda p: 0 < p["quantize_term"] < 400
+            ),
+            WeightSpec(
+                "k_weight_data_int8_scales", lambda p: p["embed_dim"], when=lambda p: 0 < p["quantize_term"] < 400
+            ),
+            WeightSpec(
+                "v_weight_data_int8_scales", lambda p: p["embed_dim"], when=lambda p: 0 < p["quantize_term"] < 400
+            ),
+            WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=lambda p: 0 < p["quantize_term"] < 400),
+            WeightSpec(
+                "q_quantize_scales",
+                lambda p: p["embed_dim"] * _ceil_div(_qdim(p), _block(p)),
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec(
+                "k_quantize_scales",
+                lambda p: p["embed_dim"] * _ceil_div(p["kdim"], _block(p)),
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec(
+                "v_quantize_scales",
+                lambda p: p["embed_dim"] * _ceil_div(p["vdim"], _block(p)),
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec(
+                "out_quantize_scales",
+                lambda p: _qdim(p) * _ceil_div(p["embed_dim"], _block(p)),
+                when=lambda p: p["quantize_term"] >= 400,
+            ),
+            WeightSpec(
+                "q_input_scales", lambda p: _qdim(p), when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1
+            ),
+            WeightSpec(
+                "k_input_scales", lambda p: p["kdim"], when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1
+            ),
+            WeightSpec(
+                "v_input_scales", lambda p: p["vdim"], when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1
+            ),
+            WeightSpec(
+                "out_input_scales",
+                lambda p: p["embed_dim"],
+                when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1,
+            ),
+        ),
+        inputs=(1, 6),
+        outputs=(1, 3),
+        one_blob_only=False,
+    ),
+    LayerSpec("GELU", 80, params=parse_params("0 fast_gelu"), inplace=True),
+    LayerSpec(
+        "Convolution1D",
+        81,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Pooling1D",
+        82,
+        params=parse_params(
+            "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, 6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w, 14 pad_right=pad_left"
+        ),
+        enums={
+            "pooling_type": {0: "max", 1: "avg"},
+            "pad_mode": {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"},
+        },
+    ),
+    LayerSpec(
+        "ConvolutionDepthWise1D",
+        83,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Convolution3D",
+        84,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 pad_value=0.0, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
+        ),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+        ),
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "ConvolutionDepthWise3D",
+        85,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 pad_value=0.0, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
+        ),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+        ),
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Pooling3D",
+        86,
+        params=parse_params(
+            "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, 6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w, 11 kernel_h=kernel_w, 12 stride_h=stride_w, 13 pad_top=pad_left, 14 pad_right=pad_left, 15 pad_bottom=pad_top, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, 22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w"
+        ),
+        enums={
+            "pooling_type": {0: "max", 1: "avg"},
+            "pad_mode": {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"},
+        },
+    ),
+    LayerSpec("MatMul", 87, params=parse_params("0 transB"), inputs=(2, 2), one_blob_only=False),
+    LayerSpec(
+        "Deconvolution1D",
+        88,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "DeconvolutionDepthWise1D",
+        89,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
+        ),
+        weights=(
+            WeightSpec(
+                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
+            ),
+            WeightSpec(
+                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
+            ),
+        ),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "Deconvolution3D",
+        90,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left, 25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+        ),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+        ),
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec(
+        "DeconvolutionDepthWise3D",
+        91,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left, 25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+        ),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+        ),
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec("Einsum", 92, params=parse_params("0 equation:int[]"), inputs=(1, None), one_blob_only=False),
+    LayerSpec(
+        "DeformableConv2D",
+        93,
+        params=parse_params(
+            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top"
+        ),
+        weights=(
+            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+        ),
+        inputs=(2, 3),
+        one_blob_only=False,
+        enums={"activation_type": _ACTIVATIONS},
+    ),
+    LayerSpec("GLU", 94, params=parse_params("0 axis")),
+    LayerSpec(
+        "Fold",
+        95,
+        params=parse_params(
+            "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 20 output_w, 21 output_h=output_w"
+        ),
+    ),
+    LayerSpec(
+        "Unfold",
+        96,
+        params=parse_params(
+            "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 pad_value=0.0"
+        ),
+    ),
+    LayerSpec(
+        "GridSample",
+        97,
+        params=parse_params("0 sample_type=1, 1 padding_mode=1, 2 align_corner, 3 permute_fusion"),
+        inputs=(2, 2),
+        one_blob_only=False,
+        enums={
+            "sample_type": {1: "bilinear", 2: "nearest", 3: "bicubic"},
+            "padding_mode": {1: "zeros", 2: "border", 3: "reflection"},
+        },
+    ),
+    LayerSpec("CumulativeSum", 98, params=parse_params("0 axis"), inplace=True),
+    LayerSpec(
+        "CopyTo",
+        99,
+        params=parse_params("0 woffset, 1 hoffset, 2 coffset, 9 starts:int[], 11 axes:int[], 13 doffset"),
+        inputs=(2, 2),
+        one_blob_only=False,
+    ),
+    LayerSpec("Erf", 100, inplace=True),
+    LayerSpec("Diag", 101, params=parse_params("0 diagonal")),
+    LayerSpec("CELU", 102, params=parse_params("0 alpha=1.0"), inplace=True),
+    LayerSpec("Shrink", 103, params=parse_params("0 bias=0.0, 1 lambd=0.5"), inplace=True),
+    LayerSpec(
+        "RMSNorm",
+        104,
+        params=parse_params("0 affine_size, 1 eps=0.001, 2 affine=1"),
+        weights=(WeightSpec("gamma_data", lambda p: p["affine_size"], when=lambda p: p["affine"]),),
+        inplace=True,
+    ),
+    LayerSpec(
+        "Spectrogram",
+        105,
+        params=parse_params(
+            "0 n_fft, 1 power, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 6 pad_type=2, 7 normalized, 8 onesided=1",
+            {"hoplen": lambda p: p["n_fft"] // 4},
+        ),
+    ),
+    LayerSpec(
+        "InverseSpectrogram",
+        106,
+        params=parse_params(
+            "0 n_fft, 1 returns, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 7 normalized",
+            {"hoplen": lambda p: p["n_fft"] // 4},
+        ),
+    ),
+    LayerSpec("Flip", 107, params=parse_params("0 axes:int[]")),
+    LayerSpec(
+        "SDPA",
+        108,
+        params=parse_params("5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 int8_scale_term"),
+        inputs=(3, 6),
+        outputs=(1, 3),
+        one_blob_only=False,
+    ),
+    LayerSpec("RotaryEmbed", 109, params=parse_params("0 interleaved"), inputs=(3, 3), one_blob_only=False),
+)
+
+LAYERS: Mapping[str, LayerSpec] = {spec.type: spec for spec in _TABLE}
+BY_INDEX: Mapping[int, LayerSpec] = {spec.index: spec for spec in _TABLE}

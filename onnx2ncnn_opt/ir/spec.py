@@ -1,0 +1,124 @@
+"""What a layer type is: parameters, weights and blob counts, as the table in `layers.py` states them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+Kind = Literal["int", "float", "int[]", "float[]", "string"]
+Params = Mapping[str, Any]
+Predicate = Callable[[Params], bool]
+
+SHAPE_HINTS_ID = 30
+FEATMASK_ID = 31
+MAX_PARAM_ID = 31
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter: its id in .param files, its kind, and the default, which may follow another parameter."""
+
+    id: int
+    name: str
+    kind: Kind
+    default: Any
+    follows: str | None = None  # the parameter whose value is the default
+
+    def default_in(self, params: Params) -> Any:
+        """The default beside the other parameters of a layer."""
+        if self.follows is not None:
+            return params[self.follows]
+        return self.default(params) if callable(self.default) else self.default
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One weight block: number of elements, whether a 4-byte tag stands before it, and when it is there at all."""
+
+    name: str
+    count: Callable[[Params], int]
+    tagged: bool | Predicate = False
+    when: Predicate | None = None
+    packed: bool = False  # raw bytes of a block-quantised weight; count is in bytes
+
+    def present(self, params: Params) -> bool:
+        """Whether a layer with these parameters has the block in its .bin."""
+        return self.when is None or bool(self.when(params))
+
+    def is_tagged(self, params: Params) -> bool:
+        """Whether the block starts with a tag (ncnn's load type 0)."""
+        return self.tagged(params) if callable(self.tagged) else self.tagged
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One ncnn layer type.
+
+    `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` tells for given parameters
+    whether ncnn demands exactly one blob on either side.
+    """
+
+    type: str
+    index: int  # position in ncnn's registry, the type's number in .param.bin files
+    params: tuple[Param, ...] = ()
+    weights: tuple[WeightSpec, ...] = ()
+    inputs: tuple[int, int | None] = (1, 1)
+    outputs: tuple[int, int | None] = (1, 1)
+    one_blob_only: Predicate | bool = True
+    in_runtime: bool = True
+    inplace: bool = False
+    enums: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Param]:
+        """The parameters by name, the two that every layer has included."""
+        return {p.name: p for p in (*self.params, *COMMON_PARAMS)}
+
+    @cached_property
+    def by_id(self) -> Mapping[int, Param]:
+        """The parameters by id, the two that every layer has included."""
+        return {p.id: p for p in (*self.params, *COMMON_PARAMS)}
+
+    def is_one_blob_only(self, params: Params) -> bool:
+        """Whether ncnn refuses anything but one input and one output."""
+        return self.one_blob_only(params) if callable(self.one_blob_only) else self.one_blob_only
+
+
+COMMON_PARAMS = (
+    Param(SHAPE_HINTS_ID, "shape_hints", "int[]", ()),
+    Param(FEATMASK_ID, "featmask", "int", 0),
+)
+
+_PARAM = re.compile(r"(\d+) (\w+)(?::(int\[\]|float\[\]|string))?(?:=(\S+))?")
+
+
+def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[Param, ...]:
+    """Parameters from the table's notation: ``id name[:kind][=default]``, separated by commas.
+
+    A default with a point or an exponent makes a float, a word is another parameter whose value is taken, nothing is
+    int 0 (or an empty array or string); `computed` holds the defaults that are formulas.
+    """
+    found = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        match = _PARAM.fullmatch(entry)
+        assert match, f"bad parameter notation {entry!r}"
+        number, name, kind, default = match.groups()
+        follows = None
+        value: Any = None
+        if computed and name in computed:
+            kind, value = ("float" if default == "0.0" else "int"), computed[name]
+        elif kind:
+            value = "" if kind == "string" else ()
+        elif default is None:
+            kind, value = "int", 0
+        elif default[0].isalpha():
+            kind, follows = "int", default
+        elif re.search(r"[.e]", default):
+            kind, value = "float", float(default)
+        else:
+            kind, value = "int", int(default)
+        found.append(Param(int(number), name, kind, value, follows))
+    return tuple(found)

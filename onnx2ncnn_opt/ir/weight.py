@@ -1,0 +1,99 @@
+"""Weights as a .bin file stores them.
+
+A weight is kept in the encoding it came in, so that a net that is read and written again is the same to the last bit;
+it is expanded to float32 only when somebody calculates with it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Encoding(enum.Enum):
+    """How the numbers are stored; `Weight.data` has the dtype given here."""
+
+    FP32 = "fp32"  # float32, or any 32-bit pattern (int32 constants) where ncnn reads raw data
+    FP32_FLAGGED = "fp32-flagged"  # float32 behind the tag 0x0002C056
+    FP16 = "fp16"  # float16
+    BF16 = "bf16"  # the upper 16 bits of a float32, as uint16
+    INT8 = "int8"  # int8, stays int8 in the runtime
+    TABLE = "table"  # uint8 indexes into 256 float32
+    BYTES = "bytes"  # uint8, block-quantised weights
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """One weight block: `data` as stored, and for `Encoding.TABLE` its 256 float32 `table` values."""
+
+    data: Array
+    encoding: Encoding = Encoding.FP32
+    table: Array | None = None
+
+    @property
+    def array(self) -> Array:
+        """The numbers: float32, or the stored integers of INT8 and BYTES."""
+        if self.encoding is Encoding.FP16:
+            return self.data.astype(np.float32)
+        if self.encoding is Encoding.BF16:
+            return (self.data.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        if self.encoding is Encoding.TABLE:
+            assert self.table is not None
+            return np.asarray(self.table[self.data])
+        return self.data
+
+    @property
+    def is_float(self) -> bool:
+        """Whether `array` holds the real values of the weight."""
+        return self.encoding not in (Encoding.INT8, Encoding.BYTES) and self.data.dtype != np.int32
+
+    def same_bits(self, other: Weight) -> bool:
+        """Whether both would be written as the same bytes."""
+        if self.encoding is not other.encoding or self.data.size != other.data.size:
+            return False
+        mine, theirs = (w.table.tobytes() if w.table is not None else b"" for w in (self, other))
+        return mine == theirs and self.data.tobytes() == other.data.tobytes()
+
+
+class Weights(MutableMapping[str, Array]):
+    """The weights of a layer by ncnn's name: reading gives numbers, `stored` gives the block as it is in the file."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Mapping[str, Array | Weight] | None = None) -> None:
+        self._blocks: dict[str, Weight] = {}
+        for name, block in blocks.stored_items() if isinstance(blocks, Weights) else (blocks or {}).items():
+            self[name] = block  # type: ignore[assignment]
+
+    def __getitem__(self, name: str) -> Array:
+        return self._blocks[name].array
+
+    def __setitem__(self, name: str, block: Array | Weight) -> None:
+        if not isinstance(block, Weight):
+            array = np.asarray(block)
+            block = Weight(array if array.dtype in (np.float32, np.int32) else array.astype(np.float32))
+        self._blocks[name] = block
+
+    def __delitem__(self, name: str) -> None:
+        del self._blocks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def stored(self, name: str) -> Weight:
+        """The block as it is in the file; KeyError where the layer has none of that name."""
+        return self._blocks[name]
+
+    def stored_items(self) -> Iterator[tuple[str, Weight]]:
+        """Names and blocks in the order of the file."""
+        return iter(self._blocks.items())
