@@ -9,7 +9,8 @@ Error                     what the command line prints as one message
 │   ├── BinError          a .bin file is broken (file, byte offset and layer)
 │   ├── GraphError        a net that breaks a rule of ncnn's layers or of the IR
 │   └── ShapeError        an output shape that cannot be inferred, or is impossible
-└── VerificationError     the two runtimes disagree, or ncnn failed on the net       (exit 3)
+└── VerificationError     the two runtimes disagree                                  (exit 3)
+    └── RunError          a runtime refused the net, crashed on it or did not end
 """
 
 from __future__ import annotations
@@ -80,3 +81,7 @@ class VerificationError(Error):
     """ncnn's result differs from the reference, or ncnn could not run the net."""
 
     exit_code = 3
+
+
+class RunError(VerificationError):
+    """A runtime that could not load a net, crashed on it, or did not finish in time."""

@@ -1,0 +1,61 @@
+"""What every runtime has in common: what goes in, what comes out, and how its absence is told."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.errors import UsageError
+
+Array = NDArray[Any]
+
+
+class Runner(Protocol):
+    """Something that computes a model's outputs."""
+
+    def run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Every output by its name; raises RunError where the runtime could not."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """An array for an ncnn blob. `batch_axis` is the axis that becomes the Mat's batch count, None for no batch."""
+
+    array: Array
+    batch_axis: int | None = None
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A blob to read. `batch_axis` is where the Mat's batch count goes in the array, None if it has no batch.
+
+    ncnn's Mats carry no type: `integer` reads the 32 bits of every element as an int32 instead of a float32.
+    """
+
+    blob: str
+    batch_axis: int | None = None
+    integer: bool = False
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one output of a net could not be had, and whether ncnn died on it."""
+
+    reason: str
+    crashed: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def require(package: str) -> None:
+    """Raise UsageError with the way to get it if a runtime's package is not installed (without importing it)."""
+    if importlib.util.find_spec(package) is None:
+        raise UsageError(
+            f"verification needs the package {package}, which is not installed; "
+            f"`pip install onnx2ncnn-opt[verify]` installs it, `--no-verify` does without"
+        )

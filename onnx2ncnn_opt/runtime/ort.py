@@ -1,0 +1,51 @@
+"""ONNX Runtime on the original model: the reference that a net is held against."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.runtime.base import Array, require
+
+
+class OrtRunner:
+    """An ONNX model on ONNX Runtime's CPU provider.
+
+    `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
+    than 2 GB. Raises RunError if ONNX Runtime refuses the model.
+    """
+
+    def __init__(self, model: Path | bytes, *, threads: int = 1) -> None:
+        require("onnxruntime")
+        import onnxruntime  # type: ignore[import-untyped]
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.use_deterministic_compute = True
+        # Its errors come as exceptions; the log on stderr would only repeat them.
+        options.log_severity_level = 4
+        self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
+        try:
+            self._session = onnxruntime.InferenceSession(
+                model if isinstance(model, bytes) else os.fspath(model), options, providers=["CPUExecutionProvider"]
+            )
+        except RuntimeError as error:
+            raise RunError(f"ONNX Runtime refuses {self._name}: {error}") from error
+
+    def input_names(self) -> list[str]:
+        """The inputs that have to be fed, in the model's order."""
+        return [value.name for value in self._session.get_inputs()]
+
+    def output_names(self) -> list[str]:
+        """The outputs, in the model's order."""
+        return [value.name for value in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
+        try:
+            results = self._session.run(None, dict(feeds))
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"ONNX Runtime failed on {self._name}: {error}") from error
+        return dict(zip(self.output_names(), results, strict=True))
