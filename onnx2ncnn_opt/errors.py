@@ -10,7 +10,8 @@ Error                     what the command line prints as one message
 │   ├── GraphError        a net that breaks a rule of ncnn's layers or of the IR
 │   └── ShapeError        an output shape that cannot be inferred, or is impossible
 └── VerificationError     the two runtimes disagree                                  (exit 3)
-    └── RunError          a runtime refused the net, crashed on it or did not end
+    └── RunError          a runtime refused the net or its inputs
+        └── CrashError    a runtime died on the net, or did not end in time
 """
 
 from __future__ import annotations
@@ -84,4 +85,8 @@ class VerificationError(Error):
 
 
 class RunError(VerificationError):
-    """A runtime that could not load a net, crashed on it, or did not finish in time."""
+    """A runtime that could not load or run a net."""
+
+
+class CrashError(RunError):
+    """A runtime that died on a net, or had to be stopped."""

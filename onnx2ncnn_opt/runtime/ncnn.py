@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, require
 
 _WORKER = Path(__file__).with_name("_ncnn_worker.py")
@@ -29,10 +29,6 @@ _FP32 = dict.fromkeys(
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
 _SAID_AT_MOST = 2000
-
-
-class _Death(RunError):
-    """The child process ended, or was ended, while it worked."""
 
 
 class NcnnWorker:
@@ -74,7 +70,7 @@ class NcnnWorker:
 
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[subprocess.Popen[bytes]]:
-        """The process with `runner`'s net in it; its end, by itself or by the runner's timeout, raises RunError."""
+        """The process with `runner`'s net in it; its end, by itself or by the runner's timeout, raises CrashError."""
         process = self._process or self._start()
         expired = threading.Event()
 
@@ -95,7 +91,7 @@ class NcnnWorker:
         except (EOFError, OSError) as end:
             code = process.wait()
             reason = f"did not finish within {runner.timeout:g} s" if expired.is_set() else _cause(code)
-            raise _Death(f"ncnn {reason} on {runner.param}{self.said()}") from end
+            raise CrashError(f"ncnn {reason} on {runner.param}{self.said()}") from end
         except RunError:
             in_step = True  # an error that the process has told, and gone on from
             raise
@@ -175,7 +171,8 @@ class NcnnRunner:
         ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
         """
         given = {blob: _feed(blob, feed) for blob, feed in feeds.items()}
-        wanted = [Fetch(output) if isinstance(output, str) else output for output in outputs or self.output_names()]
+        outputs = self.output_names() if outputs is None else outputs
+        wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         request = {
             "feeds": [
                 {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
@@ -192,7 +189,7 @@ class NcnnRunner:
                 fed = True
                 for fetch in wanted:
                     results[fetch.blob] = self._fetched(process, fetch)
-        except _Death as death:
+        except CrashError as death:
             if not fed:
                 raise
             first, *others = (fetch.blob for fetch in wanted if fetch.blob not in results)

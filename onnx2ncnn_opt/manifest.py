@@ -1,0 +1,130 @@
+"""PREFIX.ncnn.json: how the arrays of the ONNX model go into and come out of the ncnn net beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt.errors import UsageError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of the model and the blob that carries it.
+
+    `shape` and `dtype` (numpy's name) are ONNX's; a size that is known only at run time is a string, or None where it
+    has no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None where the array
+    goes in as it is.
+    """
+
+    name: str
+    blob: str
+    shape: tuple[int | str | None, ...]
+    dtype: str
+    batch_axis: int | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The model that was converted: the hash of its file and its version of ONNX's default operators."""
+
+    sha256: str
+    opset: int
+
+
+@dataclass(frozen=True)
+class LayerCount:
+    """Layers of the net before and after the passes."""
+
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything in the file. `tool` wrote it, `ncnn` is the version of the runtime that it is meant for."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    source: Source
+    tool: str
+    ncnn: str
+    layers: LayerCount
+    passes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check a manifest; raises UsageError that names the file and the place in it."""
+    try:
+        # Both limits of json: recursion on absurd nesting, ValueError on text that is no JSON or no UTF-8.
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not a manifest: {error}") from error
+    return _Reader(path).manifest(data)
+
+
+class _Reader:
+    """Takes values out of parsed JSON, and says where in which file one is not what it has to be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def manifest(self, data: Any) -> Manifest:
+        version = self.get(data, "format", int)
+        if version != FORMAT:
+            raise UsageError(f"{self.path}: manifest format {version}, but this version reads format {FORMAT}")
+        source, layers = self.get(data, "source", dict), self.get(data, "layers", dict)
+        return Manifest(
+            inputs=self.tensors(data, "inputs"),
+            outputs=self.tensors(data, "outputs"),
+            source=Source(self.get(source, "source.sha256", str), self.get(source, "source.opset", int)),
+            tool=self.get(data, "tool", str),
+            ncnn=self.get(data, "ncnn", str),
+            layers=LayerCount(self.get(layers, "layers.before", int), self.get(layers, "layers.after", int)),
+            passes=self.items(data, "passes", str),
+        )
+
+    def tensors(self, data: Any, where: str) -> tuple[Tensor, ...]:
+        return tuple(self.tensor(entry, f"{where}[{i}]") for i, entry in enumerate(self.items(data, where, dict)))
+
+    def tensor(self, entry: Any, where: str) -> Tensor:
+        shape = self.items(entry, f"{where}.shape", int, str, type(None))
+        axis = self.get(entry, f"{where}.batch_axis", int, type(None))
+        if axis is not None and not 0 <= axis < len(shape):
+            raise UsageError(f"{self.path}: {where}.batch_axis is {axis}, but the shape has {len(shape)} axes")
+        return Tensor(
+            name=self.get(entry, f"{where}.name", str),
+            blob=self.get(entry, f"{where}.blob", str),
+            shape=shape,
+            dtype=self.get(entry, f"{where}.dtype", str),
+            batch_axis=axis,
+        )
+
+    def items(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
+        values = self.get(data, where, list)
+        for i, value in enumerate(values):
+            self.check(value, f"{where}[{i}]", *kinds)
+        return tuple(values)
+
+    def get(self, data: Any, where: str, *kinds: type) -> Any:
+        key = where.rpartition(".")[2]
+        if not isinstance(data, dict) or key not in data:
+            raise UsageError(f"{self.path}: not a manifest: {where} is missing")
+        return self.check(data[key], where, *kinds)
+
+    def check(self, value: Any, where: str, *kinds: type) -> Any:
+        # JSON's true would pass for an int.
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise UsageError(f"{self.path}: {where} has to be of type {names}, not {json.dumps(value)[:80]}")
+        return value

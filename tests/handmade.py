@@ -1,0 +1,26 @@
+"""Nets written by hand: what runtime/ and verify/ are tested on does not come from the rest of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+
+def write_net(folder: Path, *lines: str, weights: bytes = b"", stem: str = "net") -> tuple[Path, Path]:
+    """A .param of these layer lines, with the header's counts, and a .bin; returns both paths."""
+    blobs = {name for line in lines for name in line.split()[4 : 4 + sum(map(int, line.split()[2:4]))]}
+    param, bin = folder / f"{stem}.param", folder / f"{stem}.bin"
+    param.write_text(f"7767517\n{len(lines)} {len(blobs)}\n" + "\n".join(lines) + "\n")
+    bin.write_bytes(weights)
+    return param, bin
+
+
+def raw(*values: object) -> bytes:
+    """float32 weights without a tag, as biases and MemoryData are stored."""
+    return b"".join(np.asarray(value, np.float32).tobytes() for value in values)
+
+
+def tagged(*values: object) -> bytes:
+    """float32 weights behind the tag of uncompressed data, as kernels are stored."""
+    return b"".join(bytes(4) + np.asarray(value, np.float32).tobytes() for value in values)
