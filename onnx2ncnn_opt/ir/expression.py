@@ -1,0 +1,176 @@
+"""The size expressions of Reshape, Crop and Interp, calculated with sizes that may be symbols.
+
+An expression is a list of prefix calls, ``"//(0w,2),*(0h,2),0c"``: `0w` is the width of input 0, w h d c as ncnn names
+the axes of a blob and n its batch count. ncnn splits at parentheses and commas and evaluates from right to left on a
+stack; so does this.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+
+Number: TypeAlias = "Dim | float"
+
+_SIZE = re.compile(r"([0-9])([whdcn])")
+
+
+class _UnknownError(Exception):
+    """The result depends on symbols in a way that a `Dim` cannot say."""
+
+
+def _floordiv(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if a * b >= 0 else -(abs(a) // abs(b))
+    if isinstance(a, int):
+        raise _UnknownError
+    return a // b
+
+
+def _larger(a: Dim, b: Dim) -> Dim:
+    return b if _difference(a, b) < 0 else a
+
+
+def _smaller(a: Dim, b: Dim) -> Dim:
+    return a if _difference(a, b) < 0 else b
+
+
+def _difference(a: Dim, b: Dim) -> int:
+    difference = a - b
+    if isinstance(difference, Sym):
+        raise _UnknownError
+    return difference
+
+
+# int, int -> int; the same on floats where one operand is a float.
+_SIZES: Mapping[str, Callable[[Dim, Dim], Dim]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": _floordiv,
+    "max": _larger,
+    "min": _smaller,
+}
+_BITS: Mapping[str, Callable[[int, int], int]] = {
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "lshift": lambda a, b: a << b,
+    "rshift": lambda a, b: a >> b,
+}
+_FLOATS_2: Mapping[str, Callable[[float, float], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: math.floor(a / b),
+    "max": max,
+    "min": min,
+    "/": lambda a, b: a / b,
+    "atan2": math.atan2,
+    "fmod": math.fmod,
+    "pow": math.pow,
+    "remainder": lambda a, b: math.fmod(a, b) + (b if a * b < 0 else 0),
+    "logaddexp": lambda a, b: math.log(math.exp(a) + math.exp(b)),
+}
+_KEEPING: Mapping[str, Callable[[float], float]] = {
+    "abs": abs,
+    "neg": lambda a: -a,
+    "sign": lambda a: (a > 0) - (a < 0),
+    "square": lambda a: a * a,
+}
+_ROUNDING: Mapping[str, Callable[[float], int]] = {
+    "trunc": math.trunc,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "round": lambda a: math.floor(abs(a) + 0.5) * (1 if a > 0 else -1),
+}
+_FLOATS_1: Mapping[str, Callable[[float], float]] = {
+    **{
+        name: getattr(math, name)
+        for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "log", "log10")
+    },
+    **{name: getattr(math, name) for name in ("sin", "sinh", "sqrt", "tan", "tanh")},
+    "reciprocal": lambda a: 1 / a,
+    "rsqrt": lambda a: 1 / math.sqrt(a),
+}
+
+
+def evaluate(text: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> list[Dim] | None:
+    """The sizes that an expression lists, for input blobs given as (shape, batch).
+
+    None where it needs a shape that is unknown, or where symbols go through something else than + - * // (and max, min
+    with an obvious answer). ShapeError for what ncnn refuses or crashes on: unknown words, inputs that the layer does
+    not have, missing operands, division by zero.
+    """
+    stack: list[Number] = []
+    for token in reversed([t for t in re.split(r"[(),]", text) if t]):
+        try:
+            stack.append(_size_of(token, blobs) if _SIZE.fullmatch(token) else _apply(token.strip(), stack))
+        except _UnknownError:
+            return None
+        except (IndexError, ArithmeticError, ValueError) as error:
+            raise ShapeError(f"expression '{text}': '{token}' has no result ({error})") from None
+    if not stack or not all(isinstance(v, Sym) or math.isfinite(v) for v in stack):
+        raise ShapeError(f"expression '{text}' has no result")
+    return [int(v) if isinstance(v, float) else v for v in reversed(stack)]
+
+
+def _size_of(token: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> Dim:
+    index, axis = int(token[0]), token[1]
+    if index >= len(blobs):
+        raise ValueError(f"the layer has {len(blobs)} inputs")
+    shape, batch = blobs[index]
+    if axis == "n":
+        return batch
+    if shape is None:
+        raise _UnknownError
+    names = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}[len(shape)]
+    return shape[names.index(axis)] if axis in names else 1
+
+
+def _apply(token: str, stack: list[Number]) -> Number:
+    if token in _SIZES or token in _FLOATS_2 or token in _BITS:
+        a, b = stack.pop(), stack.pop()
+        if token in _BITS:
+            return _BITS[token](_whole(a), _whole(b))
+        if token in _SIZES and not isinstance(a, float) and not isinstance(b, float):
+            return _SIZES[token](a, b)
+        return _float32(_FLOATS_2[token](_real(a), _real(b)))
+    if token in _KEEPING:
+        a = stack.pop()
+        if isinstance(a, Sym):
+            # Sizes are positive.
+            return {"abs": a, "neg": -a, "sign": 1, "square": a * a}[token]
+        return _KEEPING[token](a)
+    if token in _ROUNDING:
+        a = stack.pop()
+        return _ROUNDING[token](a) if isinstance(a, float) else a
+    if token in _FLOATS_1:
+        return _float32(_FLOATS_1[token](_real(stack.pop())))
+    value = float(token)
+    return int(value) if value.is_integer() and re.fullmatch(r"[-+]?\d+(\.0*)?", token) else _float32(value)
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def _real(value: Number) -> float:
+    if isinstance(value, Sym):
+        raise _UnknownError
+    return float(value)
+
+
+def _whole(value: Number) -> int:
+    if isinstance(value, Sym):
+        raise _UnknownError
+    if isinstance(value, float):
+        raise ValueError(f"the bits of {value}")
+    return value

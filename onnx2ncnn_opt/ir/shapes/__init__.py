@@ -1,0 +1,18 @@
+"""Output shapes of every ncnn layer type, as the ncnn runtime computes them.
+
+Sizes that are known only at run time are calculated as symbols (`ir.dim`). Where ncnn decides by comparing sizes and a
+symbol leaves that open, these assumptions hold throughout:
+
+- two sizes that must be equal are, unless their difference is a constant other than 0; a number is preferred to a
+  symbol as the result, else the first operand's size is taken;
+- a symbolic size is not 1, so it does not broadcast;
+- what is cut out of a blob (Crop) lies inside it.
+
+ShapeError is raised where the layer cannot take its inputs. That matters: ncnn often computes garbage there, silently.
+A shape is None where it is unknown, depends on the data (detections), or cannot be written as a `Dim`.
+"""
+
+from onnx2ncnn_opt.ir.shapes import convolution, elementwise, matrix, sampling, tensor
+from onnx2ncnn_opt.ir.shapes.registry import infer_graph, infer_shapes
+
+__all__ = ["convolution", "elementwise", "infer_graph", "infer_shapes", "matrix", "sampling", "tensor"]

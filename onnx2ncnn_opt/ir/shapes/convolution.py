@@ -1,0 +1,205 @@
+"""Windows that slide over the inner axes: convolutions, poolings, Unfold and Fold."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, product
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, shape_of
+
+# The parameters of the padding before and behind each axis.
+_PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+_OUTPUT_PADS = {"w": "output_pad_right", "h": "output_pad_bottom", "d": "output_pad_behind"}
+_SAME_PADS = (-233, -234)
+
+
+def _axes(layer: Layer) -> str:
+    """The axes that the layer slides over, by ncnn's names, outermost first."""
+    return "w" if layer.type.endswith("1D") else "dhw" if layer.type.endswith("3D") else "hw"
+
+
+def _kernel(layer: Layer, axes: str) -> list[int]:
+    kernel = [layer[f"kernel_{axis}"] for axis in axes]
+    if min(kernel) < 1:
+        fail(layer, f"a kernel of {kernel}")
+    return kernel
+
+
+def _pads(layer: Layer, axes: str) -> list[tuple[int, int]]:
+    return [(layer[_PADS[axis][0]], layer[_PADS[axis][1]]) for axis in axes]
+
+
+def _slide(layer: Layer, sizes: Shape, kernel: tuple[Dim, ...] | list[int], axes: str) -> Shape:
+    """Output sizes of a convolution. SAME counts only when every pad says so; ncnn ignores other negative pads."""
+    pads = _pads(layer, axes)
+    flat = [pad for pair in pads for pad in pair]
+    same = any(all(pad == mode for pad in flat) for mode in _SAME_PADS)
+    if max(flat) <= 0:
+        pads = [(0, 0)] * len(axes)
+    elif min(flat) < 0:
+        fail(layer, f"pads {flat} mix positive and negative")
+    found = []
+    for axis, size, length, (before, behind) in zip(axes, sizes, kernel, pads, strict=True):
+        stride = layer[f"stride_{axis}"]
+        if same:
+            found.append((size - 1) // stride + 1)
+            continue
+        extent = (length - 1) * layer[f"dilation_{axis}"] + 1
+        room = size + (before + behind) - extent
+        if isinstance(room, int) and room < 0:
+            fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size + (before + behind)}")
+        found.append(room // stride + 1)
+    return tuple(found)
+
+
+def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]) -> None:
+    """ncnn computes garbage, or reads beyond the weights, when the input has other channels than the weights."""
+    group = layer["group"] if "DepthWise" in layer.type else 1
+    if outputs < 1 or group < 1 or outputs % group:
+        fail(layer, f"num_output {outputs} in {group} groups")
+    if isinstance(channels, int) and channels % group:
+        fail(layer, f"{channels} input channels in {group} groups")
+    taps = outputs // group * product(kernel)
+    assert isinstance(taps, int)
+    found, rest = divmod(layer["weight_data_size"], taps)
+    if rest:
+        fail(layer, f"weight_data_size {layer['weight_data_size']} is no multiple of {taps}")
+    equal(layer, found, channels, "the input channels of the weights and of the blob")
+
+
+@shape_of(
+    *("Convolution", "ConvolutionDepthWise", "Convolution1D", "ConvolutionDepthWise1D"),
+    *("Convolution3D", "ConvolutionDepthWise3D"),
+)
+def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
+    """(num_output, output sizes); weights that come as an input have their ONNX shape [O, I/group, kernel...]."""
+    axes = _axes(layer)
+    if layer.spec and "dynamic_weight" in layer.spec.by_name and layer["dynamic_weight"]:
+        need_rank(layer, x, len(axes) + 1)
+        weight = _dynamic_weight(layer, dynamic, axes)
+        group = layer["group"] if "DepthWise" in layer.type else 1
+        equal(layer, weight[1] * group, x[0], "the input channels of the weights and of the blob")
+        return weight[0], *_slide(layer, x[1:], weight[2:], axes)
+    kernel = _kernel(layer, axes)
+    if layer.type == "Convolution" and len(x) == 1 and kernel == [1, 1]:
+        # Deprecated in ncnn, but it does compute an InnerProduct.
+        _check_channels(layer, x[0], layer["num_output"], kernel)
+        return (layer["num_output"],)
+    need_rank(layer, x, len(axes) + 1)
+    _check_channels(layer, x[0], layer["num_output"], kernel)
+    return layer["num_output"], *_slide(layer, x[1:], kernel, axes)
+
+
+def _dynamic_weight(layer: Layer, dynamic: tuple[Shape, ...], axes: str) -> Shape:
+    if len(dynamic) < 1 + bool(layer["bias_term"]):
+        fail(layer, "with dynamic_weight the weights (and the bias) are further inputs")
+    weight = dynamic[0]
+    if len(weight) != len(axes) + 2:
+        fail(layer, f"weights given as an input must be {len(axes) + 2}-D")
+    return weight
+
+
+@shape_of(
+    *("Deconvolution", "DeconvolutionDepthWise", "Deconvolution1D", "DeconvolutionDepthWise1D"),
+    *("Deconvolution3D", "DeconvolutionDepthWise3D"),
+)
+def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
+    """(num_output, output sizes); weights that come as an input have their ONNX shape [I, O/group, kernel...].
+
+    Pads cut the full output. `output_w` and so on count only beside SAME pads, and only when given for every axis.
+    """
+    axes = _axes(layer)
+    need_rank(layer, x, len(axes) + 1)
+    channels: Dim
+    kernel: list[Dim]
+    if layer.spec and "dynamic_weight" in layer.spec.by_name and layer["dynamic_weight"]:
+        weight = _dynamic_weight(layer, dynamic, axes)
+        channels = weight[1] * (layer["group"] if "DepthWise" in layer.type else 1)
+        equal(layer, weight[0], x[0], "the input channels of the weights and of the blob")
+        kernel = list(weight[2:])
+    else:
+        constant = _kernel(layer, axes)
+        _check_channels(layer, x[0], layer["num_output"], constant)
+        channels, kernel = layer["num_output"], [*constant]
+    full = [
+        (size - 1) * layer[f"stride_{axis}"] + (length - 1) * layer[f"dilation_{axis}"] + 1 + layer[_OUTPUT_PADS[axis]]
+        for axis, size, length in zip(axes, x[1:], kernel, strict=True)
+    ]
+    pads = _pads(layer, axes)
+    flat = [pad for pair in pads for pad in pair]
+    if max(flat) > 0:
+        if min(flat) < 0:
+            fail(layer, f"pads {flat} mix positive and negative")
+        return channels, *(size - (before + behind) for size, (before, behind) in zip(full, pads, strict=True))
+    wanted = [layer[f"output_{axis}"] for axis in axes]
+    if min(wanted) <= 0:
+        return channels, *full
+    if not any(pad in _SAME_PADS for pad in flat):
+        fail(layer, "output sizes need pads of -233 or -234")
+    for size, want in zip(full, wanted, strict=True):
+        if isinstance(size, int) and size < want:
+            fail(layer, f"output sizes {wanted} are larger than the full output {full}")
+    return channels, *wanted
+
+
+@shape_of("DeformableConv2D")
+def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | None = None) -> Shape:
+    """(num_output, output sizes); the offsets are (2 * kernel_h * kernel_w, output sizes), the mask half of that."""
+    need_rank(layer, x, 3)
+    kernel = _kernel(layer, "hw")
+    _check_channels(layer, x[0], layer["num_output"], kernel)
+    sizes = _slide(layer, x[1:], kernel, "hw")
+    taps = kernel[0] * kernel[1]
+    for blob, channels, name in ((offset, 2 * taps, "offset"), (mask, taps, "mask")):
+        if blob is not None:
+            need_rank(layer, blob, 3)
+            for have, want in zip(blob, (channels, *sizes), strict=True):
+                equal(layer, have, want, f"sizes of the {name} and of what it is for")
+    return layer["num_output"], *sizes
+
+
+@shape_of("Pooling", "Pooling1D", "Pooling3D")
+def pooling(layer: Layer, x: Shape) -> Shape:
+    """(channels, output sizes); (channels) for global pooling."""
+    axes = _axes(layer)
+    need_rank(layer, x, len(axes) + 1)
+    if layer["global_pooling"]:
+        return x[:1]
+    sizes = x[1:]
+    if layer["adaptive_pooling"]:
+        wanted = tuple(layer[f"out_{axis}"] for axis in axes)
+        return x[0], *(size if want == -233 else want for want, size in zip(wanted, sizes, strict=True))
+    mode, found = layer["pad_mode"], []
+    if mode not in (0, 1, 2, 3):
+        fail(layer, f"pad_mode {mode} is unknown")
+    for axis, size, length, pads in zip(axes, sizes, _kernel(layer, axes), _pads(layer, axes), strict=True):
+        stride = layer[f"stride_{axis}"]
+        if mode >= 2:  # SAME
+            found.append((size - 1) // stride + 1)
+            continue
+        room = size + sum(pads) - length
+        if isinstance(room, int) and room < 0:
+            fail(layer, f"the kernel spans {length} along {axis}, the padded input has {size + sum(pads)}")
+        # Mode 0 pads the tail so that nothing of the input is left out.
+        found.append((room + (stride - 1 if mode == 0 else 0)) // stride + 1)
+    return x[0], *found
+
+
+@shape_of("Unfold")
+def unfold(layer: Layer, x: Shape) -> Shape:
+    """(channels * kernel_h * kernel_w, number of windows)."""
+    need_rank(layer, x, 3)
+    kernel = _kernel(layer, "hw")
+    return x[0] * product(kernel), product(_slide(layer, x[1:], kernel, "hw"))
+
+
+@shape_of("Fold")
+def fold(layer: Layer, x: Shape) -> Shape:
+    """(channels, output_h, output_w) from (channels * kernel_h * kernel_w, number of windows)."""
+    need_rank(layer, x, 2)
+    kernel = _kernel(layer, "hw")
+    sizes = (layer["output_h"], layer["output_w"])
+    equal(layer, x[1], product(_slide(layer, sizes, kernel, "hw")), "the number of columns and of windows")
+    taps = product(kernel)
+    channels = x[0] // taps
+    equal(layer, channels * taps, x[0], "channels * kernel size and the number of rows")
+    return channels, *sizes

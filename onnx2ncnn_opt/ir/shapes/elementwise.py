@@ -1,0 +1,146 @@
+"""Layers whose output has the shape of their input, and broadcasting."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, product
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.shapes.registry import Output, broadcast, differ, equal, fail, need_rank, position, shape_of
+
+# One input, one output, any rank, nothing to check.
+_SAME = (
+    *("AbsVal", "BNLL", "Cast", "CELU", "Clip", "DeepCopy", "Dropout", "ELU", "Erf", "Exp", "GELU", "HardSigmoid"),
+    *("HardSwish", "Log", "Mish", "Normalize", "Packing", "Power", "ReLU", "SELU", "Shrink", "Sigmoid"),
+    *("Softplus", "Swish", "TanH", "Threshold", "UnaryOp"),
+)
+# The parameter that counts the slices of the outermost axis (1: one value for all).
+_PER_CHANNEL = {
+    "Bias": "bias_data_size",
+    "Dequantize": "scale_data_size",
+    "PReLU": "num_slope",
+    "Quantize": "scale_data_size",
+    "Requantize": "scale_in_data_size",
+}
+
+
+@shape_of(*_SAME)
+def same(layer: Layer, x: Shape) -> Shape:
+    """The input's shape."""
+    return x
+
+
+@shape_of("Split")
+def split(layer: Layer, x: Shape) -> list[Output]:
+    """The input's shape for every output."""
+    return [x] * len(layer.outputs)
+
+
+@shape_of("Noop", unknown_inputs=True)
+def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
+    """The inputs; ncnn crashes on more outputs than inputs."""
+    if len(layer.outputs) > len(inputs):
+        fail(layer, f"it has {len(inputs)} inputs for {len(layer.outputs)} outputs")
+    return list(inputs[: len(layer.outputs)])
+
+
+@shape_of(*_PER_CHANNEL)
+def per_channel(layer: Layer, x: Shape) -> Shape:
+    """The input's shape; the values are one per slice of the outermost axis, or one for all."""
+    name = _PER_CHANNEL[layer.type]
+    if layer[name] > 1:
+        equal(layer, layer[name], x[0], f"{name} and the outermost size")
+    return x
+
+
+@shape_of("BatchNorm", "InstanceNorm", "GroupNorm")
+def channel_norm(layer: Layer, x: Shape) -> Shape:
+    """The input's shape; `channels` is the outermost size (InstanceNorm takes 1-D and 2-D blobs as one channel)."""
+    if layer.type == "InstanceNorm":
+        need_rank(layer, x, 3, 4)
+        if not layer["affine"]:
+            return x
+    equal(layer, layer["channels"], x[0], "channels and the outermost size")
+    if layer.type == "GroupNorm" and layer["channels"] % layer["group"]:
+        fail(layer, f"{layer['channels']} channels cannot be parted into {layer['group']} groups")
+    return x
+
+
+@shape_of("LayerNorm", "RMSNorm")
+def layer_norm(layer: Layer, x: Shape) -> Shape:
+    """The input's shape; `affine_size` is a product of innermost sizes, never with the outermost one (unless 1-D)."""
+    inner = [product(x[first:]) for first in range(min(1, len(x) - 1), len(x))]
+    if all(differ(layer["affine_size"], size) for size in inner):
+        fail(layer, f"affine_size {layer['affine_size']} is none of the inner sizes {', '.join(map(str, inner))}")
+    return x
+
+
+@shape_of("LRN")
+def lrn(layer: Layer, x: Shape) -> Shape:
+    """The input's shape."""
+    need_rank(layer, x, 3)
+    return x
+
+
+@shape_of("Softmax", "CumulativeSum")
+def along_axis(layer: Layer, x: Shape) -> Shape:
+    """The input's shape; the axis must be one of it (ncnn leaves the blob unchanged otherwise)."""
+    position(layer, layer["axis"], len(x))
+    return x
+
+
+@shape_of("Flip")
+def flip(layer: Layer, x: Shape) -> Shape:
+    """The input's shape."""
+    for axis in layer["axes"]:
+        position(layer, axis, len(x))
+    return x
+
+
+@shape_of("Scale")
+def scale(layer: Layer, x: Shape, by: Shape | None = None) -> Shape:
+    """The input's shape; one factor per slice of the outermost axis."""
+    size = layer["scale_data_size"]
+    if size == -233:
+        if by is None:
+            fail(layer, "with scale_data_size -233 the factors are a second input")
+        size = product(by)
+    equal(layer, size, x[0], "the number of factors and the outermost size")
+    return x
+
+
+@shape_of("Eltwise")
+def eltwise(layer: Layer, *inputs: Shape) -> Shape:
+    """The common shape of at least two inputs; nothing broadcasts."""
+    if len(inputs) < 2:
+        fail(layer, "it needs 2 inputs")
+    result = inputs[0]
+    for other in inputs[1:]:
+        if len(other) != len(result):
+            fail(layer, "the ranks differ, and Eltwise does not broadcast")
+        result = tuple(equal(layer, a, b, "sizes of the inputs") for a, b in zip(result, other, strict=True))
+    return result
+
+
+@shape_of("BinaryOp")
+def binary_op(layer: Layer, a: Shape, b: Shape | None = None) -> Shape:
+    """The broadcast shape: numpy's for equal ranks, aligned at the OUTERMOST axes otherwise.
+
+    A 1-D blob lies along the outermost axis where it has that size, else along w.
+    """
+    if layer["with_scalar"]:
+        return a
+    if b is None:
+        fail(layer, "it needs 2 inputs")
+    a, b = _aligned(a, b), _aligned(b, a)
+    pairs = zip_longest(a, b, fillvalue=1)
+    return tuple(broadcast(layer, m, n, "sizes that broadcast (or one of them 1)") for m, n in pairs)
+
+
+def _aligned(x: Shape, other: Shape) -> Shape:
+    missing: tuple[Dim, ...] = (1,) * (len(other) - len(x))
+    if not missing:
+        return x
+    # Symbols decide as numbers do: equal as far as anybody can tell.
+    along_w = len(x) == 1 and x[0] != other[0]
+    return missing + x if along_w else x + missing

@@ -1,0 +1,151 @@
+"""The registry of shape rules, what runs them, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn, TypeAlias
+
+from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+
+MAX_RANK = 4
+
+
+class Batched(NamedTuple):
+    """An output whose batch count is not that of the inputs."""
+
+    shape: Shape | None
+    batch: Dim
+
+
+Output: TypeAlias = "Shape | Batched | None"
+# A rule takes the layer and its input shapes, and returns the one output, or a list with every output.
+Rule: TypeAlias = Callable[..., "Output | list[Output]"]
+
+_RULES: dict[str, tuple[Rule, bool]] = {}
+
+
+def shape_of(*types: str, unknown_inputs: bool = False) -> Callable[[Rule], Rule]:
+    """Register a rule `(layer, *input shapes)` for layer types.
+
+    With `unknown_inputs` the rule is asked even when an input shape is None, otherwise all outputs are None then.
+    """
+
+    def register(rule: Rule) -> Rule:
+        for type in types:
+            assert type not in _RULES, type
+            _RULES[type] = rule, unknown_inputs
+        return rule
+
+    return register
+
+
+def has_rule(type: str) -> bool:
+    """Whether output shapes of the layer type can be inferred."""
+    return type in _RULES
+
+
+def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
+    """(shape, batch count) of every output of a layer, from its inputs' shapes, its parameters and weights.
+
+    None stands for a shape that is unknown; ShapeError says that the layer cannot take its inputs. Outputs of custom
+    layers are unknown.
+    """
+    shapes = [blob.shape for blob in layer.inputs]
+    batch = _common_batch(layer)
+    unknown: list[Output] = [None] * len(layer.outputs)
+    outputs: Output | list[Output] = unknown
+    if layer.type in _RULES:
+        rule, unknown_inputs = _RULES[layer.type]
+        least = layer.spec.inputs[0] if layer.spec else 0
+        if len(shapes) < least:
+            fail(layer, f"it needs {least} inputs")
+        if unknown_inputs or None not in shapes:
+            outputs = rule(layer, *shapes)
+    if not isinstance(outputs, list):
+        outputs = [outputs]
+    if len(outputs) != len(layer.outputs):
+        fail(layer, f"it makes {len(outputs)} outputs, not {len(layer.outputs)}")
+    return [_checked(layer, output, batch) for output in outputs]
+
+
+def infer_graph(graph: Graph) -> None:
+    """Fill in shape and batch count of every blob that a layer computes; the Input blobs must have theirs."""
+    for layer in graph:
+        if layer.type != "Input":
+            for blob, (shape, batch) in zip(layer.outputs, infer_shapes(layer), strict=True):
+                blob.shape, blob.batch = shape, batch
+
+
+def _common_batch(layer: Layer) -> Dim:
+    batch: Dim = 1
+    for blob in layer.inputs:
+        batch = broadcast(layer, batch, blob.batch, "the batch counts of its inputs")
+    return batch
+
+
+def _checked(layer: Layer, output: Output, batch: Dim) -> tuple[Shape | None, Dim]:
+    shape, batch = output if isinstance(output, Batched) else (output, batch)
+    for size in (*(shape or ()), batch):
+        if isinstance(size, int) and size <= 0:
+            fail(layer, f"its output would be {text(shape)}, which has no elements")
+    return shape, batch
+
+
+def text(shape: Shape | None) -> str:
+    """A shape as messages show it."""
+    return "?" if shape is None else f"({', '.join(map(str, shape))})"
+
+
+def fail(layer: Layer, reason: str) -> NoReturn:
+    """Raise ShapeError with the layer, its input shapes and a reason."""
+    given = ", ".join(f"'{blob.name}' {text(blob.shape)}" for blob in layer.inputs)
+    raise ShapeError(f"{layer.type} '{layer.name}'{' on ' + given if given else ''}: {reason}")
+
+
+def need_rank(layer: Layer, shape: Shape, *ranks: int) -> None:
+    """Fail unless the shape has one of the ranks."""
+    if len(shape) not in ranks:
+        fail(layer, f"it takes {' or '.join(map(str, ranks))}-D blobs, not {len(shape)}-D")
+
+
+def differ(a: Dim, b: Dim) -> bool:
+    """Whether two sizes surely differ: their difference is a constant other than 0."""
+    difference = a - b
+    return isinstance(difference, int) and difference != 0
+
+
+def equal(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
+    """The size that a and b must have in common, a number if one is; fails where they surely differ."""
+    if differ(a, b):
+        fail(layer, f"{what} must be equal, but are {a} and {b}")
+    return b if isinstance(a, Sym) and isinstance(b, int) else a
+
+
+def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
+    """The size of an axis where 1 fits everything; fails where neither is 1 and they surely differ."""
+    if isinstance(a, int) and a == 1:
+        return b
+    return a if isinstance(b, int) and b == 1 else equal(layer, a, b, what)
+
+
+def position(layer: Layer, axis: int, rank: int, name: str = "axis") -> int:
+    """The axis counted from 0; fails where the rank has no such axis."""
+    if not -rank <= axis < rank:
+        fail(layer, f"{name} {axis} is out of range for a {rank}-D blob")
+    return axis % rank
+
+
+def positions(layer: Layer, axes: Sequence[int], rank: int, name: str = "axis") -> list[int]:
+    """The axes counted from 0."""
+    return [position(layer, axis, rank, name) for axis in axes]
+
+
+def named_sizes(shape: Shape) -> dict[str, Dim]:
+    """The sizes by ncnn's names of the axes, w h d c; 1 for those that the rank does not have."""
+    return {**dict.fromkeys("whdc", 1), **dict(zip(AXES[len(shape)], shape, strict=True))}
+
+
+# ncnn's names of a blob's axes, outermost first.
+AXES = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}

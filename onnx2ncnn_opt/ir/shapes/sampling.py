@@ -1,0 +1,93 @@
+"""Resizing, sampling, and rearranging between channels and space."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.expression import evaluate
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.shapes.registry import Output, equal, fail, named_sizes, need_rank, shape_of
+
+
+@shape_of("Interp")
+def interp(layer: Layer, x: Shape, *others: Shape) -> Output:
+    """(c, output_h, output_w); a 2-D blob is resized along w only, a 1-D one is spread out over h and w.
+
+    The size is that of an expression, of a second blob, of the parameters, or input * scale rounded down.
+    """
+    need_rank(layer, x, 1, 2, 3)
+    sizes = _interp_sizes(layer, x, others)
+    if sizes is None:
+        return None
+    if len(x) == 2:
+        return x[0], sizes[1]
+    return x[0], *sizes
+
+
+def _interp_sizes(layer: Layer, x: Shape, others: tuple[Shape, ...]) -> tuple[Dim, Dim] | None:
+    """(height, width) as ncnn finds them."""
+    sizes = named_sizes(x) if len(x) > 1 else {"h": 1, "w": 1}
+    if layer["size_expr"]:
+        try:
+            found = evaluate(layer["size_expr"], [(blob.shape, 1) for blob in layer.inputs])
+        except ShapeError as error:
+            fail(layer, f"size_expr: {error}")
+        if found is None:
+            return None
+        if len(found) > 2:
+            fail(layer, f"size_expr has {len(found)} sizes")
+        return (found[1] if len(found) == 2 else sizes["h"]), found[0]
+    if layer["dynamic_target_size"]:
+        if not others:
+            fail(layer, "with dynamic_target_size the size is that of a second input")
+        target = named_sizes(others[0])
+        return target["h"], target["w"]
+    if layer["output_height"] and layer["output_width"]:
+        return layer["output_height"], layer["output_width"]
+    height, width = _scaled(sizes["h"], layer["height_scale"]), _scaled(sizes["w"], layer["width_scale"])
+    return None if height is None or width is None else (height, width)
+
+
+def _scaled(size: Dim, scale: float) -> Dim | None:
+    """int(size * scale) in float32, as ncnn calculates it; a symbol needs a scale that is a simple fraction."""
+    if not isinstance(size, Sym):
+        return int(np.float32(size) * np.float32(scale))
+    ratio = Fraction(scale).limit_denominator(64)
+    if ratio <= 0 or np.float32(ratio.numerator / ratio.denominator) != np.float32(scale):
+        return None
+    return size * ratio.numerator // ratio.denominator
+
+
+@shape_of("PixelShuffle")
+def pixel_shuffle(layer: Layer, x: Shape) -> Shape:
+    """(c / r^2, h * r, w * r)."""
+    need_rank(layer, x, 3)
+    factor = layer["upscale_factor"]
+    channels = x[0] // (factor * factor)
+    equal(layer, channels * factor * factor, x[0], f"channels and a multiple of {factor * factor}")
+    return channels, x[1] * factor, x[2] * factor
+
+
+@shape_of("Reorg")
+def reorg(layer: Layer, x: Shape) -> Shape:
+    """(c * s^2, h / s, w / s)."""
+    need_rank(layer, x, 3)
+    stride = layer["stride"]
+    height, width = x[1] // stride, x[2] // stride
+    for size, part in ((x[1], height), (x[2], width)):
+        equal(layer, part * stride, size, f"sizes and a multiple of {stride}")
+    return x[0] * stride * stride, height, width
+
+
+@shape_of("ShuffleChannel")
+def shuffle_channel(layer: Layer, x: Shape) -> Shape:
+    """The input's shape."""
+    need_rank(layer, x, 3, 4)
+    group = layer["group"]
+    if group < 1 or (isinstance(x[0], int) and x[0] % group):
+        fail(layer, f"{x[0]} channels cannot be parted into {group} groups")
+    return x

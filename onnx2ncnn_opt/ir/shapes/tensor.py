@@ -1,0 +1,393 @@
+"""Layers that move data around: reshape, permute, concatenate, cut, pad, repeat; and reductions."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.errors import GraphError, ShapeError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product
+from onnx2ncnn_opt.ir.expression import evaluate
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.permute import permutation
+from onnx2ncnn_opt.ir.shapes.registry import (
+    AXES,
+    MAX_RANK,
+    Batched,
+    Output,
+    differ,
+    equal,
+    fail,
+    named_sizes,
+    need_rank,
+    position,
+    positions,
+    shape_of,
+)
+
+_ABSENT = -233  # a size that is not given; in Crop and Slice, one that is left open
+_NO_BATCH_AXIS = 233
+# Ends of a slice from here on mean "to the end", whatever the size.
+_OPEN_END = 1 << 30
+_SIDES = {"w": ("left", "right"), "h": ("top", "bottom")}
+_REFLECT = 2
+
+
+@shape_of("Input")
+def input_(layer: Layer) -> list[Output]:
+    """The shape hint, where it gives one."""
+    return [_stated(layer)] * len(layer.outputs)
+
+
+@shape_of("MemoryData")
+def memory_data(layer: Layer) -> list[Output]:
+    """The stated shape."""
+    if layer["w"] < 1:
+        fail(layer, "it has no size")
+    return [_stated(layer)] * len(layer.outputs)
+
+
+def _stated(layer: Layer) -> Shape | None:
+    w, h, d, c = (layer[axis] for axis in "whdc")
+    if d:
+        return c, d, h, w
+    if c:
+        return c, h, w
+    return (h, w) if h else (w,) if w else None
+
+
+@shape_of("Flatten")
+def flatten(layer: Layer, x: Shape) -> Shape:
+    """All elements in one axis."""
+    return (product(x),)
+
+
+@shape_of("Reshape", unknown_inputs=True)
+def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Output:
+    """The stated sizes, or those of the expression: 0 copies a size of the input, -1 is what remains.
+
+    0 copies the axis of the same NAME (w from w); with batch axes, that of the same position counting the batch.
+    """
+    before, after = layer["input_batch_axis"], layer["output_batch_axis"]
+    with_batch = (before, after) != (_NO_BATCH_AXIS, _NO_BATCH_AXIS)
+    wanted = _wanted(layer, with_batch)
+    if wanted is None:
+        return Batched(None, 1) if with_batch else None
+    if not with_batch:
+        if len(wanted) > MAX_RANK:
+            fail(layer, f"{len(wanted)} sizes make more than {MAX_RANK} axes")
+        copies = None if x is None else tuple(named_sizes(x)[axis] for axis in AXES[len(wanted)])
+        return _resolve(layer, x, copies, wanted)
+    full = None if x is None else _with_batch(layer, x, before)
+    result = _resolve(layer, full, full, wanted)
+    if result is None:
+        return Batched(None, 1)
+    shape: Shape = result
+    batch: Dim = 1
+    if after != _NO_BATCH_AXIS:
+        axis = position(layer, after, len(result), "output_batch_axis")
+        shape, batch = result[:axis] + result[axis + 1 :], result[axis]
+    if not 1 <= len(shape) <= MAX_RANK:
+        fail(layer, f"{len(shape)} axes remain without the batch")
+    return Batched(shape, batch)
+
+
+def _wanted(layer: Layer, with_batch: bool) -> Shape | None:
+    """The sizes as parameters or expression give them, outermost first."""
+    if layer["shape_expr"]:
+        sizes = _evaluate(layer, "shape_expr", with_batch)
+        return None if sizes is None else tuple(reversed(sizes))
+    rank = next((rank for rank, axis in ((0, "w"), (1, "h"), (2, "c"), (3, "d")) if layer[axis] == _ABSENT), MAX_RANK)
+    if rank == 0:
+        fail(layer, "it states no shape")
+    return tuple(layer[axis] for axis in AXES[rank])
+
+
+def _evaluate(layer: Layer, name: str, with_batch: bool = False) -> list[Dim] | None:
+    """The value of an expression parameter. Most layers see the items of a batch one by one, hence a batch of 1."""
+    blobs = [(blob.shape, blob.batch if with_batch else 1) for blob in layer.inputs]
+    try:
+        return evaluate(layer[name], blobs)
+    except ShapeError as error:
+        fail(layer, f"{name}: {error}")
+
+
+def _with_batch(layer: Layer, x: Shape, axis: int) -> Shape:
+    batch = layer.inputs[0].batch
+    if axis == _NO_BATCH_AXIS:
+        if batch != 1:
+            fail(layer, f"input_batch_axis is not given, but the input has a batch of {batch}")
+        return x
+    axis = position(layer, axis, len(x) + 1, "input_batch_axis")
+    return *x[:axis], batch, *x[axis:]
+
+
+def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape) -> Shape | None:
+    """The wanted sizes with 0 and -1 replaced; None where that takes an unknown input."""
+    if x is None or copies is None:
+        return wanted if not any(size in (0, -1) for size in wanted) else None
+    if wanted.count(-1) > 1:
+        fail(layer, f"{_sizes(wanted)} leaves two sizes open")
+    if any(size == 0 and i >= len(copies) for i, size in enumerate(wanted)):
+        fail(layer, f"{_sizes(wanted)} copies an axis that the input does not have")
+    sizes = [copies[i] if size == 0 else size for i, size in enumerate(wanted)]
+    total = product(x)
+    if -1 in sizes:
+        known = product(size for size in sizes if size != -1)
+        rest = exact_div(total, known)
+        if rest is None:
+            if isinstance(total, int):
+                if isinstance(known, Sym):
+                    return None
+                fail(layer, f"{total} elements do not fit {_sizes(wanted)}")
+            rest = total // known
+        sizes[sizes.index(-1)] = rest
+    elif differ(product(sizes), total):
+        fail(layer, f"{total} elements do not fit {_sizes(wanted)}")
+    return tuple(sizes)
+
+
+def _sizes(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+@shape_of("Permute")
+def permute(layer: Layer, x: Shape) -> Shape:
+    """The sizes in the order that order_type names."""
+    try:
+        return tuple(x[axis] for axis in permutation(layer["order_type"], len(x)))
+    except GraphError as error:
+        fail(layer, str(error))
+
+
+@shape_of("Squeeze")
+def squeeze(layer: Layer, x: Shape) -> Shape:
+    """Without those of the named axes that have size 1; ncnn keeps the others silently."""
+    if layer["axes"]:
+        gone = positions(layer, layer["axes"], len(x))
+    else:
+        gone = [i for i, axis in enumerate(AXES[len(x)]) if layer[f"squeeze_{axis}"]]
+    return tuple(size for i, size in enumerate(x) if i not in gone or size != 1) or (1,)
+
+
+@shape_of("ExpandDims")
+def expand_dims(layer: Layer, x: Shape) -> Shape:
+    """With axes of size 1 at the given positions of the output."""
+    rank = len(x) + len(layer["axes"])
+    if rank > MAX_RANK:
+        fail(layer, f"the result would be {rank}-D")
+    new = positions(layer, layer["axes"], rank)
+    if len(set(new)) != len(new):
+        fail(layer, f"axes {list(layer['axes'])} repeat one")
+    old = iter(x)
+    return tuple(1 if i in new else next(old) for i in range(rank))
+
+
+@shape_of("Concat")
+def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
+    """The sum along the axis; everything else must be equal."""
+    axis = position(layer, layer["axis"], len(first))
+    result = list(first)
+    for other in others:
+        need_rank(layer, other, len(first))
+        for i, size in enumerate(other):
+            if i == axis:
+                result[i] = result[i] + size
+            else:
+                result[i] = equal(layer, result[i], size, f"sizes along axis {i}")
+    return tuple(result)
+
+
+@shape_of("Slice")
+def slice_(layer: Layer, x: Shape) -> list[Output]:
+    """One piece per output: by sizes, where -233 shares the rest evenly, or by the indices between them."""
+    axis = position(layer, layer["axis"], len(x))
+    size, count = x[axis], len(layer.outputs)
+    sizes: list[Dim] = []
+    done: Dim = 0
+    if layer["indices"]:
+        if len(layer["indices"]) != count - 1:
+            fail(layer, f"{len(layer['indices'])} indices make {len(layer['indices']) + 1} pieces for {count} outputs")
+        for index in layer["indices"]:
+            end = size + index if index < 0 else index
+            sizes.append(end - done)
+            done = end
+        sizes.append(size - done)
+    else:
+        if len(layer["slices"]) != count:
+            fail(layer, f"{len(layer['slices'])} sizes for {count} outputs")
+        for i, piece in enumerate(layer["slices"]):
+            sizes.append((size - done) // (count - i) if piece == _ABSENT else piece)
+            done = done + sizes[-1]
+        if differ(done, size):
+            fail(layer, f"the pieces {_sizes(tuple(sizes))} make {done}, not {size}")
+    for piece in sizes:
+        if isinstance(piece, int) and piece <= 0:
+            fail(layer, f"the pieces {_sizes(tuple(sizes))} are not all there")
+    return [(*x[:axis], piece, *x[axis + 1 :]) for piece in sizes]
+
+
+@shape_of("Crop")
+def crop(layer: Layer, x: Shape, reference: Shape | None = None, *others: Shape) -> Output:
+    """What starts and ends, expressions of them, offsets and sizes, or a second blob's shape cut out."""
+    if layer["starts_expr"] and layer["ends_expr"]:
+        starts, ends = _evaluate(layer, "starts_expr"), _evaluate(layer, "ends_expr")
+        axes = _evaluate(layer, "axes_expr") if layer["axes_expr"] else []
+        if starts is None or ends is None or axes is None:
+            return None
+        return _numpy_crop(layer, x, starts, ends, [_number(layer, axis) for axis in axes])
+    if layer["starts"] and layer["ends"]:
+        return _numpy_crop(layer, x, layer["starts"], layer["ends"], layer["axes"])
+    axes_names = AXES[len(x)]
+    offsets = [layer[f"{axis}offset"] for axis in axes_names]
+    if reference is None:
+        return tuple(_cut(layer, axis, size) for axis, size in zip(axes_names, x, strict=True))
+    if layer["woffset"] == _ABSENT:
+        return None  # the second blob holds the numbers, not the shape
+    sizes = named_sizes(reference)
+    wanted = [sizes[axis] for axis in axes_names]
+    if len(x) >= 3 and len(reference) != len(x):
+        wanted[0] = x[0]
+    for size, offset, want in zip(x, offsets, wanted, strict=True):
+        _inside(layer, size, offset, want)
+    return tuple(wanted)
+
+
+def _numpy_crop(layer: Layer, x: Shape, starts: list[Dim], ends: list[Dim], axes: list[int]) -> Shape:
+    which = positions(layer, axes, len(x)) if axes else list(range(len(x)))
+    if len(starts) < len(which) or len(ends) < len(which):
+        fail(layer, f"{len(starts)} starts and {len(ends)} ends for {len(which)} axes")
+    result = list(x)
+    for axis, start, end in zip(which, starts, ends, strict=False):
+        size = x[axis]
+        first = 0 if start == _ABSENT else start
+        if isinstance(first, int) and first < 0:
+            first = size + first
+        if isinstance(first, int) and first < 0:
+            fail(layer, f"start {start} lies before axis {axis}, which ncnn does not clamp")
+        left = _end(size, end) - first
+        result[axis] = left
+        if isinstance(left, int) and left <= 0:
+            fail(layer, f"nothing is left of axis {axis} between {start} and {end}")
+    return tuple(result)
+
+
+def _end(size: Dim, end: Dim) -> Dim:
+    if end == _ABSENT or (isinstance(end, int) and end >= _OPEN_END):
+        return size
+    if isinstance(end, int) and end <= 0:
+        return size + end  # 0 is the end of the axis, not its start
+    beyond = end - size
+    return size if isinstance(beyond, int) and beyond > 0 else end
+
+
+def _cut(layer: Layer, axis: str, size: Dim) -> Dim:
+    before: int = layer[f"{axis}offset"]
+    behind: int = layer[f"{axis}offset2"]
+    want: int = layer[f"out{axis}"]
+    if before < 0 or behind < 0:
+        fail(layer, f"negative offsets along {axis}")
+    left = size - (before + behind)
+    result = left if want == _ABSENT or (isinstance(left, int) and left < want) else want
+    if isinstance(result, int) and result <= 0:
+        fail(layer, f"nothing is left of {axis}: offsets {before} and {behind}, size {want} (-233: all) of {size}")
+    return result
+
+
+def _number(layer: Layer, value: Dim) -> int:
+    if isinstance(value, Sym):
+        fail(layer, f"axis {value} is not a number")
+    return value
+
+
+@shape_of("Padding")
+def padding(layer: Layer, x: Shape) -> Shape:
+    """With the borders added: front and behind go to c of a 3-D blob and to d of a 4-D one."""
+    sides = {**_SIDES, "c" if len(x) == 3 else "d": ("front", "behind")}
+    result = []
+    for axis, size in zip(AXES[len(x)], x, strict=True):
+        before, behind = (layer[side] for side in sides[axis]) if axis in sides else (0, 0)
+        if layer["type"] == _REFLECT and isinstance(size, int) and max(before, behind) >= size:
+            fail(layer, f"a reflection of {max(before, behind)} needs more than {size} elements along {axis}")
+        result.append(size + (before + behind))
+    if layer["per_channel_pad_data_size"] and len(x) >= 3:
+        equal(layer, layer["per_channel_pad_data_size"], result[0], "per_channel_pad_data_size and the channels")
+    return tuple(result)
+
+
+@shape_of("Tile")
+def tile(layer: Layer, x: Shape) -> Shape:
+    """numpy.tile for repeats; else one axis, counted from 0 only."""
+    repeats = list(layer["repeats"])
+    if not repeats:
+        if not 0 <= layer["axis"] < len(x):
+            fail(layer, f"axis {layer['axis']} is out of range")
+        repeats = [layer["tiles"] if i == layer["axis"] else 1 for i in range(len(x))]
+    if len(repeats) > MAX_RANK:
+        fail(layer, f"{len(repeats)} repeats make more than {MAX_RANK} axes")
+    rank = max(len(x), len(repeats))
+    sizes = (1,) * (rank - len(x)) + x
+    repeats = [1] * (rank - len(repeats)) + repeats
+    return tuple(size * repeat for size, repeat in zip(sizes, repeats, strict=True))
+
+
+@shape_of("Reduction")
+def reduction(layer: Layer, x: Shape) -> Shape:
+    """Without the reduced axes, or with size 1 there; (1) when nothing is left."""
+    # A 1-D blob is reduced whatever the axes say.
+    everything = layer["reduce_all"] or len(x) == 1
+    positions(layer, layer["axes"], len(x))
+    gone = range(len(x)) if everything else positions(layer, layer["axes"], len(x))
+    if layer["keepdims"]:
+        return tuple(1 if i in gone else size for i, size in enumerate(x))
+    return tuple(size for i, size in enumerate(x) if i not in gone) or (1,)
+
+
+@shape_of("MVN")
+def mean_variance_norm(layer: Layer, x: Shape) -> Shape:
+    """The input's shape; ncnn makes 1-D and 2-D blobs 3-D."""
+    return (1,) * (3 - len(x)) + x
+
+
+@shape_of("GLU")
+def glu(layer: Layer, x: Shape) -> Shape:
+    """Half of the axis."""
+    axis = position(layer, layer["axis"], len(x))
+    half = x[axis] // 2
+    equal(layer, half + half, x[axis], "twice the half and the whole axis")
+    return *x[:axis], half, *x[axis + 1 :]
+
+
+@shape_of("Diag")
+def diag(layer: Layer, x: Shape) -> Output:
+    """The matrix with a vector on its diagonal, or a matrix's diagonal."""
+    need_rank(layer, x, 1, 2)
+    offset = layer["diagonal"]
+    if len(x) == 1:
+        size = x[0] + abs(offset)
+        return size, size
+    h, w = (x[0] - max(-offset, 0), x[1] - max(offset, 0))
+    if isinstance(h - w, Sym):
+        return None
+    return (w if differ(h, w) and h - w > 0 else h,)
+
+
+@shape_of("CopyTo")
+def copy_to(layer: Layer, x: Shape, source: Shape) -> Shape:
+    """The first input's shape; the second must lie inside it."""
+    need_rank(layer, source, len(x))
+    offsets: list[Dim] = [layer[f"{axis}offset"] for axis in AXES[len(x)]]
+    if layer["starts"]:
+        which = positions(layer, layer["axes"], len(x)) if layer["axes"] else list(range(len(x)))
+        if len(layer["starts"]) < len(which):
+            fail(layer, f"{len(layer['starts'])} starts for {len(which)} axes")
+        offsets = [0] * len(x)
+        for axis, start in zip(which, layer["starts"], strict=False):
+            offsets[axis] = start if start >= 0 else x[axis] + start
+    for size, part, offset in zip(x, source, offsets, strict=True):
+        _inside(layer, size, offset, part)
+    return x
+
+
+def _inside(layer: Layer, size: Dim, offset: Dim, part: Dim) -> None:
+    """Fail where a part of an axis surely leaves it."""
+    left = size - (part + offset)
+    if any(isinstance(n, int) and n < 0 for n in (offset, left)):
+        fail(layer, f"{part} from {offset} on is not inside {size}")

@@ -1,0 +1,399 @@
+"""Shape inference against the shapes that the real ncnn runtime computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.ir.dim import Shape, Sym, symbol
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+
+Params = dict[str, Any]
+# (parameters, input shapes, number of outputs)
+Case = tuple[Params, list[tuple[int, ...]], int]
+
+
+def case(*shapes: tuple[int, ...], outputs: int = 1, **params: Any) -> Case:
+    return params, list(shapes), outputs
+
+
+def conv(weights: int, *shapes: tuple[int, ...], **params: Any) -> Case:
+    return case(*shapes, num_output=4, weight_data_size=weights, **params)
+
+
+RANKS = [(6,), (4, 6), (2, 4, 6), (2, 3, 4, 6)]
+EVERY_RANK = [case(shape) for shape in RANKS]
+SAME = -233
+LOWER = -234
+
+CASES: dict[str, list[Case]] = {
+    **dict.fromkeys(
+        ("AbsVal", "BNLL", "CELU", "Clip", "DeepCopy", "Dropout", "ELU", "Erf", "Exp", "GELU", "HardSigmoid"), EVERY_RANK
+    ),
+    **dict.fromkeys(
+        ("HardSwish", "Log", "Mish", "MVN", "Power", "ReLU", "SELU", "Shrink", "Sigmoid", "Softplus"),
+        EVERY_RANK,
+    ),
+    **dict.fromkeys(("Swish", "TanH", "Threshold", "UnaryOp", "Flatten"), EVERY_RANK),
+    "Softmax": [case(shape, axis=axis, fixbug0=1) for shape in RANKS for axis in (-1, 0)],
+    "CumulativeSum": [case(shape, axis=axis) for shape in RANKS for axis in (-1, 0)],
+    "Convolution": [
+        conv(4 * 3 * 9, (3, 8, 9), kernel_w=3),
+        conv(4 * 3 * 9, (3, 8, 9), kernel_w=3, pad_left=1, stride_w=2, bias_term=1),
+        conv(4 * 3 * 6, (3, 8, 9), kernel_w=3, kernel_h=2, pad_left=1, pad_right=2, pad_top=0, pad_bottom=3),
+        conv(4 * 3 * 9, (3, 11, 9), kernel_w=3, dilation_w=2, dilation_h=3, stride_w=1, stride_h=2),
+        *(conv(4 * 3 * 9, (3, 8, 9), kernel_w=3, stride_w=s, pad_left=mode) for s in (1, 2, 3) for mode in (SAME, LOWER)),
+        conv(4 * 3, (3, 8, 9), kernel_w=1, stride_w=3, pad_left=SAME),
+        conv(4 * 3 * 3, (3, 8, 9), kernel_w=3, kernel_h=1, stride_w=2, pad_left=SAME),
+        conv(4 * 3 * 9, (3, 8, 9), kernel_w=3, pad_left=SAME, pad_top=0, pad_bottom=0),
+        conv(4 * 3, (3,), kernel_w=1),
+        case((3, 8, 9), (5, 3, 3, 2), kernel_w=3, dynamic_weight=1, pad_left=1),
+        case((3, 8, 9), (5, 3, 3, 2), (5,), kernel_w=3, dynamic_weight=1, bias_term=1),
+    ],
+    "ConvolutionDepthWise": [
+        conv(4 * 9, (4, 8, 9), kernel_w=3, group=4),
+        conv(4 * 3 * 9, (6, 8, 9), kernel_w=3, group=2, pad_left=1, stride_w=2),
+        case((6, 8, 9), (4, 3, 3, 3), kernel_w=3, dynamic_weight=1, group=2),
+    ],
+    "Convolution1D": [
+        conv(4 * 3 * 3, (3, 9), kernel_w=3, pad_left=1, pad_right=2, stride_w=2),
+        conv(4 * 3 * 3, (3, 9), kernel_w=3, pad_left=SAME, stride_w=2),
+        case((3, 9), (5, 3, 2), kernel_w=2, dynamic_weight=1),
+    ],
+    "ConvolutionDepthWise1D": [conv(4 * 3, (4, 9), kernel_w=3, group=4, dilation_w=2)],
+    "Convolution3D": [
+        conv(4 * 3 * 27, (3, 5, 6, 7), kernel_w=3, pad_left=1),
+        conv(4 * 3 * 12, (3, 5, 6, 7), kernel_w=3, kernel_d=2, kernel_h=2, pad_left=0, pad_front=2, pad_behind=1),
+        conv(4 * 3 * 27, (3, 5, 6, 7), kernel_w=3, stride_w=2, stride_d=1, pad_left=SAME),
+    ],
+    "ConvolutionDepthWise3D": [conv(4 * 27, (4, 5, 6, 7), kernel_w=3, group=4, stride_w=2)],
+    "Deconvolution": [
+        conv(4 * 3 * 9, (3, 5, 6), kernel_w=3),
+        conv(4 * 3 * 16, (3, 5, 6), kernel_w=4, stride_w=2, pad_left=1),
+        conv(4 * 3 * 9, (3, 5, 6), kernel_w=3, stride_w=2, pad_left=1, output_pad_right=1),
+        conv(4 * 3 * 6, (3, 5, 6), kernel_w=3, kernel_h=2, stride_w=3, dilation_h=2, output_pad_bottom=2),
+        conv(4 * 3 * 9, (3, 5, 6), kernel_w=3, stride_w=2, pad_left=SAME, output_w=12, output_h=10),
+        conv(4 * 3 * 9, (3, 5, 6), kernel_w=3, stride_w=2, pad_left=LOWER, output_w=11, output_h=9),
+        case((3, 5, 6), (3, 5, 4, 4), kernel_w=4, stride_w=2, pad_left=1, dynamic_weight=1),
+    ],
+    "DeconvolutionDepthWise": [
+        conv(4 * 9, (4, 5, 6), kernel_w=3, group=4, stride_w=2, pad_left=1),
+        conv(4 * 3 * 9, (6, 5, 6), kernel_w=3, group=2),
+        case((6, 5, 6), (6, 2, 3, 3), kernel_w=3, dynamic_weight=1, group=2),
+    ],
+    "Deconvolution1D": [
+        conv(4 * 3 * 3, (3, 6), kernel_w=3, stride_w=2, pad_left=1, pad_right=0, output_pad_right=1),
+        case((3, 6), (3, 5, 4), kernel_w=4, stride_w=2, dynamic_weight=1),
+    ],
+    "DeconvolutionDepthWise1D": [conv(4 * 3, (4, 6), kernel_w=3, group=4, stride_w=2)],
+    "Deconvolution3D": [
+        conv(4 * 3 * 27, (3, 3, 5, 6), kernel_w=3, stride_w=2, pad_left=1, output_pad_right=1, output_pad_behind=0),
+        conv(4 * 3 * 27, (3, 3, 5, 6), kernel_w=3, stride_w=2, pad_left=SAME, output_w=12, output_h=10, output_d=6),
+    ],
+    "DeconvolutionDepthWise3D": [conv(4 * 27, (4, 3, 5, 6), kernel_w=3, group=4, stride_w=2)],
+    "Pooling": [
+        *(
+            case((3, h, w), kernel_w=3, stride_w=s, pad_left=p, pad_mode=mode, pooling_type=kind)
+            for (h, w) in ((8, 9), (7, 10))
+            for s, p, mode, kind in ((1, 0, 0, 0), (2, 1, 0, 1), (3, 1, 0, 0), (2, 1, 1, 1), (2, 0, 2, 0), (3, 0, 3, 1))
+        ),
+        case((3, 8, 9), kernel_w=2, kernel_h=3, stride_w=2, pad_mode=1, pad_left=0, pad_right=1),
+        case((3, 8, 9), global_pooling=1),
+        case((3, 8, 9), adaptive_pooling=1, out_w=1),
+        case((3, 8, 9), adaptive_pooling=1, out_w=4, out_h=-233),
+    ],
+    "Pooling1D": [
+        *(case((3, 10), kernel_w=3, stride_w=2, pad_mode=mode) for mode in range(4)),
+        case((3, 10), global_pooling=1),
+        case((3, 10), adaptive_pooling=1, out_w=4),
+    ],
+    "Pooling3D": [
+        *(case((3, 5, 6, 7), kernel_w=2, stride_w=2, pad_mode=mode) for mode in range(4)),
+        case((3, 5, 6, 7), kernel_w=2, kernel_d=3, pad_mode=1, pad_left=0, pad_front=1),
+        case((3, 5, 6, 7), global_pooling=1),
+        case((3, 5, 6, 7), adaptive_pooling=1, out_w=2, out_h=-233, out_d=3),
+    ],
+    "BinaryOp": [
+        case((2, 3, 4), with_scalar=1, b=2.0),
+        *(case(shape, shape) for shape in RANKS),
+        *(case((2, 3, 4), b) for b in ((2, 1, 1), (1, 3, 1), (1, 1, 4), (1, 1, 1), (2, 3), (2, 1), (2,), (4,), (1,))),
+        *(case(a, (2, 3, 4)) for a in ((1, 3, 4), (2, 3), (2,), (4,), (1,))),
+        *(case((2, 3, 4, 5), b) for b in ((2, 3, 4), (2, 3), (2,), (5,), (1, 3, 1, 5), (2, 1, 4), (1,))),
+        *(case((3, 4), b) for b in ((3,), (4,), (1,), (1, 4), (3, 1))),
+        *(case(a, b) for a, b in (((3, 1), (1, 4)), ((5,), (1,))),
+    ],
+    "Eltwise": [case(shape, shape, shape, op_type=1) for shape in RANKS],
+    "InnerProduct": [
+        *(conv(4 * int(np.prod(shape)), shape) for shape in RANKS),
+        conv(4 * 6, (3, 6)),
+        conv(4 * 6, (1, 6), bias_term=1),
+    ],
+    "MatMul": [
+        *(
+            case(a, b)
+            for a, b in (
+                ((5,), (5,)),
+                ((5,), (5, 3)),
+                ((2, 5), (5,)),
+                ((2, 5), (5, 3)),
+                ((5,), (4, 5, 3)),
+                ((4, 2, 5), (5,)),
+                ((5,), (2, 4, 5, 3)),
+                ((2, 4, 3, 5), (5,)),
+                ((4, 2, 5), (4, 5, 3)),
+                ((4, 2, 5), (1, 5, 3)),
+                ((1, 2, 5), (4, 5, 3)),
+                ((2, 5), (4, 5, 3)),
+                ((4, 2, 5), (5, 3)),
+                ((6, 4, 2, 5), (5, 3)),
+                ((2, 5), (6, 4, 5, 3)),
+                ((6, 4, 2, 5), (4, 5, 3)),
+                ((6, 1, 2, 5), (1, 4, 5, 3)),
+            )
+        ),
+        case((4, 2, 5), (4, 3, 5), transB=1),
+        case((5,), (3, 5), transB=1),
+    ],
+    "Gemm": [
+        case((2, 5), (5, 3)),
+        case((5, 2), (5, 3), transA=1),
+        case((2, 5), (3, 5), transB=1),
+        *(case((2, 5), (5, 3), c) for c in ((1,), (2,), (3,), (2, 1), (1, 3), (2, 3))),
+        case((2, 5), constantB=1, constantN=3, constantK=5, constantC=1, constant_broadcast_type_C=4, transB=1),
+        case((2, 5), constantB=1, constantN=3, constantK=5, constantC=1, constant_broadcast_type_C=-1),
+        case((5, 3), constantA=1, constantM=2, constantK=5, constantC=1, constant_broadcast_type_C=2),
+        case((2, 3), constantA=1, constantB=1, constantM=2, constantN=3, constantK=5),
+        case((2, 5), (5, 3), output_transpose=1),
+        case((2, 5), (5, 3), output_N1M=1),
+        case((2, 5), (5, 3), output_N1M=1, output_transpose=1),
+        case((5,), (5, 3)),
+        case((2, 1, 5), (5, 3)),
+    ],
+    "Reshape": [
+        case((2, 3, 4), w=24),
+        case((2, 3, 4), w=6, h=-1),
+        case((2, 3, 4), w=-1, h=1, c=2),
+        case((2, 3, 4), w=0, h=0, c=-1),
+        case((2, 3, 4), w=0, h=-1),
+        case((2, 3, 4), w=2, h=2, d=3, c=-1),
+        case((2, 3, 4, 5), w=0, h=-1, c=0),
+        case((2, 3, 4, 5), w=0, h=0, d=0, c=0),
+        case((24,), w=4, h=3, d=1, c=2),
+        case((2, 3, 4), shape_expr="*(0w,0h),0c"),
+        case((2, 3, 4), shape_expr="-1,//(0h,3)"),
+        case((2, 3, 4), (5, 6), shape_expr="//(1h,5),-1,//(1w,3)"),
+        case((2, 3, 4), shape_expr="0c,0w,1,0h"),
+    ],
+    "Permute": [
+        *(case(shape, order_type=i) for shape, count in zip(RANKS[1:], (2, 6, 24), strict=True) for i in range(count)),
+        case((6,), order_type=0),
+    ],
+    "Squeeze": [
+        case((1, 3, 1), axes=(0, 2)),
+        case((1, 3, 1), axes=(-1,)),
+        case((2, 3, 1), axes=(0, 1, 2)),
+        case((1, 1, 1), axes=(0, 1, 2)),
+        case((1, 3, 1, 4), axes=(0, 2)),
+        case((1, 3, 1, 4), squeeze_c=1, squeeze_h=1, squeeze_d=1, squeeze_w=1),
+        case((1, 5), axes=(0,)),
+        case((1,), axes=(0,)),
+    ],
+    "ExpandDims": [
+        case((5,), axes=(0,)),
+        case((5,), axes=(1,)),
+        case((5,), axes=(0, -1)),
+        case((5,), axes=(1, 2, 3)),
+        case((4, 5), axes=(1,)),
+        case((4, 5), axes=(0, 2)),
+        case((3, 4, 5), axes=(-1,)),
+        case((3, 4, 5), axes=(1,)),
+    ],
+    "Concat": [
+        case((3,), (4,), (5,)),
+        *(case((2, 3), (2, 3), axis=a) for a in (0, 1, -1)),
+        case((2, 3, 4), (5, 3, 4)),
+        case((2, 3, 4), (2, 5, 4), (2, 1, 4), axis=1),
+        case((2, 3, 4), (2, 3, 6), axis=-1),
+        *(case((2, 3, 4, 5), (2, 3, 4, 5), axis=a) for a in range(4)),
+    ],
+    "Slice": [
+        case((7,), slices=(3, 4), outputs=2),
+        case((7, 2), slices=(3, -233, -233), outputs=3),
+        case((2, 7), slices=(-233, -233), axis=1, outputs=2),
+        case((6, 2, 3), slices=(1, 2, 3), outputs=3),
+        case((2, 6, 3), indices=(1, -2), axis=1, outputs=3),
+        case((2, 3, 6), slices=(-233, -233, -233), axis=-1, outputs=3),
+        *(case((4, 4, 4, 4), slices=(-233, -233), axis=a, outputs=2) for a in range(4)),
+    ],
+    "Crop": [
+        case((7,), starts=(2,), ends=(5,)),
+        case((5, 7), starts=(1, -3), ends=(-1, 7), axes=(0, 1)),
+        case((5, 7), starts=(-233,), ends=(-2,), axes=(-1,)),
+        case((3, 5, 7), starts=(1,), ends=(-233,), axes=(1,)),
+        case((3, 5, 7), starts=(1, 0, 2), ends=(2, 2147483647, 4)),
+        case((3, 5, 7), starts=(1,), ends=(0,), axes=(0,)),
+        case((2, 3, 5, 7), starts=(1, 1), ends=(2, 3), axes=(1, 3)),
+        case((3, 5, 7), woffset=1, hoffset=2, outw=3, outh=-233, outc=2),
+        case((3, 5, 7), woffset2=1, hoffset2=2, coffset2=1, outw=-233, outh=-233, outc=-233),
+        case((2, 3, 5, 7), doffset=1, outw=-233, outh=4, outd=-233, outc=-233),
+        case((3, 5, 7), (2, 4, 6), woffset=1),
+        case((3, 5, 7), (4, 6)),
+        case((5, 7), (2, 3)),
+        case((2, 3, 5, 7), (1, 2, 4, 6)),
+        case((3, 5, 7), starts_expr="1,2", ends_expr="//(0h,2),-(0w,1)", axes_expr="1,2"),
+        case((3, 5, 7), (2, 4), starts_expr="1", ends_expr="1w", axes_expr="2"),
+    ],
+    "Padding": [
+        case((7,), left=1, right=2),
+        case((5, 7), left=1, right=2, top=3, bottom=0, type=1),
+        case((3, 5, 7), left=1, right=2, top=3, bottom=4, type=2),
+        case((3, 5, 7), front=1, behind=2),
+        case((3, 5, 7), front=1, behind=0, per_channel_pad_data_size=4, left=1),
+        case((3, 4, 5, 7), front=1, behind=2, left=1),
+        case((3, 5, 7), left=-1, right=-2, top=-1, bottom=3),
+        case((3, 5, 7)),
+    ],
+    "Tile": [
+        *(case((2, 3, 4, 5), axis=a, tiles=2) for a in range(4)),
+        case((3, 4), axis=1, tiles=3),
+        case((3,), tiles=2),
+        case((3,), repeats=(2, 2)),
+        case((2, 3, 4), repeats=(3,)),
+        case((2, 3), repeats=(2, 1, 1, 3)),
+        case((2, 3, 4, 5), repeats=(2, 1, 2)),
+    ],
+    "Reduction": [
+        *(case(shape, operation=3, keepdims=k) for shape in RANKS for k in (0, 1)),
+        *(
+            case(shape, operation=3, reduce_all=0, axes=axes, keepdims=k, fixbug0=1)
+            for shape, axes in (((6,), (0,)), ((4, 6), (1,)), ((2, 4, 6), (1, 2)), ((2, 4, 6), (0,)), ((2, 3, 4, 6), (-1, 1)))
+            for k in (0, 1)
+        ),
+        case((2, 4, 6), reduce_all=0),
+    ],
+    "Interp": [
+        case((3, 5, 6), resize_type=1, height_scale=2.0, width_scale=2.0),
+        case((3, 5, 6), resize_type=2, height_scale=0.5, width_scale=1.5),
+        case((3, 5, 7), resize_type=2, height_scale=0.3333333, width_scale=0.7),
+        case((3, 5, 6), resize_type=2, output_height=9, output_width=4),
+        case((3, 5, 6), resize_type=3, output_height=9, output_width=4, height_scale=2.0),
+        case((5, 6), resize_type=2, output_height=9, output_width=4),
+        case((5, 6), resize_type=2, width_scale=2.0),
+        case((5,), resize_type=1, output_height=3, output_width=4),
+        case((3, 5, 6), (1, 8, 9), resize_type=1, dynamic_target_size=1),
+        case((3, 5, 6), resize_type=1, size_expr="*(0w,2),+(0h,1)"),
+        case((3, 5, 6), (7, 8), resize_type=1, size_expr="1w,1h"),
+        case((3, 5, 6), resize_type=1, size_expr="9"),
+    ],
+    "PixelShuffle": [case((8, 3, 4), upscale_factor=2), case((9, 3, 4), upscale_factor=3, mode=1)],
+    "Reorg": [case((2, 4, 6), stride=2), case((2, 3, 6), stride=3, mode=1)],
+    "ShuffleChannel": [case((6, 3, 4), group=2), case((6, 2, 3, 4), group=3, reverse=1)],
+}
+
+# Cases that break the assumptions about symbols.
+CLAMPED: list[tuple[str, Case]] = [
+    ("Crop", case((5, 7), starts=(1, -3), ends=(-1, 100), axes=(0, 1))),
+    ("Crop", case((5, 7), woffset=1, outw=100, outh=-233)),
+]
+
+
+def make_layer(type: str, params: Params, shapes: list[Shape], outputs: int, batch: Any = 1) -> Layer:
+    inputs = [Blob(f"in{i}", shape, batch) for i, shape in enumerate(shapes)]
+    return Layer(type, "layer", inputs, [Blob(f"out{i}") for i in range(outputs)], params)
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)
+
+
+def write(layer: Layer, path: Path) -> None:
+    """The layer as a net of its own, with all weights 0."""
+    assert layer.spec
+    tokens = []
+    for name, value in layer.params.items():
+        number = layer.spec.by_name[str(name)].id
+        tokens.append(
+            f"{-23300 - number}={','.join(map(str, (len(value), *value)))}"
+            if isinstance(value, tuple)
+            else f"{number}={value_text(value)}"
+        )
+    names = [blob.name for blob in layer.inputs], [blob.name for blob in layer.outputs]
+    lines = [f"Input {name} 0 1 {name}" for name in names[0]]
+    lines.append(" ".join((layer.type, "layer", *map(str, map(len, names)), *names[0], *names[1], *tokens)))
+    path.with_suffix(".param").write_text(f"7767517\n{len(lines)} {len(names[0]) + len(names[1])}\n" + "\n".join(lines))
+    sizes = (
+        weight.is_tagged(layer.resolved) * 4 + -(-weight.count(layer.resolved) * (1 if weight.packed else 4) // 4) * 4
+        for weight in layer.spec.weights
+        if weight.present(layer.resolved)
+    )
+    path.with_suffix(".bin").write_bytes(bytes(sum(sizes)))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[NcnnWorker]:
+    with NcnnWorker() as started:
+        yield started
+
+
+def run(worker: NcnnWorker, layer: Layer, path: Path, batch: int | None = None) -> list[tuple[int, ...]]:
+    """The shapes that ncnn computes, with the batch count first where `batch` is given."""
+    write(layer, path)
+    runner = NcnnRunner(path.with_suffix(".param"), path.with_suffix(".bin"), worker=worker)
+    axis = None if batch is None else 0
+    feeds = {}
+    for blob in layer.inputs:
+        assert blob.shape is not None
+        shape = blob.shape if batch is None else (batch, *blob.shape)
+        feeds[blob.name] = Feed(np.full(shape, 0.5, np.float32), axis)
+    results = runner.run(feeds, [Fetch(blob.name, axis) for blob in layer.outputs])
+    return [results[blob.name].shape for blob in layer.outputs]
+
+
+ALL = [
+    pytest.param(type, *one, id=f"{type}-{i}-{','.join(map(str, one[1])).replace(' ', '')}")
+    for type, cases in CASES.items()
+    for i, one in enumerate(cases)
+]
+CLAMPED_PARAMS = [pytest.param(type, *one, id=f"clamped-{type}-{i}") for i, (type, one) in enumerate(CLAMPED)]
+
+
+@pytest.mark.parametrize(("type", "params", "shapes", "outputs"), [*ALL, *CLAMPED_PARAMS])
+def test_shapes_are_those_of_the_runtime(
+    worker: NcnnWorker, tmp_path: Path, type: str, params: Params, shapes: list[tuple[int, ...]], outputs: int
+) -> None:
+    layer = make_layer(type, params, shapes, outputs)
+    assert [shape for shape, _ in infer_shapes(layer)] == run(worker, layer, tmp_path / "net")
+
+
+@pytest.mark.parametrize(("type", "params", "shapes", "outputs"), ALL)
+def test_symbols_give_the_same_sizes(
+    type: str, params: Params, shapes: list[tuple[int, ...]], outputs: int
+) -> None:
+    """Every size a symbol at once (equal sizes the same one), and each of them alone; 1 stays: it may broadcast."""
+    expected = infer_shapes(make_layer(type, params, shapes, outputs))
+    sizes = sorted({size for shape in shapes for size in shape if size > 1})
+    for chosen in (set(sizes), *({size} for size in sizes)):
+        symbols = {size: symbol(f"s{size}") for size in chosen}
+        values = {f"s{size}": size for size in chosen}
+        symbolic = [tuple(symbols.get(size, size) for size in shape) for shape in shapes]
+        found = infer_shapes(make_layer(type, params, symbolic, outputs))
+        for (shape, _), (want, _) in zip(found, expected, strict=True):
+            if shape is not None:
+                assert tuple(s.subs(values) if isinstance(s, Sym) else s for s in shape) == want
+
+
+def test_every_type_is_covered() -> None:
+    assert set(CASES) >= set(LAYERS) - NOT_RUN
+
+
+NOT_RUN: set[str] = set()
