@@ -1,0 +1,201 @@
+"""Constant tensors of a model: checked against their data, external files mapped into memory.
+
+onnx_ir checks, when a tensor is first read, that an external file lies in the model's folder (symbolic links resolved)
+and has one hard link. It maps the whole file again for each tensor, each time with a file descriptor of its own, so
+that a model of a thousand tensors runs out of them, and never compares dims, offset and length with the file. Here all
+tensors are checked before anything is read, and each file is mapped once.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import stat
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+import onnx_ir
+from onnx_ir import serde
+
+from onnx2ncnn_opt.errors import ModelError
+from onnx2ncnn_opt.ir.weight import Array
+
+_TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine ncnn is meant for
+
+
+def settle(graph: onnx_ir.Graph) -> None:
+    """Replace every constant of the graph, attributes and subgraphs included, by an array that is surely readable.
+
+    Raises:
+        ModelError: a tensor's dims, data or external file do not fit, or the file lies outside the model's folder.
+    """
+    files = _Files()
+    done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}
+
+    def settled(tensor: onnx_ir.TensorProtocol, where: str) -> onnx_ir.TensorProtocol:
+        # Once for each object, which `done` keeps alive: copies of an inlined function share their tensors.
+        if id(tensor) not in done:
+            done[id(tensor)] = tensor, _settled(tensor, where, files)
+        return done[id(tensor)][1]
+
+    for inner in (graph, *graph.subgraphs()):
+        for value in inner.initializers.values():
+            if value.const_value is not None:
+                value.const_value = settled(value.const_value, f"tensor '{value.name}'")
+    for node in graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            where = f"attribute '{name}' of {node.op_type} '{node.name}'"
+            if attribute.is_ref():
+                raise ModelError(f"{where} refers to an attribute of a function, but is outside of one")
+            if attribute.type is onnx_ir.AttributeType.TENSOR:
+                node.attributes[name] = onnx_ir.AttrTensor(name, settled(attribute.as_tensor(), where))
+            elif attribute.type is onnx_ir.AttributeType.TENSORS:
+                tensors = [settled(tensor, where) for tensor in attribute.as_tensors()]
+                node.attributes[name] = onnx_ir.AttrTensors(name, tensors)
+
+
+class _Files:
+    """Maps of external data files, one for each file."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def map(self, path: str, tensor: str, location: str) -> mmap.mmap:
+        """The file's bytes; ModelError where it is no plain non-empty file of one link."""
+        if path not in self._maps:
+            try:
+                with open(path, "rb", opener=_open_plain) as file:
+                    status = os.fstat(file.fileno())
+                    if not stat.S_ISREG(status.st_mode):
+                        raise ModelError(f"{tensor}: external data '{location}' is not a plain file")
+                    if status.st_nlink > 1:
+                        raise ModelError(
+                            f"{tensor}: external data '{location}' has several hard links, so it may be a file from "
+                            f"elsewhere; replace it by a copy of its own"
+                        )
+                    if status.st_size == 0:
+                        raise ModelError(f"{tensor}: external data '{location}' is empty; was it downloaded fully?")
+                    self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except FileNotFoundError:
+                raise ModelError(
+                    f"{tensor}: external data '{location}' is missing; put it at {path}, beside the model"
+                ) from None
+            except OSError as error:
+                raise ModelError(f"{tensor}: external data '{location}' cannot be read: {error.strerror}") from None
+        return self._maps[path]
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must not block
+
+
+def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _Files) -> onnx_ir.TensorProtocol:
+    if isinstance(tensor, onnx_ir.ExternalTensor):
+        _check_dims(tensor, where)
+        return _map(tensor, where, files)
+    if isinstance(tensor, serde.TensorProtoTensor):
+        return _embedded(tensor, where)
+    if isinstance(tensor, onnx_ir.StringTensor) and math.prod(tensor.shape.numpy()) != len(tensor.raw):
+        raise ModelError(f"{where} holds {len(tensor.raw)} strings, but its dims are {list(tensor.shape.numpy())}")
+    return tensor
+
+
+def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProtocol:
+    """A tensor inside the model file. Sub-byte types are compared first: onnx_ir pads what is missing with zeros."""
+    nbytes, proto = _check_dims(tensor, where), tensor.raw
+    if proto.HasField("raw_data"):
+        raw = proto.raw_data
+        if len(raw) != nbytes:
+            raise ModelError(f"{where} holds {len(raw)} bytes, but its dims {list(proto.dims)} need {nbytes}")
+        return _tensor(raw, 0, nbytes, tensor)
+    if nbytes and not any(len(getattr(proto, field)) for field in _TYPED_FIELDS):
+        raise ModelError(
+            f"{where} holds no data, but has dims {list(proto.dims)}; the weights were stripped, or are in a file that "
+            f"the model does not name"
+        )
+    if tensor.dtype.bitwidth < 8 and len(proto.int32_data) != nbytes:
+        raise ModelError(f"{where} holds {len(proto.int32_data)} bytes, but its dims {list(proto.dims)} need {nbytes}")
+    try:
+        array = tensor.numpy()
+    except (ValueError, AssertionError, OverflowError) as error:  # wrong count, field of another type, too large number
+        raise ModelError(f"{where} holds other data than its dims {list(proto.dims)} and type say: {error}") from None
+    return onnx_ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+
+
+def _check_dims(tensor: onnx_ir.TensorProtocol, where: str) -> int:
+    """Bytes that the tensor needs."""
+    try:
+        dtype = tensor.dtype
+    except ValueError as error:
+        raise ModelError(f"{where} has an unknown element type: {error}") from None
+    dims = tensor.shape.numpy()
+    if dtype in (onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING):
+        raise ModelError(f"{where} has no numeric element type ({dtype.name})")
+    nbytes = -(-math.prod(dims) * dtype.bitwidth // 8)
+    if any(dim < 0 for dim in dims) or len(dims) > 32 or nbytes > LARGEST_TENSOR:
+        raise ModelError(f"{where} has impossible dims {list(dims)}")
+    return nbytes
+
+
+def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _Files) -> onnx_ir.TensorProtocol:
+    location = os.fspath(tensor.location)
+    path = _inside(location, os.fspath(tensor.base_dir), where)
+    offset, nbytes = tensor.offset or 0, tensor.nbytes
+    length = nbytes if tensor.length is None else tensor.length
+    if length != nbytes or offset < 0:
+        raise ModelError(
+            f"{where}: external data '{location}' is {length} bytes at offset {offset}, but dims "
+            f"{list(tensor.shape.numpy())} of {tensor.dtype.name} need {nbytes}"
+        )
+    if nbytes == 0:
+        return _tensor(b"", 0, 0, tensor)
+    data = files.map(path, where, location)
+    if offset + nbytes > len(data):
+        raise ModelError(
+            f"{where}: external data '{location}' ends at byte {len(data)}, but {nbytes} bytes at offset {offset} are "
+            f"wanted; was it downloaded fully, and is it of the same export?"
+        )
+    return _tensor(data, offset, nbytes, tensor)
+
+
+def _tensor(
+    data: bytes | mmap.mmap, offset: int, nbytes: int, tensor: onnx_ir.TensorProtocol
+) -> onnx_ir.TensorProtocol:
+    """The tensor as a view of raw little-endian data."""
+    raw: Array = np.frombuffer(data, np.uint8, nbytes, offset)
+    dims = tensor.shape.numpy()
+    if tensor.dtype.bitwidth < 8:
+        return onnx_ir.PackedTensor(raw, tensor.dtype, shape=dims, name=tensor.name)
+    try:
+        array = raw.view(np.dtype(tensor.dtype.numpy()).newbyteorder("<")).reshape(dims)
+    except ValueError as error:  # an empty tensor of impossible dims
+        raise ModelError(f"tensor '{tensor.name}' has impossible dims {list(dims)}: {error}") from None
+    return onnx_ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+
+
+def _inside(location: str, folder: str, where: str) -> str:
+    """The real path of a data file; ModelError unless that lies in the folder."""
+    fix = "save the model again with its data file beside it (onnx.save, save_as_external_data=True)"
+    if not location:
+        raise ModelError(f"{where} is external data without a location; {fix}")
+    pure = PurePosixPath(location), PureWindowsPath(location)
+    if any(path.is_absolute() or path.drive or ".." in path.parts for path in pure) or "\0" in location:
+        raise ModelError(f"{where}: external data '{location}' must be a path inside the model's folder; {fix}")
+    if not folder:
+        raise ModelError(
+            f"{where} is in the file '{location}', but the model came from memory, so its folder is unknown; give the "
+            f"path of the model (or load it by an absolute path)"
+        )
+    base = Path(folder).resolve()
+    try:
+        path = (base / location).resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        raise ModelError(f"{where}: external data '{location}' cannot be followed; {fix}") from None
+    if base not in path.parents:
+        raise ModelError(
+            f"{where}: external data '{location}' is a link to {path}, outside the model's folder {base}; "
+            f"put a copy of the file in its place"
+        )
+    return str(path)

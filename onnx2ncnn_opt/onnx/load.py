@@ -1,0 +1,191 @@
+"""From whatever the user calls a model to a graph that the importer can walk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import constants, structure
+from onnx2ncnn_opt.onnx.binding import InputInfo, TensorInfo, bind
+
+LARGEST_MESSAGE = 2**31 - 1  # what protobuf can parse
+
+# What people pass by mistake: how the file begins, and what to do.
+_NOT_ONNX = (
+    (b"version https://git-lfs", "it is a Git LFS pointer; fetch the real file with: git lfs pull"),
+    (b"PK\x03\x04", "it is a zip file, perhaps a PyTorch checkpoint; export the model with torch.onnx.export first"),
+    (b"\x80\x02", "it is a Python pickle, perhaps a PyTorch checkpoint; export the model with torch.onnx.export first"),
+    (b"7767517", "it is an ncnn .param file, not an ONNX model"),
+    (b"<", "it is a text or HTML file; was it downloaded correctly?"),
+)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be walked.
+
+    `graph` is sorted, without function calls, dead nodes or unused initializers; every constant in it is an array that
+    was checked against its data. `inputs` are the graph's inputs that are no constants. `opsets` holds a version for
+    each domain ('' is ONNX's own). `source_sha256` is that of the main file or bytes, None for an onnx_ir.Model, which
+    has none. `folder` is where the model lies, None if it came from memory. `producer` is the exporter, with version.
+    """
+
+    graph: onnx_ir.Graph
+    inputs: tuple[InputInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    opsets: Mapping[str, int]
+    source_sha256: str | None
+    folder: Path | None
+    name: str
+    producer: str
+
+    def initializer(self, name: str) -> Array:
+        """The array of an initializer, as stored and not copied; KeyError where there is none of that name."""
+        tensor = self.graph.initializers[name].const_value
+        assert tensor is not None
+        return tensor.numpy()
+
+
+@dataclass(frozen=True)
+class _Source:
+    model: onnx_ir.Model
+    sha256: str | None = None
+    folder: Path | None = None
+    stem: str = ""
+
+
+def load_model(source: Any, *, shapes: Mapping[str, Sequence[int]] | None = None) -> LoadedModel:
+    """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
+
+    `shapes` binds the sizes of inputs by name. Objects that are passed in are not changed, but an onnx_ir.Model whose
+    nodes are out of order is sorted.
+
+    Raises:
+        ModelError: the model is broken, unsafe to open, or of an unknown opset.
+        UsageError: `source` is no model, or `shapes` does not fit the inputs.
+    """
+    opened = _open(source)
+    model = opened.model
+    structure.inline_functions(model)
+    structure.check_opset(model)
+    structure.strip(model.graph)
+    constants.settle(model.graph)
+    inputs, outputs = bind(model.graph.inputs, model.graph.outputs, shapes or {})
+    return LoadedModel(
+        graph=model.graph,
+        inputs=inputs,
+        outputs=outputs,
+        opsets=dict(model.opset_imports),
+        source_sha256=opened.sha256,
+        folder=opened.folder,
+        name=opened.stem or model.graph.name or "model",
+        producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
+    )
+
+
+def _open(source: Any) -> _Source:
+    if isinstance(source, (str, os.PathLike)):
+        return _open_path(Path(source))
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data = bytes(source)
+        return _Source(_from_proto(_parse(data, "the bytes"), None), hashlib.sha256(data).hexdigest())
+    if isinstance(source, onnx.ModelProto):
+        return _Source(_from_proto(source, None), _digest(source))
+    model = source if isinstance(source, onnx_ir.Model) else getattr(source, "model", None)
+    if isinstance(model, onnx_ir.Model):
+        structure.check_structure(model)
+        return _Source(model.clone())
+    # Asked last: ONNXProgram.model_proto serialises all weights, but old ones have nothing else.
+    proto = getattr(source, "model_proto", None)
+    if isinstance(proto, onnx.ModelProto):
+        return _open(proto)
+    raise UsageError(
+        f"a {type(source).__name__} is no model; give a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
+    )
+
+
+def _open_path(path: Path) -> _Source:
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{path} is a folder; give the .onnx file in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{path} is not a plain file")
+        if status.st_size > LARGEST_MESSAGE:
+            raise ModelError(
+                f"{path} has {status.st_size} bytes, more than protobuf can read; export it with external data"
+            )
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    sha256 = hashlib.sha256(data).hexdigest()
+    proto = _parse(data, str(path))
+    del data
+    folder = path.absolute().parent
+    return _Source(_from_proto(proto, folder), sha256, folder, path.stem)
+
+
+def _parse(data: bytes, where: str) -> onnx.ModelProto:
+    if not data:
+        raise ModelError(f"{where}: no ONNX model, but empty")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+        complete = proto.HasField("graph") and proto.ir_version > 0
+    except DecodeError:
+        complete = False
+    if not complete:
+        hint = next((hint for start, hint in _NOT_ONNX if data[:64].lstrip().startswith(start)), "")
+        raise ModelError(f"{where}: no ONNX model, or truncated; {hint or 'was it written or downloaded fully?'}")
+    return proto
+
+
+def _digest(proto: onnx.ModelProto) -> str | None:
+    try:
+        return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    except (EncodeError, ValueError):  # more than 2 GB
+        return None
+
+
+def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
+    structure.check_proto(proto)
+    try:
+        with _quiet():
+            model = onnx_ir.from_proto(proto)
+    except (onnx_ir.serde.SerdeError, ValueError, TypeError) as error:
+        raise ModelError(f"the model breaks ONNX's rules: {structure.root_cause(error)}") from None
+    if folder is not None:
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            onnx_ir.external_data.set_base_dir(graph, folder)
+    structure.check_structure(model)
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what onnx_ir logs about broken models while it reads them: they are refused, with one message."""
+    logger = logging.getLogger("onnx_ir.serde")
+    logger.addFilter(_drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False

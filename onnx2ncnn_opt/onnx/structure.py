@@ -1,0 +1,213 @@
+"""The shape of a graph as such: checked, functions inlined, dead nodes removed, in topological order.
+
+onnx.checker is not used: it needs the whole model serialised once more, weights included, and the importer compares
+every node with its operator's signature anyway.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir
+from onnx_ir.passes import PreconditionError
+from onnx_ir.passes.common import InlinePass
+
+from onnx2ncnn_opt.errors import ModelError
+
+OLDEST_OPSET = 7  # older operators broadcast by attribute
+MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
+
+
+def check_proto(proto: onnx.ModelProto) -> None:
+    """Find what onnx_ir would drop or overwrite without a word when it reads the model. Raises ModelError."""
+    domains = Counter("" if opset.domain == "ai.onnx" else opset.domain for opset in proto.opset_import)
+    for domain, count in domains.items():
+        if count > 1:
+            raise ModelError(f"the model imports the opset of domain '{domain or 'ai.onnx'}' {count} times")
+    functions = Counter((f.domain, f.name, f.overload) for f in proto.functions)
+    for (domain, name, _), count in functions.items():
+        if count > 1:
+            raise ModelError(f"function '{domain}::{name}' is defined {count} times")
+    _check_graph_proto(proto.graph)
+    for function in proto.functions:
+        _check_nodes_proto(function.node)
+
+
+def _check_graph_proto(graph: onnx.GraphProto) -> None:
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise ModelError(f"initializer '{name}' is sparse, which is not supported; store it as a dense tensor")
+    for kind, items in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
+        for name, count in Counter(item.name for item in items).items():
+            _check_text(name, f"{kind} name")
+            if not name:
+                raise ModelError(f"graph '{graph.name}' has an {kind} without a name")
+            if count > 1:
+                raise ModelError(f"graph '{graph.name}' has {count} {kind}s called '{name}'")
+    _check_nodes_proto(graph.node)
+
+
+def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        for text in (node.op_type, node.domain, node.name, *node.input, *node.output):
+            _check_text(text, "name in a node")
+        for name, count in Counter(attribute.name for attribute in node.attribute).items():
+            _check_text(name, f"attribute name of {node.op_type} '{node.name}'")
+            if count > 1:
+                raise ModelError(f"{node.op_type} '{node.name}' has {count} attributes called '{name}'")
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _check_graph_proto(attribute.g)
+            for graph in attribute.graphs:
+                _check_graph_proto(graph)
+
+
+def _check_text(text: str | bytes, what: str) -> None:
+    if isinstance(text, bytes):  # protobuf gives what is no UTF-8 as it is
+        raise ModelError(f"{what} is not UTF-8: {text[:80]!r}")
+
+
+def check_structure(model: onnx_ir.Model) -> None:
+    """Check graph and functions, and sort them topologically where they are not. Raises ModelError."""
+    for function in model.functions.values():
+        _check_graph(function.graph, f"function '{function.domain}::{function.name}'", [])
+    _check_graph(model.graph, "the graph", [])
+    if not model.graph.outputs:
+        raise ModelError("the graph has no outputs")
+
+
+def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -> None:
+    scope = [*outer, graph]
+    names: set[str] = set()
+    for value in _definitions(graph):
+        if value.name and value.name in names:
+            raise ModelError(f"{where} defines '{value.name}' twice")
+        names.add(value.name or "")
+    for node in graph:
+        for read in node.inputs:
+            if read is not None and not _defined(read, scope):
+                raise ModelError(f"{node.op_type} '{node.name}' in {where} reads '{read.name}', which nothing produces")
+        for inner in _attribute_graphs(node):
+            _check_graph(inner, f"a subgraph of {node.op_type} '{node.name}'", scope)
+    for value in graph.outputs:
+        if not _defined(value, scope):
+            raise ModelError(f"output '{value.name}' of {where} is produced by nothing")
+    for name, count in Counter(value.name for value in graph.outputs).items():
+        if count > 1 and not outer:
+            raise ModelError(f"{where} has {count} outputs called '{name}'")
+    try:
+        graph.sort()
+    except ValueError:
+        raise ModelError(f"{where} has a cycle: {_cycle(graph)}") from None
+
+
+def _definitions(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    inputs = set(graph.inputs)
+    yield from graph.inputs
+    yield from (value for value in graph.initializers.values() if value not in inputs)
+    for node in graph:
+        yield from node.outputs
+
+
+def _defined(value: onnx_ir.Value, scope: list[onnx_ir.Graph]) -> bool:
+    made = value.producer() is not None or value.is_graph_input() or value.const_value is not None
+    return made and any(value.graph is graph for graph in scope)
+
+
+def _attribute_graphs(node: onnx_ir.Node) -> Iterator[onnx_ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type is onnx_ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is onnx_ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def _cycle(graph: onnx_ir.Graph) -> str:
+    after: dict[onnx_ir.Node, list[onnx_ir.Node]] = {node: [] for node in graph}
+    for node in graph:
+        for inner in (node, *(n for g in _attribute_graphs(node) for n in g.all_nodes())):
+            producers = (value.producer() for value in inner.inputs if value is not None)
+            after[node] += [producer for producer in producers if producer in after]
+    try:
+        graphlib.TopologicalSorter(after).prepare()
+    except graphlib.CycleError as error:
+        names = [f"{node.op_type} '{node.name}'" for node in error.args[1]]
+        return " -> ".join(names if len(names) <= 8 else [*names[:7], "..."])
+    return "between a subgraph and its node"
+
+
+def check_opset(model: onnx_ir.Model) -> None:
+    """Check that ONNX's own operators are of a version known here. Raises ModelError."""
+    newest = onnx.defs.onnx_opset_version()
+    opset = model.opset_imports.get("")
+    if opset is None:
+        raise ModelError("the model does not say which opset of ONNX it uses; is it complete? Export it again")
+    if opset < OLDEST_OPSET:
+        raise ModelError(
+            f"the model uses opset {opset}, older than {OLDEST_OPSET}; export it again with opset_version=17 or "
+            f"newer, or convert it: onnx.version_converter.convert_version(model, 17)"
+        )
+    if opset > newest:
+        raise ModelError(
+            f"the model uses opset {opset}, but the installed onnx {onnx.__version__} knows opsets up to {newest}; "
+            f"upgrade onnx, or export the model with opset_version={newest} or older"
+        )
+
+
+def inline_functions(model: onnx_ir.Model) -> None:
+    """Put the bodies of the model's functions in place of their calls. Raises ModelError."""
+    if not model.functions:
+        return
+    inliner = InlinePass()
+    try:
+        inliner.requires(model)
+        nodes = _inlined_size(model)
+        if nodes > MOST_NODES:
+            raise ModelError(f"the model's functions expand to {nodes} nodes, more than {MOST_NODES}")
+        inliner(model)
+    except PreconditionError as error:
+        raise ModelError(f"the model's functions call each other in a circle: {error}") from None
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"the model's functions cannot be inlined: {root_cause(error)}; "
+            f"try onnx.inliner.inline_local_functions(model), or export without functions"
+        ) from None
+
+
+def _inlined_size(model: onnx_ir.Model) -> int:
+    """How many nodes the graph has when all calls are replaced by bodies; calls must not be recursive."""
+    calls = {
+        name: Counter(node.op_identifier() for node in function.all_nodes())
+        for name, function in model.functions.items()
+    }
+    needs = {name: [called for called in counts if called in calls] for name, counts in calls.items()}
+    size: dict[onnx_ir.OperatorIdentifier, int] = {}
+    for name in graphlib.TopologicalSorter(needs).static_order():
+        size[name] = sum(count * size.get(called, 1) for called, count in calls[name].items())
+    return sum(size.get(node.op_identifier(), 1) for node in model.graph.all_nodes())
+
+
+def strip(graph: onnx_ir.Graph) -> None:
+    """Remove nodes and initializers that no output depends on; an input with an initializer becomes a constant."""
+    outputs = set(graph.outputs)
+    for node in reversed(graph):
+        if not any(value in outputs or value.uses() for value in node.outputs):
+            graph.remove(node, safe=True)
+    for value in [value for value in graph.inputs if value.is_initializer()]:
+        graph.inputs.remove(value)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and value not in outputs:
+            del graph.initializers[name]
+
+
+def root_cause(error: BaseException) -> str:
+    """The message of the error that began it, short; onnx_ir prints whole graphs around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + "..."
