@@ -1,0 +1,306 @@
+"""How a tensor of any rank lies in a Mat of at most four dims, and the layers that bring it into another form.
+
+A tensor's axes are factorised into atoms: runs of elements that have travelled together so far. The Mat holds the atoms
+in memory order, grouped into dims (and, before them, its batch count); the tensor's axes hold the same atoms in the
+tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they cost nothing until somebody
+needs the Mat in a certain form: then `plan` gives the fewest Reshape and Permute layers that lead there. Axes of size 1
+have no atoms at all, which is why they can be added, dropped and moved freely.
+
+Any permutation of any number of atoms is a product of permutations of at most four blocks, so nothing is out of reach
+for rank alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, pairwise, permutations
+from typing import TypeAlias
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
+
+MAX_DIMS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """A factor of a tensor's axes; its identity is the object."""
+
+    size: Dim
+
+    def __repr__(self) -> str:
+        return f"<{self.size}>"
+
+
+Atoms: TypeAlias = tuple[Atom, ...]
+Dims: TypeAlias = tuple[Atoms, ...]
+
+
+def sizes(groups: Iterable[Atoms]) -> Shape:
+    """The size of each group of atoms."""
+    return tuple(product(atom.size for atom in group) for group in groups)
+
+
+def flat(groups: Iterable[Atoms]) -> Atoms:
+    """All atoms of the groups, in order."""
+    return tuple(atom for group in groups for atom in group)
+
+
+@dataclass(frozen=True)
+class Regroup:
+    """A Reshape layer: `dims` of the result, and whether the batch is folded in (`unbatch`) or taken out (`batch`).
+
+    With `batch` not None the result's Mat has that batch count, and it comes before `dims` in memory.
+    """
+
+    dims: Shape
+    unbatch: bool = False
+    batch: Dim | None = None
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """A Permute layer: result dim i is dim ``perm[i]`` of the operand."""
+
+    perm: tuple[int, ...]
+
+
+Step: TypeAlias = Regroup | Reorder
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor over a Mat: `batch` and `dims` are the Mat's atoms in memory order, `axes` the tensor's."""
+
+    batch: Atoms
+    dims: Dims
+    axes: Dims
+
+    @classmethod
+    def of(cls, shape: Shape, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> View:
+        """A fresh view of a tensor of `shape` whose axes are grouped into Mat dims, and into the batch, as given.
+
+        Axes that are mentioned nowhere must have size 1.
+        """
+        axes = tuple((Atom(size),) if size != 1 else () for size in shape)
+        view = cls(flat(axes[a] for a in batch), tuple(flat(axes[a] for a in group) for group in dims), axes)
+        assert set(flat(axes)) == set(view.batch) | set(flat(view.dims)), "an axis of the tensor is nowhere in the Mat"
+        return view
+
+    @property
+    def shape(self) -> Shape:
+        """The tensor's shape."""
+        return sizes(self.axes)
+
+    @property
+    def mat_shape(self) -> Shape:
+        """The Mat's dims, outermost first."""
+        return sizes(self.dims)
+
+    def dim_of(self, axis: int) -> int | None:
+        """The Mat dim that is exactly this axis, None where the axis is spread, shared or of size 1."""
+        atoms = self.axes[axis]
+        return next((i for i, group in enumerate(self.dims) if group == atoms), None) if atoms else None
+
+    def transpose(self, perm: Sequence[int]) -> View:
+        """The tensor with its axes permuted as ONNX Transpose does."""
+        return View(self.batch, self.dims, tuple(self.axes[p] for p in perm))
+
+    def with_axes(self, axes: Iterable[Atoms]) -> View:
+        """The same Mat under other axes, made of the same atoms."""
+        return View(self.batch, self.dims, tuple(axes))
+
+    def split(self, atom: Atom, *factors: Dim) -> View:
+        """The view with an atom replaced by factors of it, outermost first."""
+        parts = tuple(Atom(size) for size in factors if size != 1)
+
+        def new(atoms: Atoms) -> Atoms:
+            return flat(parts if a is atom else (a,) for a in atoms)
+
+        return View(new(self.batch), tuple(map(new, self.dims)), tuple(map(new, self.axes)))
+
+    def reshape(self, shape: Shape) -> View | None:
+        """The tensor under a new shape of the same size, where its atoms (or factors of them) can be regrouped so.
+
+        None where a new axis would need parts of two atoms that do not fall apart at its boundary.
+        """
+        view = self
+        left = list(flat(view.axes))
+        axes: list[Atoms] = []
+        for size in shape:
+            group: list[Atom] = []
+            while size != 1:
+                if not left:
+                    return None
+                atom = left.pop(0)
+                rest = exact_div(size, atom.size)
+                if rest is None:
+                    inner = exact_div(atom.size, size)
+                    if inner is None:
+                        return None
+                    before = set(flat(view.axes))
+                    view = view.split(atom, size, inner)
+                    head, tail = (a for a in flat(view.axes) if a not in before)
+                    axes = [_replace(g, atom, (head, tail)) for g in axes]
+                    left.insert(0, tail)
+                    atom, rest = head, 1
+                group.append(atom)
+                size = rest
+            axes.append(tuple(group))
+        return view.with_axes(axes) if not left else None
+
+
+def _replace(group: Atoms, atom: Atom, parts: Atoms) -> Atoms:
+    return flat(parts if a is atom else (a,) for a in group)
+
+
+def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | None:
+    """Both views with the atoms of two equally long axes cut at the same places; None where that is impossible."""
+    i = 0
+    while i < max(len(a.axes[axis_a]), len(b.axes[axis_b])):
+        left, right = a.axes[axis_a][i], b.axes[axis_b][i]
+        if left.size != right.size:
+            inner = exact_div(right.size, left.size)
+            if inner is not None:
+                b = b.split(right, left.size, inner)
+            elif (inner := exact_div(left.size, right.size)) is not None:
+                a = a.split(left, right.size, inner)
+            else:
+                return None
+        i += 1
+    return a, b
+
+
+def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
+    """The fewest layers that bring the view's Mat into these dims and batch; every atom must appear exactly once."""
+    old, new = view.batch + flat(view.dims), batch + flat(dims)
+    assert set(old) == set(new), "the wanted form does not hold the tensor's atoms"
+    assert len(dims) <= MAX_DIMS, "a Mat has at most four dims"
+    if (view.batch, view.dims) == (batch, dims):
+        return []
+    out_batch = product(a.size for a in batch) if batch else None
+    if view.batch == batch:
+        if flat(view.dims) == flat(dims):
+            return [Regroup(sizes(dims))]
+        return _permutation(flat(view.dims), flat(dims), view.dims, dims)
+    if old == new:
+        return [Regroup(sizes(dims), unbatch=bool(view.batch), batch=out_batch)]
+    steps = _permutation(old, new, None if view.batch else view.dims, None if batch else dims)
+    if view.batch:
+        first = steps[0]
+        assert isinstance(first, Regroup)
+        steps[0] = Regroup(first.dims, unbatch=True)
+    if batch:
+        steps.append(Regroup(sizes(dims), batch=out_batch))
+    return steps
+
+
+def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | None) -> list[Step]:
+    """Layers from one order of atoms to another.
+
+    `source` and `target` are the dims before and after; None where a Reshape stands there anyway (and, at the end, is
+    added by the caller).
+    """
+    blocks = _blocks(old, new)
+    options: list[list[Step]] = []
+    if len(blocks) <= MAX_DIMS:
+        if source is not None:
+            options.extend(_direct(source, new, target))
+        if target is not None and _are_runs(target, old):
+            order = sorted(range(len(target)), key=lambda i: old.index(target[i][0]) if target[i] else -1)
+            perm = tuple(order.index(i) for i in range(len(target)))
+            options.append([Regroup(sizes(target[i] for i in order)), Reorder(perm)])
+    options.append(_by_blocks(blocks, old, target))
+    return min(options, key=len)
+
+
+def _blocks(old: Atoms, new: Atoms) -> list[Atoms]:
+    """`new` cut into the longest runs that also stand together in `old`."""
+    position = {atom: i for i, atom in enumerate(old)}
+    blocks: list[list[Atom]] = []
+    for atom in new:
+        if blocks and position[blocks[-1][-1]] + 1 == position[atom]:
+            blocks[-1].append(atom)
+        else:
+            blocks.append([atom])
+    return [tuple(block) for block in blocks]
+
+
+def _are_runs(groups: Dims, order: Atoms) -> bool:
+    position = {atom: i for i, atom in enumerate(order)}
+    return all(position[a] + 1 == position[b] for group in groups for a, b in pairwise(group))
+
+
+def _direct(source: Dims, new: Atoms, target: Dims | None) -> Iterator[list[Step]]:
+    """A Permute on the dims as they are, and a Reshape behind it where the dims are not yet the target's."""
+    for perm in permutations(range(len(source))):
+        dims = tuple(source[p] for p in perm)
+        if flat(dims) == new:
+            steps: list[Step] = [Reorder(perm)]
+            if target is not None and dims != target:
+                steps.append(Regroup(sizes(target)))
+            yield steps
+
+
+def _by_blocks(blocks: list[Atoms], old: Atoms, target: Dims | None) -> list[Step]:
+    """Reshape to the blocks that move, Permute them (several times beyond four blocks), Reshape to the end."""
+    start = sorted(blocks, key=lambda block: old.index(block[0]))
+    order = tuple(blocks.index(block) for block in start)
+    steps: list[Step] = []
+    for cuts, perm in _moves(order):
+        segments = _cut(start, cuts)
+        steps += [Regroup(tuple(product(sizes(segment)) for segment in segments)), Reorder(perm)]
+        start = [block for p in perm for block in segments[p]]
+        dims = tuple(flat(segments[p]) for p in perm)
+    if target is not None and dims != target:
+        steps.append(Regroup(sizes(target)))
+    return steps
+
+
+def _cut(items: Sequence[Atoms], cuts: Sequence[int]) -> list[Sequence[Atoms]]:
+    return [items[i:j] for i, j in zip((0, *cuts), (*cuts, len(items)), strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _moves(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """The fewest permutations of at most four runs that sort `order`: each as its cut points and its perm."""
+    if len(order) > 6:
+        return _moves_greedy(order)
+    goal = tuple(sorted(order))
+    reached: dict[tuple[int, ...], tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] = {order: ()}
+    frontier = [order]
+    while goal not in reached:
+        following = []
+        for state in frontier:
+            for cuts, perm, moved in _neighbours(state):
+                if moved not in reached:
+                    reached[moved] = (*reached[state], (cuts, perm))
+                    following.append(moved)
+        frontier = following
+    return reached[goal]
+
+
+def _neighbours(state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    for count in range(1, min(MAX_DIMS, len(state))):
+        for cuts in combinations(range(1, len(state)), count):
+            segments = [state[i:j] for i, j in zip((0, *cuts), (*cuts, len(state)), strict=True)]
+            for perm in permutations(range(count + 1)):
+                yield cuts, perm, tuple(x for p in perm for x in segments[p])
+
+
+def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """One block to its place at a time: not the fewest, but in reach for any number of blocks."""
+    moves = []
+    for place, block in enumerate(sorted(order)):
+        at = order.index(block)
+        if at == place:
+            continue
+        cuts = tuple(c for c in (place, at, at + 1) if 0 < c < len(order))
+        segments = [order[i:j] for i, j in zip((0, *cuts), (*cuts, len(order)), strict=True)]
+        first = 1 if place else 0
+        perm = list(range(len(segments)))
+        perm.insert(first, perm.pop(first + 1))
+        moves.append((cuts, tuple(perm)))
+        order = tuple(x for p in perm for x in segments[p])
+    return tuple(moves)
