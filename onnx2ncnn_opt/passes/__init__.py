@@ -1,0 +1,75 @@
+"""The passes, each in a file of its name, and the pipeline: one tuple, in the order in which they take their turns.
+
+The order matters where two passes want the same layer. What makes layers vanish comes first, since it brings others
+together; expanded activations are recognised before their parts are folded elsewhere; constants go into weights before
+what is left of them becomes a layer; dead layers go last. The pipeline runs to a fixpoint, so that no pass depends on
+another having run before, only on who is asked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.passes import fuse_activation, fuse_affine
+from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
+from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
+from onnx2ncnn_opt.passes.eliminate_flatten_after_innerproduct import eliminate_flatten_after_innerproduct
+from onnx2ncnn_opt.passes.eliminate_noop import eliminate_noop
+from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
+from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
+from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
+from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
+from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
+from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
+from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
+from onnx2ncnn_opt.passes.fuse_hardsigmoid import fuse_hardsigmoid
+from onnx2ncnn_opt.passes.fuse_hardswish import fuse_hardswish
+from onnx2ncnn_opt.passes.fuse_innerproduct_dropout import fuse_innerproduct_dropout
+from onnx2ncnn_opt.passes.fuse_memorydata_binaryop import fuse_memorydata_binaryop
+from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
+from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
+from onnx2ncnn_opt.rewrite import pipeline
+from onnx2ncnn_opt.rewrite.events import Event
+from onnx2ncnn_opt.rewrite.rule import Pass
+
+PASSES: tuple[Pass, ...] = (
+    eliminate_split,
+    eliminate_noop,
+    eliminate_dropout,
+    eliminate_pooling1x1,
+    eliminate_flatten_after_global_pooling,
+    eliminate_reshape_after_global_pooling,
+    eliminate_flatten_after_innerproduct,
+    fuse_memorydata_binaryop,
+    replace_prelu_with_leaky_relu,
+    fuse_swish,
+    fuse_hardsigmoid,
+    fuse_hardswish,
+    fuse_gelu,
+    fuse_fast_gelu,
+    *fuse_affine.PASSES,
+    fuse_innerproduct_dropout,
+    *fuse_activation.PASSES,
+    fuse_binaryop_eltwise,
+    fuse_binaryop_scale,
+    eliminate_orphaned_memorydata,
+)
+
+
+def run(
+    graph: Graph,
+    passes: Sequence[Pass] = PASSES,
+    skip: Collection[str] = (),
+    limit: int | None = None,
+    check: bool = False,
+) -> list[Event]:
+    """Optimise a graph in place; returns what was done, then the near misses with their reasons.
+
+    `skip` names passes to leave out; UsageError for one that does not exist. See `pipeline.run` for the rest.
+    """
+    unknown = sorted(set(skip) - {p.name for p in passes})
+    if unknown:
+        raise UsageError(f"there is no pass called {', '.join(unknown)}; `onnx2ncnn-opt passes` lists them")
+    return pipeline.run(graph, [p for p in passes if p.name not in skip], limit=limit, check=check)

@@ -1,0 +1,73 @@
+"""Constant operands (MemoryData), as ncnn broadcasts them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.rewrite.rule import require
+
+
+def constant_array(const: Layer) -> Array:
+    """A MemoryData's numbers in float64, in the shape of its blob; refused where they are no finite floats."""
+    require("data" in const.weights and const.weights.stored("data").is_float, f"'{const.name}' holds no floats")
+    require(not (const["d"] and not const["c"]), f"'{const.name}' has d without c")
+    sizes = (const["c"], const["d"], const["h"], const["w"])
+    data = const.weights["data"].reshape([size for size in sizes if size]).astype(np.float64)
+    require(np.isfinite(data).all(), f"'{const.name}' holds values that are not finite")
+    return data
+
+
+def scalar(const: Layer, x: Blob) -> float:
+    """The one value of a constant beside `x`; refused unless it leaves the shape of `x` as it is."""
+    data = constant_array(const)
+    require(data.size == 1, f"'{const.name}' is no scalar")
+    _require_no_higher_rank(data, const, x)
+    return float(data.reshape(()))
+
+
+def per_channel(const: Layer, x: Blob, channels: int) -> Array:
+    """A constant beside `x` as one value for each of the `channels` slices of the outermost axis.
+
+    ncnn lays a 1-D operand along the outermost axis if it has that size, and aligns any lower rank at the outer side.
+    """
+    data = constant_array(const)
+    if data.shape == (channels,):
+        return data
+    _require_no_higher_rank(data, const, x)
+    if data.size == 1:
+        return np.full(channels, data.reshape(()))
+    outermost = data.ndim > 1 and data.shape[0] == channels == data.size
+    require(outermost, f"'{const.name}' of shape {data.shape} is not one value for each of {channels} channels")
+    return data.reshape(channels)
+
+
+def per_column(const: Layer, x: Blob, columns: int) -> Array:
+    """A constant beside a 2-D `x` of shape (rows, columns) as one value for each column."""
+    data = constant_array(const)
+    assert x.shape is not None
+    _require_no_higher_rank(data, const, x)
+    if data.size == 1:
+        return np.full(columns, data.reshape(()))
+    if data.ndim == 1:
+        # A 1-D operand goes along the rows where it has their number, whatever the number of columns.
+        rows = x.shape[0]
+        require(isinstance(rows, int) and rows != data.size, f"'{const.name}' may be one value for each row")
+    fits = data.shape in ((columns,), (1, columns))
+    require(fits, f"'{const.name}' of shape {data.shape} is not one value for each of {columns} columns")
+    return data.reshape(columns)
+
+
+def _require_no_higher_rank(data: Array, const: Layer, x: Blob) -> None:
+    if data.ndim > 1:
+        require(x.shape is not None, f"the shape of '{x.name}' is unknown")
+        assert x.shape is not None
+        require(data.ndim <= len(x.shape), f"'{const.name}' has more dimensions than '{x.name}'")
+
+
+def finite_float32(value: float) -> bool:
+    """Whether a number survives the way through a .param file."""
+    return math.isfinite(value) and abs(value) <= float(np.finfo(np.float32).max)

@@ -1,0 +1,34 @@
+"""Layer types that passes treat alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """Types that one pass of a table covers: `name` as in ncnnoptimize's pass names, `types` of ncnn's registry."""
+
+    name: str
+    types: tuple[str, ...]
+
+    @property
+    def type(self) -> str:
+        """The type that stands for all in pictures."""
+        return self.types[0]
+
+
+def _with_1d_and_3d(type: str) -> Family:
+    return Family(type.lower(), (type, f"{type}1D", f"{type}3D"))
+
+
+# Everything that has weights per output channel and a fused activation.
+WEIGHTED = (
+    _with_1d_and_3d("Convolution"),
+    _with_1d_and_3d("ConvolutionDepthWise"),
+    _with_1d_and_3d("Deconvolution"),
+    _with_1d_and_3d("DeconvolutionDepthWise"),
+    Family("innerproduct", ("InnerProduct",)),
+)
+# Everything that takes up a factor and an offset per channel.
+FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))

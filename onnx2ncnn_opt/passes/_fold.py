@@ -1,0 +1,143 @@
+"""Folding a factor and an offset per channel into the layer before: ``y * scale + shift``, calculated in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import per_channel, per_column
+from onnx2ncnn_opt.rewrite.rule import require
+
+ADD, SUB, MUL, DIV, RSUB, RDIV = 0, 1, 2, 3, 7, 8
+
+
+class Affine(NamedTuple):
+    """One factor and one offset per channel, in float64."""
+
+    scale: Array
+    shift: Array
+
+
+def fold(layer: Layer, affine: Affine) -> Layer:
+    """The layer with ``output * scale + shift`` calculated into it; its weights become float32."""
+    scale, shift = affine
+    if layer.type == "BatchNorm":
+        slope, bias = _blocks(layer, "slope_data", "bias_data")
+        return layer.having(weights=_stored(layer, slope_data=slope * scale, bias_data=bias * scale + shift))
+    name = "scale_data" if layer.type == "Scale" else "weight_data"
+    (weight,) = _blocks(layer, name)
+    require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
+    # Output channels are the outermost axis of every weight, the transposed and the grouped ones included.
+    weights = {name: (weight.reshape(len(scale), -1) * scale[:, None]).reshape(weight.shape)}
+    bias_term = layer["bias_term"]
+    if bias_term:
+        (bias,) = _blocks(layer, "bias_data")
+        shift = bias * scale + shift
+    if bias_term or shift.any():
+        bias_term, weights["bias_data"] = 1, shift
+    return layer.having(bias_term=bias_term, weights=_stored(layer, **weights))
+
+
+def require_foldable(layer: Layer) -> None:
+    """Refuse weights that are not plain constants of the layer, and layers that do more than a linear map."""
+    require_own_weights(layer)
+    if layer.type not in ("BatchNorm", "Scale"):
+        require_no_activation(layer)
+
+
+def require_own_weights(layer: Layer) -> None:
+    """Refuse layers with quantised weights, or with weights that come in at run time."""
+    assert layer.spec is not None
+    name = f"{layer.type} '{layer.name}'"
+    params = layer.spec.by_name
+    require("int8_scale_term" not in params or layer["int8_scale_term"] == 0, f"{name} is quantised to int8")
+    require("dynamic_weight" not in params or layer["dynamic_weight"] == 0, f"{name} gets its weights at run time")
+    require("scale_data_size" not in params or layer["scale_data_size"] > 0, f"{name} gets its factors at run time")
+    for weight in layer.spec.weights:
+        if weight.present(layer.resolved):
+            plain = weight.name in layer.weights and layer.weights.stored(weight.name).is_float
+            require(plain, f"{name} has no float {weight.name}")
+
+
+def require_no_activation(layer: Layer) -> None:
+    """Refuse layers that apply an activation to their result already."""
+    require(layer["activation_type"] == 0, f"{layer.type} '{layer.name}' has a fused activation already")
+
+
+def channels(layer: Layer) -> int:
+    """The number of output channels of a layer that `fold` takes."""
+    return int(layer[{"BatchNorm": "channels", "Scale": "scale_data_size"}.get(layer.type, "num_output")])
+
+
+def require_outermost_channels(layer: Layer) -> None:
+    """Refuse where the output channels are not the outermost axis: an InnerProduct over the rows of a matrix."""
+    if layer.type == "InnerProduct":
+        is_vector = len(_known_shape(layer)) == 1
+        require(is_vector, f"'{layer.output.name}' is a matrix: its outermost axis are the rows, not the channels")
+
+
+def batchnorm_affine(bn: Layer) -> Affine:
+    """What a BatchNorm does to each slice of the outermost axis."""
+    slope, mean, var, bias = _blocks(bn, "slope_data", "mean_data", "var_data", "bias_data")
+    # ncnn adds in float32, and puts a small number where the sum is 0.
+    variance = (var.astype(np.float32) + np.float32(bn["eps"])).astype(np.float64)
+    require((variance > 0).all(), f"BatchNorm '{bn.name}' has variances that are not positive")
+    scale = slope / np.sqrt(variance)
+    return Affine(scale, bias - mean * scale)
+
+
+def scale_affine(layer: Layer) -> Affine:
+    """What a Scale with its own factors does to each slice of the outermost axis."""
+    (scale,) = _blocks(layer, "scale_data")
+    shift = _blocks(layer, "bias_data")[0] if layer["bias_term"] else np.zeros_like(scale)
+    return Affine(scale, shift)
+
+
+def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
+    """What a BinaryOp of a layer's output with a constant, or with its own scalar, does to each output channel."""
+    count = channels(layer)
+    if const is None:
+        value = np.full(count, op["b"], np.float64)
+    elif layer.type == "InnerProduct" and len(_known_shape(layer)) == 2:
+        value = per_column(const, layer.output, count)
+    else:
+        value = per_channel(const, layer.output, count)
+    return linear(op, value, const_first=const is not None and op.inputs[0].producer is const)
+
+
+def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
+    """Factor and offset of an add, sub, mul or div with `value` on one side; refused where it divides by the blob."""
+    kind = op["op_type"]
+    if const_first:
+        kind = {SUB: RSUB, DIV: RDIV, RSUB: SUB, RDIV: DIV}.get(kind, kind)
+    one, zero = np.ones_like(value), np.zeros_like(value)
+    if kind == MUL:
+        return Affine(value, zero)
+    if kind == DIV:
+        require(value.all(), f"'{op.name}' divides by 0")
+        return Affine(one / value, zero)
+    require(kind != RDIV, f"'{op.name}' divides by the blob")
+    return {ADD: Affine(one, value), SUB: Affine(one, -value), RSUB: Affine(-one, value)}[kind]
+
+
+def _known_shape(layer: Layer) -> Shape:
+    shape = layer.output.shape
+    require(shape is not None, f"the shape of '{layer.output.name}' is unknown")
+    assert shape is not None
+    return shape
+
+
+def _blocks(layer: Layer, *names: str) -> tuple[Array, ...]:
+    return tuple(layer.weights[name].astype(np.float64) for name in names)
+
+
+def _stored(layer: Layer, **blocks: Array) -> dict[str, Array]:
+    with np.errstate(over="ignore"):
+        stored = {name: block.astype(np.float32) for name, block in blocks.items()}
+    for name, block in stored.items():
+        require(np.isfinite(block).all(), f"{layer.type} '{layer.name}': {name} would overflow")
+    return stored

@@ -1,0 +1,62 @@
+"""Pieces of expanded activations: multiplication and addition of a number, however they are written."""
+
+from __future__ import annotations
+
+import math
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
+
+# Models write constants like sqrt(2 / pi) with six digits and more.
+_TOLERANCE = 1e-5
+_PROD = 0  # of Eltwise
+
+
+def factor(layer: Layer) -> float:
+    """The factor of a BinaryOp that multiplies or divides by its scalar."""
+    return 1 / layer["b"] if layer["op_type"] == DIV else float(layer["b"])
+
+
+def offset(layer: Layer) -> float:
+    """The offset of a BinaryOp that adds or subtracts its scalar."""
+    return float(-layer["b"] if layer["op_type"] == SUB else layer["b"])
+
+
+def close(a: float, b: float) -> bool:
+    """Whether two numbers were meant to be the same."""
+    return math.isclose(a, b, rel_tol=_TOLERANCE)
+
+
+def times(x: Pattern, capture: str = "", by: float | None = None) -> Op:
+    """x multiplied (or divided) by a number that is not 0, or by the given number."""
+
+    def fits(layer: Layer) -> bool:
+        return bool(layer["b"]) and (by is None or close(factor(layer), by))
+
+    return op("BinaryOp", capture, fits, op_type=frozenset({MUL, DIV}), with_scalar=1)(x)
+
+
+def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
+    """x plus (or minus) a number, or the given number."""
+
+    def fits(layer: Layer) -> bool:
+        return number is None or close(offset(layer), number)
+
+    return op("BinaryOp", capture, fits, op_type=frozenset({ADD, SUB}), with_scalar=1)(x)
+
+
+def mul(a: Pattern, b: Pattern) -> Op:
+    """The product of two blobs."""
+    return op(("BinaryOp", "Eltwise"), where=_is_product)(a, b)
+
+
+def _is_product(layer: Layer) -> bool:
+    if layer.type == "Eltwise":
+        return bool(layer["op_type"] == _PROD)
+    return bool(layer["op_type"] == MUL and not layer["with_scalar"])
+
+
+def add(a: Pattern, b: Pattern) -> Op:
+    """The sum of two blobs."""
+    return op("BinaryOp", op_type=ADD, with_scalar=0)(a, b)

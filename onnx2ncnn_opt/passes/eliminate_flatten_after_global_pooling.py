@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.rewrite.pattern import kept, op
+from onnx2ncnn_opt.rewrite.rule import rewrite
+
+# Gives a 1-D blob, whatever its input is.
+GLOBAL_POOLING = kept(op(("Pooling", "Pooling1D", "Pooling3D"), "pool", global_pooling=1))
+
+
+@rewrite(op("Flatten")(GLOBAL_POOLING), exact=True)
+def eliminate_flatten_after_global_pooling(pool: Layer) -> Blob:
+    """x ── Pooling (global) ── Flatten ──   ⇒   x ── Pooling (global) ──"""
+    return pool.output

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+
+@graph_pass(exact=True)
+def eliminate_orphaned_memorydata(graph: Graph) -> Iterator[Change]:
+    """MemoryData, or any other layer, that no output of the net needs   ⇒   nothing
+
+    Input layers stay: they are the net's promise to its caller. So do layers of which one output is used.
+    """
+    for layer in reversed(graph):
+        if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
+            graph.remove(layer)
+            yield Change((layer,))

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_RANKS = {"Pooling1D": 2, "Pooling": 3, "Pooling3D": 4}
+_PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom", "pad_front", "pad_behind")
+
+
+def _is_pointwise(pool: Layer) -> bool:
+    """One element in, the same element out, at every place."""
+    assert pool.spec is not None
+    params = [name for name in pool.spec.by_name if name.startswith(("kernel_", "stride_"))]
+    pads = [name for name in _PADS if name in pool.spec.by_name]
+    return all(pool[name] == 1 for name in params) and not any(pool[name] for name in pads)
+
+
+@rewrite(op(_RANKS, "pool", where=_is_pointwise, global_pooling=0, adaptive_pooling=0)("x"), exact=True)
+def eliminate_pooling1x1(pool: Layer, x: Blob) -> Blob:
+    """x ── Pooling (kernel 1, stride 1, no padding) ──   ⇒   x ──
+
+    Pooling takes blobs of any rank and makes 3-D blobs of them, so the rank of x must be the layer's own.
+    """
+    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
+    assert x.shape is not None
+    require(len(x.shape) == _RANKS[pool.type], f"{pool.type} changes the rank of '{x.name}'")
+    return x

@@ -1,0 +1,39 @@
+"""`fuse_<family>_activation`: activations into the layers that have one built in, as far as ncnn's layers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.passes._families import WEIGHTED, Family
+from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
+
+# The activation layer, and the activation_type and activation_params that mean the same.
+_FUSED: Mapping[str, Callable[[Layer], tuple[int, tuple[float, ...]]]] = {
+    "ReLU": lambda act: (2, (act["slope"],)) if act["slope"] else (1, ()),
+    "Clip": lambda act: (3, (act["min"], act["max"])),
+    "Sigmoid": lambda act: (4, ()),
+    "Mish": lambda act: (5, ()),
+    "HardSwish": lambda act: (6, (act["alpha"], act["beta"])),
+}
+
+
+def _fuse(family: Family) -> Rewrite:
+    @rewrite(
+        op(_FUSED, "activation")(op(family.types, "layer")),
+        exact=False,
+        name=f"fuse_{family.name}_activation",
+        summary=f"x ── {family.type} ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── {family.type} ──",
+    )
+    def fuse(layer: Layer, activation: Layer) -> Layer:
+        require_own_weights(layer)
+        require_no_activation(layer)
+        kind, params = _FUSED[activation.type](activation)
+        return layer.having(activation_type=kind, activation_params=params or None)
+
+    return fuse
+
+
+PASSES = tuple(map(_fuse, WEIGHTED))

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import pi, sqrt
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._linear import add, mul, plus, times
+from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.rewrite.rule import rewrite
+
+_POW, _SQUARE, _TANH = 6, 4, 16
+
+
+def _gated(gate: Op) -> Iterator[Op]:
+    """x * 0.5 * (1 + gate), in every order."""
+    gate = plus(gate, "root", 1.0)
+    yield times(mul("x", gate), by=0.5)
+    yield mul(times("x", by=0.5), gate)
+    yield mul("x", times(gate, by=0.5))
+
+
+def _cubes() -> Iterator[Op]:
+    """0.044715 * x ** 3, in every order."""
+    square = (
+        op("UnaryOp", op_type=_SQUARE)("x"),
+        mul("x", "x"),
+        op("BinaryOp", op_type=_POW, with_scalar=1, b=2.0)("x"),
+    )
+    cubes = (op("BinaryOp", op_type=_POW, with_scalar=1, b=3.0)("x"), *(mul("x", s) for s in square))
+    yield from (times(cube, by=0.044715) for cube in cubes)
+    yield from (mul("x", times(s, by=0.044715)) for s in square)
+    yield from (mul(s, times("x", by=0.044715)) for s in square)
+
+
+_ERF = tuple(_gated(op("Erf")(times("x", by=sqrt(0.5)))))
+_TANH_FORMS = tuple(
+    form
+    for cube in _cubes()
+    for tanh in (op("TanH"), op("UnaryOp", op_type=_TANH))
+    for form in _gated(tanh(times(add("x", cube), by=sqrt(2 / pi))))
+)
+
+
+@rewrite(*_ERF, exact=False)
+def fuse_gelu(x: Blob, root: Layer) -> Layer:
+    """x * 0.5 * (1 + Erf(x / sqrt(2)))   ⇒   GELU(x)"""
+    return Layer("GELU", root.name, [x])
+
+
+@rewrite(*_TANH_FORMS, exact=False)
+def fuse_fast_gelu(x: Blob, root: Layer) -> Layer:
+    """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))   ⇒   GELU(x, fast)"""
+    return Layer("GELU", root.name, [x], (), {"fast_gelu": 1})

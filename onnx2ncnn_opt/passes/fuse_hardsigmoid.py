@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._linear import close, factor, offset, plus, times
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_CLIP = op("Clip", "clip", min=0.0)
+_ADD = plus(times("x", "mul"), "add")
+_ADD_ALONE = plus("x", "add")
+
+
+@rewrite(
+    times(_CLIP(_ADD), "scale"),
+    times(_CLIP(_ADD_ALONE), "scale"),
+    _CLIP(_ADD),
+    _CLIP(_ADD_ALONE),
+    exact=False,
+)
+def fuse_hardsigmoid(x: Blob, clip: Layer, add: Layer, mul: Layer | None = None, scale: Layer | None = None) -> Layer:
+    """Clip(x * a + b, 0, c) / c   ⇒   HardSigmoid(x)
+
+    The multiplication is missing where a is 1, and the division where c is 1.
+    """
+    top = factor(scale) if scale else 1.0
+    require(close(clip["max"] * top, 1.0), f"the values of '{clip.name}' do not end at 1")
+    alpha = (factor(mul) if mul else 1.0) * top
+    require(alpha > 0, f"'{clip.name}' falls where HardSigmoid rises")
+    return Layer("HardSigmoid", clip.name, [x], (), {"alpha": alpha, "beta": offset(add) * top})

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.passes._fold import Affine, channels, fold, require_own_weights
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_NONE, _RELU, _LEAKY_RELU = 0, 1, 2
+
+
+@rewrite(op("Dropout", "dropout")(op("InnerProduct", "ip")), exact=False)
+def fuse_innerproduct_dropout(ip: Layer, dropout: Layer) -> Layer:
+    """x ── InnerProduct ── Dropout (scale) ──   ⇒   x ── InnerProduct ──
+
+    ReLU and LeakyReLU may stand between, as a factor that is not negative goes through them.
+    """
+    require_own_weights(ip)
+    scale, activation = dropout["scale"], ip["activation_type"]
+    commutes = activation == _NONE or (activation in (_RELU, _LEAKY_RELU) and scale >= 0)
+    require(commutes, f"the fused activation of '{ip.name}' does not commute with the factor {scale}")
+    count = channels(ip)
+    return fold(ip, Affine(np.full(count, scale, np.float64), np.zeros(count)))

@@ -1,0 +1,52 @@
+"""What a run of the pipeline tells: plain records for reports, free of graph objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from onnx2ncnn_opt.ir.graph import Layer
+
+
+@dataclass(frozen=True)
+class LayerRef:
+    """A layer as it was called when something happened to it."""
+
+    type: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type} '{self.name}'"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A rewrite that happened: the layers that went, and those that stand in their place."""
+
+    pass_name: str
+    before: tuple[LayerRef, ...]
+    after: tuple[LayerRef, ...]
+
+    def __str__(self) -> str:
+        after = " + ".join(map(str, self.after)) or "nothing"
+        return f"{self.pass_name}: {' + '.join(map(str, self.before))} => {after}"
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A pattern that was found but could not be rewritten, and why."""
+
+    pass_name: str
+    layers: tuple[LayerRef, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.pass_name}: {' + '.join(map(str, self.layers))}: {self.reason}"
+
+
+Event: TypeAlias = Applied | NearMiss
+
+
+def refs(layers: tuple[Layer, ...]) -> tuple[LayerRef, ...]:
+    """The layers as records."""
+    return tuple(LayerRef(layer.type, layer.name) for layer in layers)

@@ -1,0 +1,154 @@
+"""Patterns over def-use links: what a rewrite looks for, written as an expression.
+
+``op("BatchNorm", "bn")(op("Convolution", "conv", activation_type=0))`` is a BatchNorm that reads a Convolution without
+activation. An input of an operator is another operator, a constant (`const`), or a name, which captures any blob. A
+name that occurs twice stands for one and the same thing. Operators that commute match in either order of their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+
+_COMMUTATIVE_BINARY = frozenset({0, 2, 4, 5, 14})  # add, mul, max, min, logaddexp
+
+
+@dataclass(frozen=True)
+class Op:
+    """A layer of one of `types` whose parameters, defaults filled in, have the wanted values.
+
+    A wanted value that is a frozenset means any of its members. `where` is a further condition on the layer alone.
+    Called with patterns, one for each input, it gives the same operator with its inputs described.
+    """
+
+    types: frozenset[str]
+    capture: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    where: Callable[[Layer], bool] | None = None
+    inputs: tuple[Pattern, ...] | None = None
+    is_kept: bool = False
+
+    def __call__(self, *inputs: Pattern) -> Op:
+        """The operator with its inputs described."""
+        return replace(self, inputs=inputs)
+
+    @property
+    def depth(self) -> int:
+        """The number of layers on the longest way through the pattern."""
+        return 1 + max((p.depth for p in self.inputs or () if not isinstance(p, str)), default=0)
+
+    @property
+    def captures(self) -> frozenset[str]:
+        """Every name that a match binds."""
+        found = {self.capture} if self.capture else set()
+        for pattern in self.inputs or ():
+            found |= {pattern} if isinstance(pattern, str) else pattern.captures
+        return frozenset(found)
+
+    def fits(self, layer: Layer) -> bool:
+        """Whether the layer itself is wanted, whatever its inputs are."""
+        if layer.type not in self.types:
+            return False
+        for name, wanted in self.params.items():
+            value = layer[name]
+            if value not in wanted if isinstance(wanted, frozenset) else value != wanted:
+                return False
+        return self.where is None or self.where(layer)
+
+
+Pattern: TypeAlias = Op | str
+
+
+def op(
+    types: str | Collection[str], capture: str = "", where: Callable[[Layer], bool] | None = None, **params: Any
+) -> Op:
+    """A layer of these types with these parameters; see `Op`."""
+    return Op(frozenset([types] if isinstance(types, str) else types), capture, params, where)
+
+
+def kept(pattern: Op) -> Op:
+    """A layer that a match needs to see, but does not replace: others may use it too, and it stays in the graph."""
+    return replace(pattern, is_kept=True)
+
+
+def const(capture: str) -> Op:
+    """A constant operand; captures its MemoryData layer, which is kept."""
+    return kept(op("MemoryData", capture))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Captured layers and blobs by name, the matched layers (root first), and those that are kept."""
+
+    captures: Mapping[str, Layer | Blob] = field(default_factory=dict)
+    layers: tuple[Layer, ...] = ()
+    kept: tuple[Layer, ...] = ()
+
+    @property
+    def root(self) -> Layer:
+        """The layer whose outputs the match explains."""
+        return self.layers[0]
+
+    def _bound(self, name: str, value: Layer | Blob) -> Match | None:
+        """The match with a name bound; None where the name already stands for something else."""
+        if not name:
+            return self
+        known = self.captures.get(name)
+        if known is not None:
+            return self if known is value else None
+        return replace(self, captures={**self.captures, name: value})
+
+
+def matches(pattern: Op, root: Layer) -> Iterator[Match]:
+    """All ways in which the pattern fits with `root` as its last layer."""
+    if pattern.fits(root):
+        yield from _match_layer(pattern, root, Match())
+
+
+def _match_layer(pattern: Op, layer: Layer, found: Match) -> Iterator[Match]:
+    bound = found._bound(pattern.capture, layer)
+    if bound is None:
+        return
+    if pattern.is_kept:
+        bound = replace(bound, kept=(*bound.kept, layer))
+    elif layer not in bound.layers:
+        bound = replace(bound, layers=(*bound.layers, layer))
+    if pattern.inputs is None:
+        yield bound
+    elif len(pattern.inputs) == len(layer.inputs):
+        for blobs in _orders(layer):
+            yield from _match_inputs(pattern.inputs, blobs, bound)
+
+
+def _match_inputs(patterns: tuple[Pattern, ...], blobs: tuple[Blob, ...], found: Match) -> Iterator[Match]:
+    if not patterns:
+        yield found
+        return
+    for first in _match_blob(patterns[0], blobs[0], found):
+        yield from _match_inputs(patterns[1:], blobs[1:], first)
+
+
+def _match_blob(pattern: Pattern, blob: Blob, found: Match) -> Iterator[Match]:
+    if isinstance(pattern, str):
+        bound = found._bound(pattern, blob)
+        if bound is not None:
+            yield bound
+        return
+    layer = blob.producer
+    if layer is not None and len(layer.outputs) == 1 and pattern.fits(layer):
+        yield from _match_layer(pattern, layer, found)
+
+
+def _orders(layer: Layer) -> Iterator[tuple[Blob, ...]]:
+    yield layer.inputs
+    if len(layer.inputs) == 2 and layer.inputs[0] is not layer.inputs[1] and _commutes(layer):
+        yield layer.inputs[::-1]
+
+
+def _commutes(layer: Layer) -> bool:
+    if layer.type == "BinaryOp":
+        return layer["op_type"] in _COMMUTATIVE_BINARY
+    return layer.type == "Eltwise" and not layer["coeffs"]

@@ -1,0 +1,181 @@
+"""Runs passes to a fixpoint, at a cost that grows with the size of the graph and the number of rewrites.
+
+Every pass has a queue of layers that may be the root of a match. In the beginning these are all layers of its root
+types; after a rewrite only layers are queued again that are close enough for their match to have changed. The passes
+take turns in their order until all queues are empty.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.rewrite.edit import eliminate, require_private, substitute
+from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss, refs
+from onnx2ncnn_opt.rewrite.pattern import Match
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Refused, Result, Rewrite
+
+# A blob with more uses than this is no inner blob of any pattern, so a change above it cannot reach its users' matches.
+_MOST_INNER_USES = 8
+# Every rewrite makes a net smaller or simpler; one that never ends is a bug in a pass.
+_MOST_REWRITES_PER_LAYER = 50
+
+
+def run(graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check: bool = False) -> list[Event]:
+    """Apply passes until none finds anything more; returns what was done, then the near misses.
+
+    `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
+    """
+    return _Run(graph, passes, limit, check).run()
+
+
+class _Run:
+    def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool) -> None:
+        self.graph, self.passes, self.check = graph, passes, check
+        most = _MOST_REWRITES_PER_LAYER * (len(graph) + 1)
+        self.limit = most if limit is None else limit
+        self.bounded = limit is None
+        self.applied: list[Event] = []
+        self.near_misses: dict[tuple[Rewrite, Layer], NearMiss] = {}
+        self.names: set[str] | None = None
+        rewrites = [p for p in passes if isinstance(p, Rewrite)]
+        self.queues = {rule: _Queue() for rule in rewrites}
+        self.by_type: dict[str, list[Rewrite]] = {}
+        for rule in rewrites:
+            for layer_type in rule.root_types:
+                self.by_type.setdefault(layer_type, []).append(rule)
+        self.depth = max((p.depth for p in rewrites), default=0)
+
+    def run(self) -> list[Event]:
+        for layer in self.graph:
+            for rule in self.by_type.get(layer.type, ()):
+                self.queues[rule].push(layer)
+        seen: dict[GraphPass, int] = {}
+        before = -1
+        while before != len(self.applied):
+            before = len(self.applied)
+            for p in self.passes:
+                if isinstance(p, Rewrite):
+                    self._drain(p)
+                elif seen.get(p) != len(self.applied):
+                    seen[p] = len(self.applied)
+                    self._sweep(p)
+        if self.bounded and self._is_full:
+            raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
+        return [*self.applied, *(miss for (_, root), miss in self.near_misses.items() if root.graph is self.graph)]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.applied) >= self.limit
+
+    def _drain(self, p: Rewrite) -> None:
+        queue = self.queues[p]
+        while queue and not self._is_full:
+            layer = queue.pop()
+            if layer.graph is self.graph:
+                self._try(p, layer)
+
+    def _try(self, p: Rewrite, root: Layer) -> None:
+        """Apply the first match at a root that is not refused; otherwise keep the first refusal."""
+        self.near_misses.pop((p, root), None)
+        for match in p.matches(root):
+            try:
+                require_private(match)
+                self._apply(p, match, p.result(match))
+            except Refused as refusal:
+                miss = NearMiss(p.name, refs(match.layers[::-1]), str(refusal))
+                self.near_misses.setdefault((p, root), miss)
+            else:
+                self.near_misses.pop((p, root), None)
+                return
+
+    def _apply(self, p: Rewrite, match: Match, result: Result) -> None:
+        before = refs(match.layers[::-1])
+        used = [blob for layer in match.layers for blob in layer.inputs]
+        blobs, layers = _kinds(result)
+        if blobs:
+            touched = eliminate(self.graph, match, blobs)
+        else:
+            self._give_names(layers)
+            substitute(self.graph, match, layers)
+            for layer in layers[:-1]:
+                for blob, (shape, batch) in zip(layer.outputs, infer_shapes(layer), strict=True):
+                    blob.shape, blob.batch = shape, batch
+            touched = tuple(layers)
+        self._note(p, before, refs(tuple(layers)))
+        self._revisit(touched, used)
+
+    def _sweep(self, p: GraphPass) -> None:
+        if self._is_full:
+            return
+        for change in p.function(self.graph):
+            self._note(p, refs(change.before), refs(change.after))
+            self._revisit(change.after, [blob for layer in change.before for blob in layer.inputs])
+            if self._is_full:
+                return
+
+    def _note(self, p: Pass, before: tuple[LayerRef, ...], after: tuple[LayerRef, ...]) -> None:
+        self.applied.append(Applied(p.name, before, after))
+        if self.check:
+            self.graph.check()
+
+    def _revisit(self, touched: Iterable[Layer], used: Iterable[Blob]) -> None:
+        """Queue every layer whose matches may differ: those behind changed layers and blobs, within patterns' reach."""
+        front = dict.fromkeys(touched)
+        front.update(dict.fromkeys(_near_users(used)))
+        seen = set(front)
+        for distance in range(self.depth):
+            for layer in front:
+                for p in self.by_type.get(layer.type, ()):
+                    if p.depth > distance:
+                        self.queues[p].push(layer)
+            front = dict.fromkeys(user for layer in front for user in _near_users(layer.outputs) if user not in seen)
+            seen.update(front)
+
+    def _give_names(self, layers: Sequence[Layer]) -> None:
+        """Make the names of new blobs unique."""
+        for layer in layers[:-1]:
+            for blob in layer.outputs:
+                if self.names is None:
+                    self.names = {known.name for other in self.graph for known in other.outputs}
+                name, count = blob.name, 0
+                while blob.name in self.names:
+                    count += 1
+                    blob.name = f"{name}_{count}"
+                self.names.add(blob.name)
+
+
+class _Queue:
+    """First in, first out, every layer at most once."""
+
+    def __init__(self) -> None:
+        self._order: deque[Layer] = deque()
+        self._waiting: set[Layer] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def push(self, layer: Layer) -> None:
+        if layer not in self._waiting:
+            self._waiting.add(layer)
+            self._order.append(layer)
+
+    def pop(self) -> Layer:
+        layer = self._order.popleft()
+        self._waiting.remove(layer)
+        return layer
+
+
+def _near_users(blobs: Iterable[Blob]) -> Iterator[Layer]:
+    for blob in blobs:
+        if blob.uses <= _MOST_INNER_USES:
+            yield from blob.users
+
+
+def _kinds(result: Result) -> tuple[Sequence[Blob], Sequence[Layer]]:
+    """The result as blobs or as layers; one of both is empty."""
+    items = [result] if isinstance(result, Blob | Layer) else list(result)
+    return [i for i in items if isinstance(i, Blob)], [i for i in items if isinstance(i, Layer)]
