@@ -147,6 +147,8 @@ def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | 
     need_rank(layer, x, 3)
     kernel = _kernel(layer, "hw")
     _check_channels(layer, x[0], layer["num_output"], kernel)
+    if min(layer[name] for names in _PADS.values() for name in names if name in layer.resolved) < 0:
+        fail(layer, "negative pads, SAME included, are not for it")
     sizes = _slide(layer, x[1:], kernel, "hw")
     taps = kernel[0] * kernel[1]
     for blob, channels, name in ((offset, 2 * taps, "offset"), (mask, taps, "mask")):

@@ -14,14 +14,15 @@ _SAME = (
     *("HardSwish", "Log", "Mish", "Normalize", "Packing", "Power", "ReLU", "SELU", "Shrink", "Sigmoid"),
     *("Softplus", "Swish", "TanH", "Threshold", "UnaryOp"),
 )
-# The parameter that counts the slices of the outermost axis (1: one value for all).
-_PER_CHANNEL = {
-    "Bias": "bias_data_size",
-    "Dequantize": "scale_data_size",
-    "PReLU": "num_slope",
-    "Quantize": "scale_data_size",
-    "Requantize": "scale_in_data_size",
+# The parameters that count one value per slice of the outermost axis, or 1 value for all.
+_PER_SLICE = {
+    "Dequantize": ("scale_data_size", "bias_data_size"),
+    "PReLU": ("num_slope",),
+    "Quantize": ("scale_data_size",),
+    "Requantize": ("scale_in_data_size", "scale_out_data_size", "bias_data_size"),
 }
+# Decoders of detections: how many there are depends on the data.
+_DATA_DEPENDENT = ("DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput")
 
 
 @shape_of(*_SAME)
@@ -44,12 +45,25 @@ def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
     return list(inputs[: len(layer.outputs)])
 
 
-@shape_of(*_PER_CHANNEL)
-def per_channel(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; the values are one per slice of the outermost axis, or one for all."""
-    name = _PER_CHANNEL[layer.type]
-    if layer[name] > 1:
-        equal(layer, layer[name], x[0], f"{name} and the outermost size")
+@shape_of(*_DATA_DEPENDENT, unknown_inputs=True)
+def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
+    """Nothing is known before the net runs."""
+    return [None] * len(layer.outputs)
+
+
+@shape_of(*_PER_SLICE)
+def per_slice(layer: Layer, x: Shape) -> Shape:
+    """The input's shape."""
+    for name in _PER_SLICE[layer.type]:
+        if layer[name] > 1:
+            equal(layer, layer[name], x[0], f"{name} and the outermost size")
+    return x
+
+
+@shape_of("Bias")
+def bias(layer: Layer, x: Shape) -> Shape:
+    """The input's shape; one value per channel, and ncnn uses only the first for 1-D and 2-D blobs."""
+    equal(layer, layer["bias_data_size"], x[0] if len(x) >= 3 else 1, "bias_data_size and the channels")
     return x
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-from onnx2ncnn_opt.ir.dim import Shape, Sym, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import broadcast, differ, equal, fail, need_rank, shape_of
 
@@ -90,3 +90,25 @@ def _check_c(layer: Layer, c: Shape, result: Shape) -> None:
         if len(shape) == len(c) and not any(differ(a, b) for a, b in zip(shape, c, strict=True)):
             return
     fail(layer, f"C has a shape that does not broadcast to ({m}, {n})")
+
+
+@shape_of("Einsum")
+def einsum(layer: Layer, *inputs: Shape) -> Shape:
+    """The sizes of the letters on the right; the equation comes as character codes, with i, ij, ijk or ijkl there."""
+    equation = "".join(map(chr, layer["equation"]))
+    if equation == "ii":
+        need_rank(layer, inputs[0], 2)
+        equal(layer, inputs[0][0], inputs[0][1], "the sides of a matrix with a trace")
+        return (1,)
+    left, arrow, right = equation.partition("->")
+    tokens = left.split(",")
+    if not arrow or not right or right != "ijkl"[: len(right)] or len(tokens) != len(inputs):
+        fail(layer, f"equation '{equation}' for {len(inputs)} inputs")
+    sizes: dict[str, Dim] = {}
+    for token, shape in zip(tokens, inputs, strict=True):
+        need_rank(layer, shape, len(token))
+        for letter, size in zip(token, shape, strict=True):
+            sizes[letter] = equal(layer, sizes.get(letter, size), size, f"sizes of '{letter}'")
+    if not set(right) <= set(sizes):
+        fail(layer, f"equation '{equation}' has letters on the right that are not on the left")
+    return tuple(sizes[letter] for letter in right)

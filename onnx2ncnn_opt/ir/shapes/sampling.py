@@ -91,3 +91,41 @@ def shuffle_channel(layer: Layer, x: Shape) -> Shape:
     if group < 1 or (isinstance(x[0], int) and x[0] % group):
         fail(layer, f"{x[0]} channels cannot be parted into {group} groups")
     return x
+
+
+@shape_of("GridSample")
+def grid_sample(layer: Layer, x: Shape, grid: Shape) -> Shape:
+    """(c, sizes of the grid); the grid's coordinates are its innermost axis, or its outermost with permute_fusion."""
+    need_rank(layer, x, 3, 4)
+    need_rank(layer, grid, len(x))
+    coordinates, sizes = (grid[0], grid[1:]) if layer["permute_fusion"] else (grid[-1], grid[:-1])
+    equal(layer, coordinates, len(x) - 1, "the coordinates in the grid and the axes to sample")
+    return x[0], *sizes
+
+
+@shape_of("ROIAlign", "ROIPooling", "PSROIPooling", unknown_inputs=True)
+def roi_pooling(layer: Layer, x: Shape | None, roi: Shape | None) -> Output:
+    """(c, pooled_height, pooled_width) of one region, whose corners are the second input's first 4 elements."""
+    if x is None:
+        return None
+    need_rank(layer, x, 3)
+    sizes = layer["pooled_height"], layer["pooled_width"]
+    if layer.type != "PSROIPooling":
+        return x[0], *sizes
+    equal(layer, x[0], layer["output_dim"] * sizes[0] * sizes[1], "the channels and output_dim * pooled sizes")
+    return layer["output_dim"], *sizes
+
+
+@shape_of("PriorBox")
+def prior_box(layer: Layer, x: Shape, image: Shape | None = None) -> Shape:
+    """(2, 4 * boxes), boxes and variances; (4 * boxes) in the style without image and largest sizes."""
+    need_rank(layer, x, 3)
+    smallest, largest, ratios = (len(layer[name]) for name in ("min_sizes", "max_sizes", "aspect_ratios"))
+    sized = layer["image_width"] != -233 and layer["image_height"] != -233
+    cells = x[1] * x[2]
+    if image is None and not sized:
+        if largest:
+            fail(layer, "it needs the image as a second input, or its sizes")
+        return (cells * (4 * (smallest - 1 + ratios)),)
+    each = smallest * (1 + ratios * (2 if layer["flip"] else 1)) + largest
+    return 2, cells * (4 * each)
