@@ -1,7 +1,8 @@
 """The ncnn layer IR: blobs, layers, and the graph that keeps their def-use links true.
 
-Shapes are numpy shapes, outermost axis first, without the batch: (w), (h, w), (c, h, w) or (c, d, h, w); `Blob.batch` is
-the Mat's batch count. Split is not a layer here: a blob may have any number of users, the writer inserts Splits.
+Shapes are numpy shapes, outermost axis first, without the batch: (w), (h, w), (c, h, w) or (c, d, h, w); `Blob.batch`
+is the Mat's batch count. A blob may have any number of users, the writer inserts Splits; a Split layer in a graph has
+one purpose, to give a tensor more than one public name.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class Layer:
 
         `weights` are added to, or replace, those there are; a parameter given as None goes back to its default.
         """
-        merged: dict[str | int, Any] = {**self.params, **params}
+        merged: dict[str | int, Any] = {**self.params}
+        merged.update(params)
         blocks: dict[str, Array | Weight] = {**dict(self.weights.stored_items()), **(weights or {})}
         return Layer(
             type or self.type,
@@ -158,7 +160,7 @@ class _Resolved(Mapping[str, Any]):
 
 
 class Graph:
-    """Layers in an order in which every blob is produced before it is used, and the blobs that are the net's outputs."""
+    """Layers in an order in which every blob is produced before it is used, and the blobs that are the outputs."""
 
     def __init__(self) -> None:
         self._head: Layer | None = None
@@ -319,15 +321,10 @@ class Graph:
 
 def check_layer(layer: Layer) -> None:
     """Raise GraphError where blob counts, parameters or weight sizes do not fit the layer's table entry."""
+    check_blob_counts(layer)
     spec = layer.spec
     if spec is None:
         return
-    for side, blobs, (least, most) in (("input", layer.inputs, spec.inputs), ("output", layer.outputs, spec.outputs)):
-        if len(blobs) < least or (most is not None and len(blobs) > most):
-            wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
-            raise GraphError(f"{spec.type} '{layer.name}' has {len(blobs)} {side}s, needs {wanted}")
-    if spec.is_one_blob_only(layer.resolved) and (len(layer.inputs), len(layer.outputs)) != (1, 1):
-        raise GraphError(f"{spec.type} '{layer.name}' must have one input and one output")
     for name, allowed in spec.enums.items():
         if layer[name] not in allowed and name in ("op_type", "activation_type", "operation"):
             raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {sorted(allowed)}")
@@ -341,3 +338,16 @@ def check_layer(layer: Layer) -> None:
             raise GraphError(
                 f"{spec.type} '{layer.name}': {weight.name} has {size} elements, the parameters say {count}"
             )
+
+
+def check_blob_counts(layer: Layer) -> None:
+    """Raise GraphError where a layer has more or fewer inputs or outputs than its type and parameters allow."""
+    spec = layer.spec
+    if spec is None:
+        return
+    for side, blobs, (least, most) in (("input", layer.inputs, spec.inputs), ("output", layer.outputs, spec.outputs)):
+        if len(blobs) < least or (most is not None and len(blobs) > most):
+            wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
+            raise GraphError(f"{spec.type} '{layer.name}' has {len(blobs)} {side}s, needs {wanted}")
+    if spec.is_one_blob_only(layer.resolved) and (len(layer.inputs), len(layer.outputs)) != (1, 1):
+        raise GraphError(f"{spec.type} '{layer.name}' must have one input and one output")

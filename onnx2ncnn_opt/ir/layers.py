@@ -9,9 +9,34 @@ import re
 from collections.abc import Mapping
 from math import sqrt
 
-from onnx2ncnn_opt.ir.spec import LayerSpec, Params, WeightSpec, parse_params
+from onnx2ncnn_opt.ir.spec import LayerSpec, Params, WeightSpec, choose, parse_params
 
 _ACTIVATIONS = {0: "none", 1: "relu", 2: "leakyrelu", 3: "clip", 4: "sigmoid", 5: "mish", 6: "hardswish"}
+_POOLING_TYPES = {0: "max", 1: "avg"}
+_PAD_MODES = {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"}
+
+# Parameters that whole families of layers share.
+_WINDOW = "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left"
+_WINDOW_2D = (
+    "11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, "
+    "15 pad_right=pad_left, 16 pad_bottom=pad_top"
+)
+_WINDOW_3D = "21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
+_WEIGHTS = "5 bias_term, 6 weight_data_size"
+_ACTIVATION = "9 activation_type, 10 activation_params:float[]"
+_DECONV_1D = "15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
+_DECONV_2D = (
+    "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
+)
+_DECONV_3D = "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right"
+_OUTPUT_3D = "25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+_POOLING = (
+    "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, "
+    "6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w"
+)
+_POOLING_2D = (
+    "11 kernel_h=kernel_w, 12 stride_h=stride_w, 13 pad_top=pad_left, 14 pad_right=pad_left, 15 pad_bottom=pad_top"
+)
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -31,7 +56,7 @@ def _format(p: Params) -> int:
 
 
 def _block(p: Params) -> int:
-    return [32, 64, 128][p["quantize_term"] % 10]
+    return choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
 
 
 def _qdim(p: Params) -> int:
@@ -83,7 +108,8 @@ _TABLE = (
         "Convolution",
         6,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 8 int8_scale_term, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 pad_value=0.0, 19 dynamic_weight"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
+            "18 pad_value=0.0, 19 dynamic_weight"
         ),
         weights=(
             WeightSpec(
@@ -104,7 +130,9 @@ _TABLE = (
         "Crop",
         7,
         params=parse_params(
-            "0 woffset, 1 hoffset, 2 coffset, 3 outw, 4 outh, 5 outc, 6 woffset2, 7 hoffset2, 8 coffset2, 9 starts:int[], 10 ends:int[], 11 axes:int[], 13 doffset, 14 outd, 15 doffset2, 19 starts_expr:string, 20 ends_expr:string, 21 axes_expr:string"
+            "0 woffset, 1 hoffset, 2 coffset, 3 outw, 4 outh, 5 outc, 6 woffset2, 7 hoffset2, 8 coffset2, "
+            "9 starts:int[], 10 ends:int[], 11 axes:int[], 13 doffset, 14 outd, 15 doffset2, "
+            "19 starts_expr:string, 20 ends_expr:string, 21 axes_expr:string"
         ),
         inputs=(1, 10),
         one_blob_only=_crop_is_one_blob,
@@ -112,9 +140,7 @@ _TABLE = (
     LayerSpec(
         "Deconvolution",
         8,
-        params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
-        ),
+        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
         weights=(
             WeightSpec(
                 "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
@@ -152,9 +178,7 @@ _TABLE = (
     LayerSpec(
         "InnerProduct",
         15,
-        params=parse_params(
-            "0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, 9 activation_type, 10 activation_params:float[]"
-        ),
+        params=parse_params(f"0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, {_ACTIVATION}"),
         weights=(
             WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
             WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
@@ -200,12 +224,10 @@ _TABLE = (
     LayerSpec(
         "Pooling",
         21,
-        params=parse_params(
-            "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, 6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w, 11 kernel_h=kernel_w, 12 stride_h=stride_w, 13 pad_top=pad_left, 14 pad_right=pad_left, 15 pad_bottom=pad_top, 18 out_h=out_w"
-        ),
+        params=parse_params(f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
         enums={
-            "pooling_type": {0: "max", 1: "avg"},
-            "pad_mode": {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"},
+            "pooling_type": _POOLING_TYPES,
+            "pad_mode": _PAD_MODES,
         },
     ),
     LayerSpec("Power", 22, params=parse_params("0 power=1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
@@ -220,7 +242,8 @@ _TABLE = (
         "Proposal",
         24,
         params=parse_params(
-            "0 feat_stride=16, 1 base_size=16, 2 pre_nms_topN=6000, 3 after_nms_topN=300, 4 nms_thresh=0.7, 5 min_size=16"
+            "0 feat_stride=16, 1 base_size=16, 2 pre_nms_topN=6000, 3 after_nms_topN=300, 4 nms_thresh=0.7, "
+            "5 min_size=16"
         ),
         inputs=(3, 3),
         outputs=(1, 2),
@@ -251,7 +274,8 @@ _TABLE = (
         "Reshape",
         27,
         params=parse_params(
-            "0 w=-233, 1 h=-233, 2 c=-233, 6 shape_expr:string, 11 d=-233, 12 input_batch_axis=233, 13 output_batch_axis=233"
+            "0 w=-233, 1 h=-233, 2 c=-233, 6 shape_expr:string, 11 d=-233, 12 input_batch_axis=233, "
+            "13 output_batch_axis=233"
         ),
         inputs=(1, 10),
         one_blob_only=lambda p: _last_blob(p["shape_expr"]) == 0,
@@ -421,7 +445,8 @@ _TABLE = (
         "ConvolutionDepthWise",
         42,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 8 int8_scale_term, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 pad_value=0.0, 19 dynamic_weight"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
+            "18 pad_value=0.0, 19 dynamic_weight"
         ),
         weights=(
             WeightSpec(
@@ -472,7 +497,10 @@ _TABLE = (
         "PriorBox",
         48,
         params=parse_params(
-            "0 min_sizes:float[], 1 max_sizes:float[], 2 aspect_ratios:float[], 3 variances0=0.1, 4 variances1=0.1, 5 variances2=0.2, 6 variances3=0.2, 7 flip=1, 8 clip, 9 image_width, 10 image_height, 11 step_width=-233.0, 12 step_height=-233.0, 13 offset=0.0, 14 step_mmdetection, 15 center_mmdetection"
+            "0 min_sizes:float[], 1 max_sizes:float[], 2 aspect_ratios:float[], 3 variances0=0.1, "
+            "4 variances1=0.1, 5 variances2=0.2, 6 variances3=0.2, 7 flip=1, 8 clip, 9 image_width, "
+            "10 image_height, 11 step_width=-233.0, 12 step_height=-233.0, 13 offset=0.0, "
+            "14 step_mmdetection, 15 center_mmdetection"
         ),
         inputs=(1, 2),
         one_blob_only=False,
@@ -481,7 +509,9 @@ _TABLE = (
         "DetectionOutput",
         49,
         params=parse_params(
-            "0 num_class, 1 nms_threshold=0.05, 2 nms_top_k=300, 3 keep_top_k=100, 4 confidence_threshold=0.5, 5 variances0=0.1, 6 variances1=0.1, 7 variances2=0.2, 8 variances3=0.2"
+            "0 num_class, 1 nms_threshold=0.05, 2 nms_top_k=300, 3 keep_top_k=100, "
+            "4 confidence_threshold=0.5, 5 variances0=0.1, 6 variances1=0.1, 7 variances2=0.2, "
+            "8 variances3=0.2"
         ),
         inputs=(3, 3),
         one_blob_only=False,
@@ -490,7 +520,8 @@ _TABLE = (
         "Interp",
         50,
         params=parse_params(
-            "0 resize_type, 1 height_scale=1.0, 2 width_scale=1.0, 3 output_height, 4 output_width, 5 dynamic_target_size, 6 align_corner, 9 size_expr:string"
+            "0 resize_type, 1 height_scale=1.0, 2 width_scale=1.0, 3 output_height, 4 output_width, "
+            "5 dynamic_target_size, 6 align_corner, 9 size_expr:string"
         ),
         inputs=(1, 10),
         one_blob_only=lambda p: not p["dynamic_target_size"] and _last_blob(p["size_expr"]) == 0,
@@ -500,7 +531,7 @@ _TABLE = (
         "DeconvolutionDepthWise",
         51,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"
         ),
         weights=(
             WeightSpec(
@@ -556,7 +587,8 @@ _TABLE = (
         "Yolov3DetectionOutput",
         59,
         params=parse_params(
-            "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, 4 biases:float[], 5 mask:int[], 6 anchors_scale:float[]"
+            "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, "
+            "4 biases:float[], 5 mask:int[], 6 anchors_scale:float[]"
         ),
         inputs=(1, None),
         one_blob_only=False,
@@ -582,7 +614,8 @@ _TABLE = (
         "Requantize",
         63,
         params=parse_params(
-            "0 scale_in_data_size=1, 1 scale_out_data_size=1, 2 bias_data_size, 3 activation_type, 4 activation_params:float[]"
+            "0 scale_in_data_size=1, 1 scale_out_data_size=1, 2 bias_data_size, 3 activation_type, "
+            "4 activation_params:float[]"
         ),
         weights=(
             WeightSpec("scale_in_data", lambda p: p["scale_in_data_size"]),
@@ -613,7 +646,10 @@ _TABLE = (
         "Gemm",
         74,
         params=parse_params(
-            "0 alpha=1.0, 1 beta=1.0, 2 transA, 3 transB, 4 constantA, 5 constantB, 6 constantC, 7 constantM, 8 constantN, 9 constantK, 10 constant_broadcast_type_C, 11 output_N1M, 12 output_elempack, 13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, 21 constant_TILE_N, 22 constant_TILE_K"
+            "0 alpha=1.0, 1 beta=1.0, 2 transA, 3 transB, 4 constantA, 5 constantB, 6 constantC, 7 constantM, "
+            "8 constantN, 9 constantK, 10 constant_broadcast_type_C, 11 output_N1M, 12 output_elempack, "
+            "13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, "
+            "21 constant_TILE_N, 22 constant_TILE_K"
         ),
         weights=(
             WeightSpec("A_data", lambda p: p["constantM"] * p["constantK"], tagged=True, when=lambda p: p["constantA"]),
@@ -631,9 +667,11 @@ _TABLE = (
             ),
             WeightSpec(
                 "C_data",
-                lambda p: [1, p["constantM"], p["constantM"], p["constantM"] * p["constantN"], p["constantN"]][
-                    p["constant_broadcast_type_C"]
-                ],
+                lambda p: choose(
+                    (1, p["constantM"], p["constantM"], p["constantM"] * p["constantN"], p["constantN"]),
+                    p["constant_broadcast_type_C"],
+                    "constant_broadcast_type_C",
+                ),
                 tagged=True,
                 when=lambda p: p["constantC"] and p["constant_broadcast_type_C"] != -1,
             ),
@@ -707,7 +745,8 @@ _TABLE = (
         "MultiHeadAttention",
         79,
         params=parse_params(
-            "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 quantize_term",
+            "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, "
+            "6 scale=0.0, 7 kv_cache, 18 quantize_term",
             {"scale": _attention_scale},
         ),
         weights=(
@@ -817,7 +856,8 @@ _TABLE = (
         "Convolution1D",
         81,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, 15 pad_right=pad_left, 18 pad_value=0.0, "
+            "19 dynamic_weight"
         ),
         weights=(
             WeightSpec(
@@ -834,19 +874,18 @@ _TABLE = (
     LayerSpec(
         "Pooling1D",
         82,
-        params=parse_params(
-            "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, 6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w, 14 pad_right=pad_left"
-        ),
+        params=parse_params(f"{_POOLING}, 14 pad_right=pad_left"),
         enums={
-            "pooling_type": {0: "max", 1: "avg"},
-            "pad_mode": {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"},
+            "pooling_type": _POOLING_TYPES,
+            "pad_mode": _PAD_MODES,
         },
     ),
     LayerSpec(
         "ConvolutionDepthWise1D",
         83,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 pad_value=0.0, 19 dynamic_weight"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, 15 pad_right=pad_left, "
+            "18 pad_value=0.0, 19 dynamic_weight"
         ),
         weights=(
             WeightSpec(
@@ -864,7 +903,8 @@ _TABLE = (
         "Convolution3D",
         84,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 pad_value=0.0, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
+            f"18 pad_value=0.0, {_WINDOW_3D}"
         ),
         weights=(
             WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
@@ -876,7 +916,8 @@ _TABLE = (
         "ConvolutionDepthWise3D",
         85,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 pad_value=0.0, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
+            f"17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}"
         ),
         weights=(
             WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
@@ -888,20 +929,19 @@ _TABLE = (
         "Pooling3D",
         86,
         params=parse_params(
-            "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, 6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w, 11 kernel_h=kernel_w, 12 stride_h=stride_w, 13 pad_top=pad_left, 14 pad_right=pad_left, 15 pad_bottom=pad_top, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, 22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w"
+            f"{_POOLING}, {_POOLING_2D}, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, "
+            "22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w"
         ),
         enums={
-            "pooling_type": {0: "max", 1: "avg"},
-            "pad_mode": {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"},
+            "pooling_type": _POOLING_TYPES,
+            "pad_mode": _PAD_MODES,
         },
     ),
     LayerSpec("MatMul", 87, params=parse_params("0 transB"), inputs=(2, 2), one_blob_only=False),
     LayerSpec(
         "Deconvolution1D",
         88,
-        params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
-        ),
+        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_DECONV_1D}"),
         weights=(
             WeightSpec(
                 "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
@@ -917,9 +957,7 @@ _TABLE = (
     LayerSpec(
         "DeconvolutionDepthWise1D",
         89,
-        params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
-        ),
+        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_DECONV_1D}"),
         weights=(
             WeightSpec(
                 "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
@@ -936,7 +974,8 @@ _TABLE = (
         "Deconvolution3D",
         90,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left, 25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
+            f"{_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
         ),
         weights=(
             WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
@@ -948,7 +987,8 @@ _TABLE = (
         "DeconvolutionDepthWise3D",
         91,
         params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 7 group=1, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 17 pad_behind=pad_front, 18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right, 21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left, 25 output_w, 26 output_h=output_w, 27 output_d=output_w"
+            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
+            f"17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
         ),
         weights=(
             WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
@@ -960,9 +1000,7 @@ _TABLE = (
     LayerSpec(
         "DeformableConv2D",
         93,
-        params=parse_params(
-            "0 num_output, 1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 5 bias_term, 6 weight_data_size, 9 activation_type, 10 activation_params:float[], 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top"
-        ),
+        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}"),
         weights=(
             WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
             WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
@@ -975,16 +1013,12 @@ _TABLE = (
     LayerSpec(
         "Fold",
         95,
-        params=parse_params(
-            "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 20 output_w, 21 output_h=output_w"
-        ),
+        params=parse_params(f"{_WINDOW}, {_WINDOW_2D}, 20 output_w, 21 output_h=output_w"),
     ),
     LayerSpec(
         "Unfold",
         96,
-        params=parse_params(
-            "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left, 11 kernel_h=kernel_w, 12 dilation_h=dilation_w, 13 stride_h=stride_w, 14 pad_top=pad_left, 15 pad_right=pad_left, 16 pad_bottom=pad_top, 18 pad_value=0.0"
-        ),
+        params=parse_params(f"{_WINDOW}, {_WINDOW_2D}, 18 pad_value=0.0"),
     ),
     LayerSpec(
         "GridSample",
@@ -1020,7 +1054,8 @@ _TABLE = (
         "Spectrogram",
         105,
         params=parse_params(
-            "0 n_fft, 1 power, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 6 pad_type=2, 7 normalized, 8 onesided=1",
+            "0 n_fft, 1 power, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 6 pad_type=2, "
+            "7 normalized, 8 onesided=1",
             {"hoplen": lambda p: p["n_fft"] // 4},
         ),
     ),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
+
+from onnx2ncnn_opt.errors import GraphError
 
 Kind = Literal["int", "float", "int[]", "float[]", "string"]
 Params = Mapping[str, Any]
@@ -57,8 +59,8 @@ class WeightSpec:
 class LayerSpec:
     """One ncnn layer type.
 
-    `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` tells for given parameters
-    whether ncnn demands exactly one blob on either side.
+    `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` tells for given
+    parameters whether ncnn demands exactly one blob on either side.
     """
 
     type: str
@@ -92,6 +94,14 @@ COMMON_PARAMS = (
     Param(FEATMASK_ID, "featmask", "int", 0),
 )
 
+
+def choose(sizes: Sequence[int], code: int, name: str) -> int:
+    """The size that a parameter's code stands for; GraphError where it stands for none."""
+    if not 0 <= code < len(sizes):
+        raise GraphError(f"{name} has the code {code}, which is none of 0 to {len(sizes) - 1}")
+    return sizes[code]
+
+
 _PARAM = re.compile(r"(\d+) (\w+)(?::(int\[\]|float\[\]|string))?(?:=(\S+))?")
 
 
@@ -105,20 +115,21 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
     for entry in filter(None, map(str.strip, text.split(","))):
         match = _PARAM.fullmatch(entry)
         assert match, f"bad parameter notation {entry!r}"
-        number, name, kind, default = match.groups()
+        number, name, written_kind, default = match.groups()
+        kind = cast(Kind, written_kind or "int")
         follows = None
-        value: Any = None
+        value: Any = 0
         if computed and name in computed:
             kind, value = ("float" if default == "0.0" else "int"), computed[name]
-        elif kind:
+        elif written_kind:
             value = "" if kind == "string" else ()
         elif default is None:
-            kind, value = "int", 0
+            value = 0
         elif default[0].isalpha():
-            kind, follows = "int", default
+            follows, value = default, None
         elif re.search(r"[.e]", default):
             kind, value = "float", float(default)
         else:
-            kind, value = "int", int(default)
+            value = int(default)
         found.append(Param(int(number), name, kind, value, follows))
     return tuple(found)

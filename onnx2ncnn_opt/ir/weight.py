@@ -31,11 +31,15 @@ class Encoding(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """One weight block: `data` as stored, and for `Encoding.TABLE` its 256 float32 `table` values."""
+    """One weight block: `data` as stored, and for `Encoding.TABLE` its 256 float32 `table` values.
+
+    `tag` is the number before a TABLE, which may be any that is no other encoding's.
+    """
 
     data: Array
     encoding: Encoding = Encoding.FP32
     table: Array | None = None
+    tag: int = 1
 
     @property
     def array(self) -> Array:
@@ -58,6 +62,8 @@ class Weight:
         """Whether both would be written as the same bytes."""
         if self.encoding is not other.encoding or self.data.size != other.data.size:
             return False
+        if self.encoding is Encoding.TABLE and self.tag != other.tag:
+            return False
         mine, theirs = (w.table.tobytes() if w.table is not None else b"" for w in (self, other))
         return mine == theirs and self.data.tobytes() == other.data.tobytes()
 
@@ -70,7 +76,7 @@ class Weights(MutableMapping[str, Array]):
     def __init__(self, blocks: Mapping[str, Array | Weight] | None = None) -> None:
         self._blocks: dict[str, Weight] = {}
         for name, block in blocks.stored_items() if isinstance(blocks, Weights) else (blocks or {}).items():
-            self[name] = block  # type: ignore[assignment]
+            self[name] = block
 
     def __getitem__(self, name: str) -> Array:
         return self._blocks[name].array

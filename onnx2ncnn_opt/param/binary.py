@@ -1,0 +1,205 @@
+"""Reading and writing .bin weights: the blocks of all layers in a row, every one a multiple of 4 bytes long.
+
+A block is raw float32, raw bytes (block-quantised weights), or has a 4-byte tag in front that names its encoding. Which
+it is, and how long, comes from the layer table; the file itself has no structure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from onnx2ncnn_opt.errors import BinError, GraphError
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+
+_TAGS: Mapping[int, Encoding] = {
+    0x00000000: Encoding.FP32,
+    0x0002C056: Encoding.FP32_FLAGGED,
+    0x01306B47: Encoding.FP16,
+    0x01348B83: Encoding.BF16,
+    0x000D4B38: Encoding.INT8,
+}
+_TAG_OF: Mapping[Encoding, int] = {encoding: tag for tag, encoding in _TAGS.items()}
+_DTYPES: Mapping[Encoding, np.dtype[Any]] = {
+    Encoding.FP32: np.dtype("<f4"),
+    Encoding.FP32_FLAGGED: np.dtype("<f4"),
+    Encoding.FP16: np.dtype("<f2"),
+    Encoding.BF16: np.dtype("<u2"),
+    Encoding.INT8: np.dtype("i1"),
+    Encoding.TABLE: np.dtype("u1"),
+    Encoding.BYTES: np.dtype("u1"),
+}
+_TABLE_SIZE = 256
+_CHUNK = 1 << 24  # elements converted at a time while writing
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A weight of a layer in its .bin: number of elements (bytes where `packed`), and whether a tag precedes it."""
+
+    name: str
+    count: int
+    tagged: bool
+    packed: bool
+
+
+def weight_blocks(layer: Layer) -> list[Block]:
+    """The weights of a layer in the order of the file; none for a custom layer, whose weights nobody knows.
+
+    Raises GraphError where the parameters demand a weight without elements, which ncnn refuses to load.
+    """
+    if layer.spec is None:
+        return []
+    params = layer.resolved
+    blocks = [
+        Block(weight.name, weight.count(params), weight.is_tagged(params), weight.packed)
+        for weight in layer.spec.weights
+        if weight.present(params)
+    ]
+    for block in blocks:
+        if block.count <= 0:
+            raise GraphError(f"{layer.type} '{layer.name}': its parameters give {block.name} {block.count} elements")
+    return blocks
+
+
+def open_bin(path: str | os.PathLike[str]) -> Bytes:
+    """The bytes of a file, mapped, not read; BinError where it cannot be opened."""
+    try:
+        if os.path.getsize(path) == 0:
+            return np.empty(0, np.uint8)
+        return np.asarray(np.memmap(path, np.uint8, mode="r"))
+    except OSError as error:
+        raise BinError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
+
+
+def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
+    """Give every layer of a graph its weights, as views into `data`; returns how many bytes are left over.
+
+    ncnn ignores bytes behind the last weight, and nets whose last layers were cut off by hand do have them, so they are
+    no error; but with a custom layer in the net they mean that its weights were skipped, and all behind it are wrong.
+    Raises BinError with the byte offset and the layer.
+    """
+    reader = _Reader(data, file)
+    custom: list[Layer] = []
+    for layer in graph:
+        if layer.is_custom:
+            custom.append(layer)
+        try:
+            for block in weight_blocks(layer):
+                layer.weights[block.name] = reader.block(layer, block)
+        except GraphError as error:
+            raise BinError(f"{file}: at byte {reader.offset}: {error}") from None
+        except BinError as error:
+            raise BinError(f"{error}{_custom_hint(custom)}") from None
+    rest = len(data) - reader.offset
+    if rest and custom:
+        raise BinError(f"{file}: {rest} bytes are left over behind the last weight{_custom_hint(custom)}")
+    return rest
+
+
+def _custom_hint(custom: list[Layer]) -> str:
+    if not custom:
+        return ""
+    first = custom[0]
+    return f"; the custom layer '{first.name}' ({first.type}) may have weights, which only its author knows how to read"
+
+
+class _Reader:
+    """Takes one block after the other off a file's bytes."""
+
+    def __init__(self, data: Bytes, file: str) -> None:
+        self.data, self.file, self.offset = data, file, 0
+
+    def block(self, layer: Layer, block: Block) -> Weight:
+        start = self.offset
+        where = f"{self.file}: at byte {start}: {layer.type} '{layer.name}', {block.name}"
+        encoding, tag, table = Encoding.BYTES if block.packed else Encoding.FP32, 1, None
+        if block.tagged:
+            tag = int(self._take(4, where).view("<u4")[0])
+            encoding = _TAGS.get(tag, Encoding.TABLE)
+            if encoding is Encoding.INT8 and not _reads_int8(layer):
+                raise BinError(f"{where} is int8, but the layer's parameters do not say so, which would crash ncnn")
+        if encoding is Encoding.TABLE:
+            table = self._take(4 * _TABLE_SIZE, where).view("<f4")
+        dtype = _DTYPES[encoding]
+        size = block.count * dtype.itemsize
+        data = self._take(size + -size % 4, where)[:size].view(dtype)
+        return Weight(data, encoding, table, tag if encoding is Encoding.TABLE else 1)
+
+    def _take(self, size: int, where: str) -> Bytes:
+        left = len(self.data) - self.offset
+        if size > left:
+            raise BinError(f"{where} needs {size} bytes, but the file ends after {left}")
+        self.offset += size
+        return self.data[self.offset - size : self.offset]
+
+
+def _reads_int8(layer: Layer) -> bool:
+    """Whether a layer can take weights that stay int8."""
+    if layer.type == "MemoryData":
+        return True
+    return any(
+        layer[name] for name in ("int8_scale_term", "quantize_term") if layer.spec and name in layer.spec.by_name
+    )
+
+
+def write_weights(graph: Graph, stream: BinaryIO) -> None:
+    """Write the weights of all layers; GraphError where one does not fit its layer or cannot be stored there."""
+    for layer in graph:
+        blocks = weight_blocks(layer)
+        if strange := set(layer.weights) - {block.name for block in blocks}:
+            raise GraphError(f"{layer.type} '{layer.name}' has no place for the weights {sorted(strange)}")
+        for block in blocks:
+            if block.name not in layer.weights:
+                raise GraphError(f"{layer.type} '{layer.name}' lacks its weight {block.name}")
+            weight = layer.weights.stored(block.name)
+            if problem := _misfit(weight, block, layer):
+                raise GraphError(f"{layer.type} '{layer.name}': {block.name} {problem}")
+            for part in _parts(weight, block):
+                stream.write(part)
+
+
+def _misfit(weight: Weight, block: Block, layer: Layer) -> str | None:
+    """What is wrong with a weight where it stands; None where nothing is."""
+    encoding, dtype = weight.encoding, weight.data.dtype
+    if weight.data.size != block.count:
+        return f"has {weight.data.size} elements, the parameters say {block.count}"
+    if not block.tagged and encoding is not (Encoding.BYTES if block.packed else Encoding.FP32):
+        return f"cannot be stored as {encoding.value}"
+    if block.tagged and encoding is Encoding.BYTES:
+        return "cannot be stored as bare bytes"
+    if encoding is Encoding.INT8 and not _reads_int8(layer):
+        return "is int8, but the layer's parameters do not say so"
+    if dtype.itemsize != _DTYPES[encoding].itemsize or (dtype == np.float64):
+        return f"is stored as {encoding.value}, but has the dtype {dtype}"
+    if encoding is Encoding.TABLE and (weight.table is None or weight.table.shape != (_TABLE_SIZE,)):
+        return f"needs a table of {_TABLE_SIZE} values"
+    if encoding is Encoding.TABLE and (weight.tag in _TAGS or not 0 < weight.tag < 1 << 32):
+        return f"has a table, whose tag cannot be {weight.tag:#x}"
+    return None
+
+
+def _parts(weight: Weight, block: Block) -> Iterator[bytes | memoryview]:
+    """The bytes of a block: tag, table, data in chunks, padding."""
+    if block.tagged:
+        tag = weight.tag if weight.encoding is Encoding.TABLE else _TAG_OF[weight.encoding]
+        yield tag.to_bytes(4, "little")
+    if weight.table is not None:
+        yield weight.table.astype("<f4").tobytes()
+    flat: Array = weight.data.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        yield _little_endian(flat[start : start + _CHUNK])
+    yield bytes(-flat.size * flat.dtype.itemsize % 4)
+
+
+def _little_endian(array: Array) -> memoryview:
+    ordered = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    return ordered.view(np.uint8).data

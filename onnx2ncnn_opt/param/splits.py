@@ -1,0 +1,116 @@
+"""What a .param file lists for a graph: its layers, and a Split wherever a blob has more than one use.
+
+ncnn frees a blob once it is consumed, and crashes or computes nonsense where a second layer, or the caller, wants it
+too. In the graph a blob may have any number of users; a Split layer there does one thing only: it gives the tensor of
+its input further public names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.param.names import NamePool, clean_name
+
+
+@dataclass(frozen=True)
+class Line:
+    """One layer as the file lists it; `layer` is None for a Split."""
+
+    type: str
+    name: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    layer: Layer | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The lines of a file, and the name under which it has each input and output of the graph."""
+
+    lines: tuple[Line, ...]
+    names: Mapping[Blob, str]
+
+
+@dataclass(eq=False)
+class _Tensor:
+    """A blob and the names that Split layers give it."""
+
+    blob: Blob
+    users: list[Layer] = field(default_factory=list)  # each once: a layer may read one blob several times
+    promised: list[Blob] = field(default_factory=list)  # the graph outputs that it is
+    bottoms: dict[Layer, str] = field(default_factory=dict)
+
+
+def list_layers(graph: Graph) -> Listing:
+    """The lines for a graph, which stays as it is.
+
+    A tensor with several uses gets one Split behind its producer. Where the tensor is an output, the Split's top
+    carries the public name, because ncnn cannot extract a blob that a layer has consumed. The tops for layers are
+    ``x_0``, ``x_1``, ... in the order of the layers. Names that ncnn could not read are replaced.
+
+    Raises GraphError for an input that is used and promised as an output under one name: ncnn has no way to return it.
+    """
+    tensors = _tensors(graph)
+    pool = NamePool()
+    public = list(dict.fromkeys((*graph.inputs, *graph.outputs)))
+    names = dict(zip(public, pool.take_all(blob.name for blob in public), strict=True))
+    inner = [t.blob for blob, t in tensors.items() if blob is t.blob and not t.promised and blob not in names]
+    inner_names = dict(zip(inner, pool.take_all(blob.name for blob in inner), strict=True))
+    lines = tuple(_lines(graph, tensors, {**names, **inner_names}, pool))
+    return Listing(lines, names)
+
+
+def _tensors(graph: Graph) -> dict[Blob, _Tensor]:
+    found: dict[Blob, _Tensor] = {}
+    for layer in graph:
+        for blob in layer.inputs:
+            if blob not in found:
+                raise GraphError(f"layer '{layer.name}' uses '{blob.name}' before anything produces it")
+        if layer.type != "Split":
+            for tensor in dict.fromkeys(found[blob] for blob in layer.inputs):
+                tensor.users.append(layer)
+        for blob in layer.outputs:
+            tensor = found[blob] = found[layer.input] if layer.type == "Split" else _Tensor(blob)
+            if blob.is_output:
+                tensor.promised.append(blob)
+    return found
+
+
+def _lines(graph: Graph, tensors: Mapping[Blob, _Tensor], names: Mapping[Blob, str], pool: NamePool) -> Iterator[Line]:
+    for layer in graph:
+        if layer.type == "Split":
+            continue
+        named = [_name_uses(tensors[blob], names, pool) for blob in layer.outputs]
+        bottoms = tuple(tensors[blob].bottoms[layer] for blob in layer.inputs)
+        yield Line(layer.type, clean_name(layer.name), bottoms, tuple(top for top, _ in named), layer)
+        for top, split in named:
+            if split:
+                yield Line("Split", clean_name(f"split_{top}"), (top,), split)
+
+
+def _name_uses(tensor: _Tensor, names: Mapping[Blob, str], pool: NamePool) -> tuple[str, tuple[str, ...]]:
+    """The name that the producer gives a tensor, and the tops of its Split, if it needs one."""
+    blob, users = tensor.blob, tensor.users
+    if blob.is_input:
+        top = base = names[blob]
+        ends = [names[promised] for promised in tensor.promised if promised is not blob]
+        if blob.is_output and (users or ends):
+            raise GraphError(
+                f"the input '{blob.name}' is used and is an output as well, which ncnn cannot return under one name: "
+                "give the output another name with a Split layer"
+            )
+        needs_split = len(users) > 1 or bool(ends)
+    else:
+        ends = [names[promised] for promised in tensor.promised]
+        top = base = ends[0] if ends else names[blob]
+        needs_split = len(users) + len(ends) > 1
+        if needs_split and ends:
+            top = pool.take(f"{base}_split")
+    if not needs_split:
+        tensor.bottoms = dict.fromkeys(users, top)
+        return top, ()
+    tensor.bottoms = {user: pool.take(f"{base}_{i}") for i, user in enumerate(users)}
+    return top, (*tensor.bottoms.values(), *ends)
