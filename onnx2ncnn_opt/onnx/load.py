@@ -37,10 +37,11 @@ _NOT_ONNX = (
 class LoadedModel:
     """A model ready to be walked.
 
-    `graph` is sorted, without function calls, dead nodes or unused initializers; every constant in it is an array that
-    was checked against its data. `inputs` are the graph's inputs that are no constants. `opsets` holds a version for
-    each domain ('' is ONNX's own). `source_sha256` is that of the main file or bytes, None for an onnx_ir.Model, which
-    has none. `folder` is where the model lies, None if it came from memory. `producer` is the exporter, with version.
+    `graph` is sorted, without function calls, Constant nodes (unless they are outputs), dead nodes or unused
+    initializers; every constant in it is an array that was checked against its data. `inputs` are the graph's inputs
+    that are no constants. `opsets` holds a version for each domain ('' is ONNX's own). `source_sha256` is that of the
+    main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
+    from memory. `producer` is the exporter, with version.
     """
 
     graph: onnx_ir.Graph
@@ -81,6 +82,7 @@ def load_model(source: Any, *, shapes: Mapping[str, Sequence[int]] | None = None
     model = opened.model
     structure.inline_functions(model)
     structure.check_opset(model)
+    structure.lift_constants(model)
     structure.strip(model.graph)
     constants.settle(model.graph)
     inputs, outputs = bind(model.graph.inputs, model.graph.outputs, shapes or {})

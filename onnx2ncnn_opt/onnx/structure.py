@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir
 from onnx_ir.passes import PreconditionError
-from onnx_ir.passes.common import InlinePass
+from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
 from onnx2ncnn_opt.errors import ModelError
 
@@ -190,6 +190,14 @@ def _inlined_size(model: onnx_ir.Model) -> int:
     for name in graphlib.TopologicalSorter(needs).static_order():
         size[name] = sum(count * size.get(called, 1) for called, count in calls[name].items())
     return sum(size.get(node.op_identifier(), 1) for node in model.graph.all_nodes())
+
+
+def lift_constants(model: onnx_ir.Model) -> None:
+    """Turn Constant nodes into initializers, except those that are outputs of the graph. Raises ModelError."""
+    try:
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"a Constant node is malformed: {root_cause(error)}") from None
 
 
 def strip(graph: onnx_ir.Graph) -> None:
