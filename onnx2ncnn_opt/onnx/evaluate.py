@@ -27,11 +27,8 @@ _Bound: TypeAlias = Callable[
 ]  # inputs and attributes -> elements of the results
 
 
-@dataclass(frozen=True)
-class NotFolded:
-    """Why a node was not evaluated."""
-
-    reason: str
+class CannotFold(Exception):
+    """The node was not evaluated; the message says why. No error of the model: the node just stays."""
 
 
 @dataclass(frozen=True)
@@ -40,41 +37,47 @@ class _Operator:
     since: int = 7
 
 
-def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opset: int, *, limit: int = LIMIT) -> list[Array] | NotFolded:
-    """The results of a node with constant inputs (None for an input that is left out) at an opset of ONNX.
+def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int], *, limit: int = LIMIT) -> list[Array]:
+    """The results of a node with constant inputs (None for an input that is left out), at the model's opsets.
 
-    NotFolded for operators that cannot be evaluated, results that may be larger than `limit` bytes, and inputs or
-    attributes that the operator does not take.
+    Raises:
+        CannotFold: the operator cannot be evaluated, its results may be larger than `limit` bytes, or it does not take
+            these inputs or attributes.
     """
+    opset = opsets.get("", 0)
     operator = _OPERATORS.get(node.op_type) if node.domain == "" else None
     if operator is None or opset < operator.since:
-        return NotFolded(f"{node.op_type} of domain '{node.domain or 'ai.onnx'}' is not folded at opset {opset}")
+        raise CannotFold(f"{node.op_type} of domain '{node.domain or 'ai.onnx'}' is not folded at opset {opset}")
     import onnx.reference.ops  # only models with something to fold pay for it
 
     try:
-        # The implementations take attributes that are left out from the newest schema, whatever the opset.
-        proto = onnx_ir.to_proto(node)
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        given = {attribute.name for attribute in proto.attribute}
-        unknown = given - set(schema.attributes)
-        if unknown:
-            return NotFolded(f"{node.op_type} has no attribute '{min(unknown)}' at opset {opset}")
-        for name, attribute in schema.attributes.items():
-            if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
-                proto.attribute.append(attribute.default_value)
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in proto.attribute}
+        proto, attributes = _with_defaults(node, opset)
         elements = operator.bound(inputs, attributes)
         if elements * _WIDEST > limit:
-            return NotFolded(f"the result of {node.op_type} has up to {elements} elements")
+            raise CannotFold(f"the result of {node.op_type} has up to {elements} elements")
         implementation = onnx.reference.ops.load_op("", node.op_type, opset)
         parameters = {"log": _ignore, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
         with np.errstate(all="ignore"):
             results = implementation(proto, parameters).run(*inputs)
     except _FAILURES as error:
-        return NotFolded(f"{node.op_type} cannot be evaluated: {' '.join(str(error).split())[:200]}")
+        reason = " ".join(str(error).split())[:200]
+        raise CannotFold(f"{node.op_type} cannot be evaluated: {reason}") from None
     if len(results) < len(node.outputs) or not all(isinstance(result, np.ndarray) for result in results):
-        return NotFolded(f"{node.op_type} gives no tensors for its {len(node.outputs)} outputs")
+        raise CannotFold(f"{node.op_type} gives no tensors for its {len(node.outputs)} outputs")
     return list(results[: len(node.outputs)])
+
+
+def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:
+    """The node with its opset's defaults filled in (onnx.reference would take the newest ones), and all attributes."""
+    proto = onnx_ir.to_proto(node)
+    schema = onnx.defs.get_schema(node.op_type, opset, "")
+    given = {attribute.name for attribute in proto.attribute}
+    if not given <= set(schema.attributes):
+        raise CannotFold(f"{node.op_type} has no attribute '{min(given - set(schema.attributes))}' at opset {opset}")
+    for name, attribute in schema.attributes.items():
+        if name not in given and attribute.default_value.type != onnx.AttributeProto.UNDEFINED:
+            proto.attribute.append(attribute.default_value)
+    return proto, {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in proto.attribute}
 
 
 # What onnx.reference and numpy raise on inputs and attributes that an operator does not take:
