@@ -30,9 +30,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Source:
-    """The model that was converted: the hash of its file and its version of ONNX's default operators."""
+    """The model that was converted: the hash of its file (None for a model that has none) and its ONNX opset."""
 
-    sha256: str
+    sha256: str | None
     opset: int
 
 
@@ -87,7 +87,7 @@ class _Reader:
         return Manifest(
             inputs=self.tensors(data, "inputs"),
             outputs=self.tensors(data, "outputs"),
-            source=Source(self.get(source, "source.sha256", str), self.get(source, "source.opset", int)),
+            source=Source(self.get(source, "source.sha256", str, type(None)), self.get(source, "source.opset", int)),
             tool=self.get(data, "tool", str),
             ncnn=self.get(data, "ncnn", str),
             layers=LayerCount(self.get(layers, "layers.before", int), self.get(layers, "layers.after", int)),

@@ -20,7 +20,11 @@ class OrtRunner:
     def __init__(self, model: Path | bytes, *, threads: int = 1) -> None:
         require("onnxruntime")
         import onnxruntime  # type: ignore[import-untyped]
+        from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
+        # Its exceptions have no base of their own; the others come from its Python side, on feeds that do not fit.
+        own = (kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
+        self._errors: tuple[type[Exception], ...] = (*own, RuntimeError, TypeError, ValueError)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.use_deterministic_compute = True
@@ -31,7 +35,7 @@ class OrtRunner:
             self._session = onnxruntime.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model), options, providers=["CPUExecutionProvider"]
             )
-        except RuntimeError as error:
+        except self._errors as error:
             raise RunError(f"ONNX Runtime refuses {self._name}: {error}") from error
 
     def input_names(self) -> list[str]:
@@ -46,6 +50,6 @@ class OrtRunner:
         """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         try:
             results = self._session.run(None, dict(feeds))
-        except (RuntimeError, ValueError) as error:
+        except self._errors as error:
             raise RunError(f"ONNX Runtime failed on {self._name}: {error}") from error
         return dict(zip(self.output_names(), results, strict=True))

@@ -1,0 +1,201 @@
+"""A net in ncnn against its model in ONNX Runtime, output by output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare
+from onnx2ncnn_opt.verify.inputs import check_inputs, draw_inputs, load_inputs
+from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
+
+# From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
+# because the net has no such blob, ncnn refused the net, or died on it.
+Status = Literal["ok", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
+
+
+@dataclass(frozen=True)
+class OutputReport:
+    """One output of the model: what became of it in the net.
+
+    `max_abs`, `max_rel` and `cosine` are those of `compare`, None where nothing could be compared. `message` says
+    what is wrong, and is empty where nothing is. `blob` is None where the net has none for it.
+    """
+
+    name: str
+    blob: str | None
+    status: Status
+    message: str = ""
+    max_abs: float | None = None
+    max_rel: float | None = None
+    cosine: float | None = None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """All outputs, in the model's order; `seed` is that of the inputs, None where they were given."""
+
+    outputs: tuple[OutputReport, ...]
+    seed: int | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output agrees."""
+        return all(output.status == "ok" for output in self.outputs)
+
+    def check(self) -> None:
+        """Raise VerificationError with a line for each output that does not agree."""
+        wrong = [f"  {output.name}: {output.message}" for output in self.outputs if output.status != "ok"]
+        if wrong:
+            raise VerificationError(
+                f"{len(wrong)} of {len(self.outputs)} outputs differ from ONNX Runtime's:\n" + "\n".join(wrong)
+            )
+
+
+def verify_net(
+    model: Path | bytes,
+    param: Path,
+    bin: Path,
+    *,
+    manifest: Manifest | None = None,
+    feeds: Mapping[str, Array] | Path | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    tolerance: Tolerance = DEFAULT,
+    exact: bool = False,
+    timeout: float = 300.0,
+) -> VerifyReport:
+    """Run the original model and the net on the same inputs and compare every output.
+
+    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
+    `shapes`, of the manifest, or at small ones. With a manifest arrays have to have exactly the model's shapes;
+    without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain kernels in
+    place of the ones that it would choose. Whatever is wrong with the net is in the report; each run may take
+    `timeout` seconds.
+
+    Raises:
+        ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together.
+        VerificationError: the net has inputs that the model does not have.
+        RunError: ONNX Runtime does not take the model or the inputs.
+    """
+    loaded = load_model(model, shapes=shapes)
+    if isinstance(feeds, Path):
+        given = load_inputs(feeds, loaded)
+    elif feeds is not None:
+        given = check_inputs(feeds, loaded)
+    else:
+        given = draw_inputs(loaded, _sizes(loaded, manifest), seed=seed)
+    threads = os.cpu_count() or 1
+    reference = OrtRunner(model, threads=threads).run(given)
+    with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
+        outputs = _Comparison(runner, given, reference, manifest, tolerance).outputs()
+    return VerifyReport(tuple(outputs), seed if feeds is None else None)
+
+
+def _sizes(model: LoadedModel, manifest: Manifest | None) -> dict[str, int]:
+    """The values of the model's symbolic sizes that the net was converted for."""
+    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
+    return {
+        str(dim): size
+        for info in model.inputs
+        for dim, size in zip(info.shape, converted.get(info.name, ()), strict=False)
+        if isinstance(dim, Sym) and isinstance(size, int)
+    }
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A net and what it has to agree with."""
+
+    runner: NcnnRunner
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array]
+    manifest: Manifest | None
+    tolerance: Tolerance
+
+    def outputs(self) -> list[OutputReport]:
+        """The reports of the likeliest way to feed the net that works best."""
+        try:
+            ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
+        except RunError as error:
+            return self.failed(error)
+        best: list[OutputReport] = []
+        for way in ways:
+            try:
+                outputs = self.attempt(way, blobs)
+            except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
+                outputs = self.failed(error)
+            if not best or _severity(outputs) < _severity(best):
+                best = outputs
+            if all(output.status == "ok" for output in best):
+                break
+        return best
+
+    def failed(self, error: Error) -> list[OutputReport]:
+        """The reports of a net that fails as a whole."""
+        status: Status = "crashed" if isinstance(error, CrashError) else "refused"
+        return [OutputReport(name, None, status, str(error)) for name in self.reference]
+
+    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
+        """Feed the net in this way, and judge what comes out of it; `blobs` are its outputs."""
+        arrays = {slot.blob: Feed(self.feeds[slot.name], slot.batch_axis) for slot in way}
+        if self.manifest is not None:
+            slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
+            results = self.runner.extract(arrays, [Fetch(slot.blob, slot.batch_axis) for slot in slots])
+            return [self.judge(slot, results[slot.blob], exact_shape=True) for slot in slots]
+        # A name of the model's that is no output of the net may still be a blob inside it. Those are asked for first:
+        # once a consumer has run, a blob is gone.
+        inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
+        results = self.runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
+        found = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
+        pairs = pair(list(self.reference), found, lambda name, blob: _alike(results[blob], self.reference[name]))
+        nothing = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
+        return [
+            self.judge(Slot(name, pairs[name], 0), results[pairs[name]], exact_shape=False)
+            if name in pairs
+            else OutputReport(name, None, "missing", nothing)
+            for name in self.reference
+        ]
+
+    def judge(self, slot: Slot, result: Array | Failure, *, exact_shape: bool) -> OutputReport:
+        """The report of one output."""
+        reference = self.reference[slot.name]
+        if isinstance(result, Failure):
+            return OutputReport(slot.name, slot.blob, "crashed" if result.crashed else "missing", result.reason)
+        dims = reference.ndim - (slot.batch_axis is not None)
+        # A Mat cannot have the rank of a scalar, or one above 4.
+        exact_shape = exact_shape and 1 <= dims <= 4
+        if (result.shape != reference.shape) if exact_shape else not _alike(result, reference):
+            message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
+            return OutputReport(slot.name, slot.blob, "shape", message)
+        difference = compare(result.reshape(reference.shape), reference, self.tolerance)
+        status: Status = "ok"
+        message = ""
+        if difference.special:
+            status, message = "nan", difference.special
+        elif not difference.ok:
+            status, message = "mismatch", f"off by up to {difference.max_abs:.3g}, {difference.allowed:.3g} is allowed"
+        numbers = (difference.max_abs, difference.max_rel, difference.cosine)
+        return OutputReport(slot.name, slot.blob, status, message, *numbers)
+
+
+def _alike(result: Array | Failure, reference: Array) -> bool:
+    """Whether shapes agree but for sizes of 1."""
+    if isinstance(result, Failure):
+        return False
+    return [size for size in result.shape if size != 1] == [size for size in reference.shape if size != 1]
+
+
+def _severity(outputs: Sequence[OutputReport]) -> list[int]:
+    """The worst first, to be compared with that of another attempt."""
+    return sorted((get_args(Status).index(output.status) for output in outputs), reverse=True)

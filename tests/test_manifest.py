@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor, read_manifest
+
+MANIFEST = Manifest(
+    inputs=(Tensor("input ids", "input_ids", (1, "seq", None), "int64", 0), Tensor("t", "t", (), "float32", None)),
+    outputs=(Tensor("y", "y", (2, 3), "float32", 1),),
+    source=Source("0" * 64, 20),
+    tool="onnx2ncnn-opt 0.1.0",
+    ncnn="1.0.20261020",
+    layers=LayerCount(9, 5),
+    passes=("fuse_activation", "eliminate_noop"),
+)
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "m.ncnn.json"
+    path.write_text(MANIFEST.to_json())
+    assert read_manifest(path) == MANIFEST
+
+
+def test_the_format_that_other_programs_read() -> None:
+    data = json.loads(MANIFEST.to_json())
+    assert data["format"] == 1
+    assert data["inputs"][0] == {
+        "name": "input ids",
+        "blob": "input_ids",
+        "shape": [1, "seq", None],
+        "dtype": "int64",
+        "batch_axis": 0,
+    }
+    assert data["inputs"][1]["batch_axis"] is None
+    assert data["source"] == {"sha256": "0" * 64, "opset": 20}
+    assert data["layers"] == {"before": 9, "after": 5}
+    assert data["passes"] == ["fuse_activation", "eliminate_noop"]
+
+
+def changed(*keys: str | int, value: Any) -> str:
+    data = json.loads(MANIFEST.to_json())
+    place = data
+    for key in keys[:-1]:
+        place = place[key]
+    if value is ...:
+        del place[keys[-1]]
+    else:
+        place[keys[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not a manifest"),
+        ("{", "not a manifest"),
+        ("[" * 100_000, "not a manifest"),
+        ('"\ud800"', "not a manifest"),
+        ("[1]", "format is missing"),
+        (changed("format", value=2), "manifest format 2"),
+        (changed("format", value=True), "format has to be of type int, not true"),
+        (changed("inputs", value={}), "inputs has to be of type list"),
+        (changed("inputs", 1, value="x"), r"inputs\[1\] has to be of type dict"),
+        (changed("inputs", 0, "blob", value=...), r"inputs\[0\]\.blob is missing"),
+        (changed("outputs", 0, "batch_axis", value=2), r"outputs\[0\]\.batch_axis is 2, but the shape has 2 axes"),
+        (changed("outputs", 0, "batch_axis", value="0"), r"outputs\[0\]\.batch_axis has to be of type int or null"),
+        (
+            changed("outputs", 0, "shape", 1, value=1.5),
+            r"outputs\[0\]\.shape\[1\] has to be of type int or str or null",
+        ),
+        (changed("source", "opset", value=None), r"source\.opset has to be of type int"),
+        (changed("layers", value=...), "layers is missing"),
+        (changed("passes", 0, value=3), r"passes\[0\] has to be of type str"),
+    ],
+)
+def test_a_broken_manifest_says_where(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "m.ncnn.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(UsageError, match=said) as error:
+        read_manifest(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_manifest(tmp_path / "m.ncnn.json")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.verify.compare import Tolerance, compare
+
+B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
+
+
+def test_equal_arrays() -> None:
+    same = compare(B, B)
+    assert same.ok
+    assert (same.max_abs, same.max_rel) == (0, 0)
+    assert same.cosine == pytest.approx(1)
+
+
+def test_errors_are_those_of_the_worst_element() -> None:
+    a = B.copy()
+    a[1, 0] += 0.5
+    off = compare(a, B)
+    assert off.max_abs == pytest.approx(0.5)
+    assert off.max_rel == pytest.approx(0.5 / 20)
+    assert off.cosine == pytest.approx(np.vdot(a, B) / np.linalg.norm(a) / np.linalg.norm(B), abs=1e-7)
+    assert not off.ok
+
+
+@pytest.mark.parametrize(("error", "ok"), [(0.019, True), (0.021, False)])
+def test_the_largest_element_sets_what_is_allowed(error: float, ok: bool) -> None:
+    assert compare(B + np.float32(error), B).ok is ok
+    assert compare(B + np.float32(error), B, Tolerance(relative=1e-4)).ok is False
+
+
+def test_small_outputs_are_not_excused() -> None:
+    # Probabilities of a thousand classes: all of them are below 1e-2.
+    reference = np.full(1000, 1e-3, np.float32)
+    assert not compare(reference * np.float32(1.1), reference).ok
+    assert compare(np.zeros(3, np.float32), np.full(3, 1e-7, np.float32)).ok
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_special_values_have_to_be_in_the_same_places(value: float) -> None:
+    special = B.copy()
+    special[0, 0] = value
+    assert compare(special, special).ok
+    assert "in 1 of 4 elements" in compare(special, B).special
+    assert "in the reference in 1" in compare(B, special).special
+    moved = np.roll(special, 1)
+    assert not compare(moved, special).ok
+    assert not compare(-special, special).ok
+
+
+def test_the_largest_float_stands_for_infinity() -> None:
+    # What ncnn's masks are made of.
+    reference = np.array([1.0, -np.inf], np.float32)
+    assert compare(np.array([1.0, np.finfo(np.float32).min], np.float32), reference).ok
+    assert not compare(np.array([1.0, np.finfo(np.float32).max], np.float32), reference).ok
+
+
+def test_other_elements_are_compared_beside_special_ones() -> None:
+    reference = np.array([1.0, np.nan, np.inf], np.float32)
+    off = compare(np.array([1.5, np.nan, np.inf], np.float32), reference)
+    assert (off.special, off.ok) == ("", False)
+    assert off.max_abs == 0.5
+
+
+@pytest.mark.parametrize("values", [[0, 1, 2], [-1, 5, -(2**31)], [0, 0, 0], [2**30, 2**24 + 1, 7]])
+def test_integers_are_values_or_bits(values: list[int]) -> None:
+    reference = np.array(values, np.int64)
+    bits = reference.astype(np.int32).view(np.float32)
+    assert compare(bits, reference).ok
+    assert not compare(bits, reference + 1).ok
+    if max(map(abs, values)) < 2**24:
+        assert compare(reference.astype(np.float32), reference).ok
+
+
+def test_integers_have_to_be_right_however_large() -> None:
+    reference = np.array([5000, 1])
+    assert not compare(np.array([5001, 1], np.float32), reference).ok
+    assert not compare(np.array([4999.5, 1], np.float32), reference).ok
+
+
+def test_bools() -> None:
+    assert compare(np.array([1, 0], np.float32), np.array([True, False])).ok
+    assert not compare(np.array([1, 1], np.float32), np.array([True, False])).ok
+
+
+def test_a_reference_of_16_bits_is_met_to_its_precision() -> None:
+    reference = np.array([1.0, 2.0], np.float16)
+    assert compare(np.array([1.0, 2.01], np.float32), reference).ok
+    assert not compare(np.array([1.0, 2.02], np.float32), reference).ok
+
+
+def test_directions_of_zeros_and_scalars() -> None:
+    zero = np.zeros(2, np.float32)
+    assert compare(zero, zero).cosine == 1
+    assert compare(zero, np.ones(2, np.float32)).cosine == 0
+    assert compare(np.array(2.0, np.float32), np.array(2.0, np.float32)).ok

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.verify.inputs import check_inputs, draw_inputs, load_inputs
+
+TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"
+
+
+def parsed(graph: str, *, opset: int = 18) -> LoadedModel:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {graph}')
+    return load_model(model)
+
+
+def drawn(graph: str) -> dict[str, np.ndarray]:
+    return draw_inputs(parsed(graph))
+
+
+def test_floats_are_standard_normal_and_repeatable() -> None:
+    model = parsed("(float[64, 64] x, float[64, 64] z) => (float[64, 64] y) { y = Add(x, z) }")
+    first, again, other = (draw_inputs(model, seed=seed) for seed in (1, 1, 2))
+    assert first["x"].dtype == np.float32
+    # 4096 samples: the mean's standard error is 1/64.
+    assert abs(first["x"].mean()) < 4 / 64
+    assert abs(first["x"].std() - 1) < 4 / 64
+    np.testing.assert_array_equal(first["x"], again["x"])
+    assert not np.array_equal(first["x"], other["x"])
+    assert not np.array_equal(first["x"], first["z"])
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Gather(table, i)",
+        "j = Cast<to = 6>(i) k = Reshape(j, shape) y = Gather(table, k)",
+        "axes = Constant<value_ints = [0]>() j = Unsqueeze(i, axes) k = Squeeze(j, axes) y = Gather(table, k)",
+        "t = Transpose(table) y = Gather<axis = 1>(t, i)",
+        "t = Identity(table) y = Gather(t, i)",
+        "a, b = Split<num_outputs = 2>(i) y = Gather(table, b)",
+        "y = Gather<axis = -2>(table, i)",
+    ],
+)
+def test_indexes_stay_within_their_table(nodes: str) -> None:
+    text = f"(int64[400] i) => (float[N, M] y) <float[7, 3] table = {TABLE}, int64[1] shape = {{-1}}> {{ {nodes} }}"
+    values = set(drawn(text)["i"].tolist())
+    if "Transpose" in nodes:  # whose output declares no shape: 0 is all that is safe
+        assert values == {0}
+    else:
+        assert values == set(range(7))
+
+
+def test_the_smallest_of_several_tables_counts() -> None:
+    inputs = drawn(
+        "(int64[400] i) => (float[N, 2] y, float[N, 2] z) <float[2, 2] a = {1, 2, 3, 4}, float[1, 2] b = {1, 2}>"
+        "{ y = Gather(a, i) z = Gather(b, i) }"
+    )
+    assert set(inputs["i"].tolist()) == {0}
+
+
+def test_a_position_in_a_live_tensor_is_an_index() -> None:
+    inputs = drawn("(float[5, 300] x, int64[5, 300] i) => (float[5, 300] y) { y = GatherElements(x, i) }")
+    assert set(inputs["i"].ravel().tolist()) == set(range(5))
+
+
+@pytest.mark.parametrize(("dtype", "numpy"), [("int64", np.int64), ("bool", np.bool_), ("int32", np.int32)])
+def test_masks_keep_something_and_hide_something_in_every_row(dtype: str, numpy: type) -> None:
+    graph = f"({dtype}[20, 30] mask, float[20, 30] x) => (float[20, 30] y) {{ m = Cast<to = 1>(mask) y = Mul(m, x) }}"
+    mask = drawn(graph)["mask"]
+    assert mask.dtype == numpy
+    assert set(np.unique(mask).tolist()) == {0, 1}
+    assert (mask.max(axis=1) == 1).all()
+    assert (mask.min(axis=1) == 0).all()
+    assert 0.4 < mask.mean() < 0.6
+
+
+def test_a_scalar_integer() -> None:
+    assert drawn("(int64 t) => (float y) { y = Cast<to = 1>(t) }")["t"].shape == ()
+
+
+def test_bytes_fill_their_range() -> None:
+    image = drawn("(uint8[1, 3, 40, 40] x) => (float[1, 3, 40, 40] y) { y = Cast<to = 1>(x) }")["x"]
+    assert image.dtype == np.uint8
+    assert (image.min(), image.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("operator", ["Sqrt", "Log", "Acos", "Acosh", "Asin", "Atanh"])
+def test_values_lie_in_the_domain_of_their_function(operator: str) -> None:
+    x = drawn(f"(float[500] x) => (float[500] y) {{ a = Identity(x) y = {operator}(a) }}")["x"]
+    function = {"Acos": "arccos", "Acosh": "arccosh", "Asin": "arcsin", "Atanh": "arctanh"}
+    with np.errstate(all="raise"):
+        assert np.isfinite(getattr(np, function.get(operator, operator.lower()))(x)).all()
+    assert np.ptp(x) > 1
+
+
+def test_sizes_left_open() -> None:
+    graph = (
+        "(float[N, 3, H, W] image, int64[N, seq] ids, float[N, seq, 8] x) => (float[N, 3, H, W] y, int64[N, seq] z,"
+        "float[N, seq, 8] w) { y = Relu(image) z = Neg(ids) w = Relu(x) }"
+    )
+    assert {name: x.shape for name, x in drawn(graph).items()} == {
+        "image": (1, 3, 64, 64),
+        "ids": (1, 16),
+        "x": (1, 16, 8),
+    }
+    given = draw_inputs(parsed(graph), {"N": 2, "seq": 5})
+    assert given["ids"].shape == (2, 5)
+    assert given["x"].shape == (2, 5, 8)
+
+
+@pytest.mark.parametrize("shape", ["100000, 100000, 100000", "0, 3"])
+def test_sizes_that_cannot_be_drawn(shape: str) -> None:
+    with pytest.raises(UsageError, match="--shape"):
+        drawn(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}")
+
+
+def test_types_that_ncnn_has_nothing_for() -> None:
+    with pytest.raises(UsageError, match="string"):
+        drawn("(string[3] x) => (string[3] y) { y = Identity(x) }")
+
+
+TWO = "(float[1, 2] b, int64[N] a) => (float[1, 2] y, int64[N] z) { y = Relu(b) z = Neg(a) }"
+A, B = np.arange(3), np.array([[0.5, -0.5]], np.float32)
+
+
+def test_inputs_from_a_file_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", a=A, b=B.astype(np.float64))
+    inputs = load_inputs(tmp_path / "in.npz", parsed(TWO))
+    assert list(inputs) == ["b", "a"]
+    assert inputs["b"].dtype == np.float32
+    np.testing.assert_array_equal(inputs["a"], A)
+
+
+def test_inputs_from_a_file_in_order(tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", B, A)
+    inputs = load_inputs(tmp_path / "in.npz", parsed(TWO))
+    np.testing.assert_array_equal(inputs["b"], B)
+    np.testing.assert_array_equal(inputs["a"], A)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"a": A}, "the model has the inputs b, a; given are a"),
+        ({"a": A, "b": B, "c": B}, "given are a, b, c"),
+        ({"a": A, "b": B.T}, "the model takes b: float"),
+        ({"a": A, "b": B[0]}, r"not an array of shape \[2\]"),
+        ({"a": A.astype(np.float32), "b": B}, "the model takes a: int64"),
+    ],
+)
+def test_arrays_that_do_not_fit(arrays: dict[str, np.ndarray], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_inputs(arrays, parsed(TWO))
+
+
+def test_a_size_that_two_inputs_share_is_one_size() -> None:
+    model = parsed("(float[N] a, float[N] b) => (float[N] y) { y = Add(a, b) }")
+    with pytest.raises(UsageError, match="the model takes b"):
+        check_inputs({"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, model)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"no archive", None])
+def test_files_that_hold_no_inputs(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "in.npz"
+    if content is None:
+        np.savez(path, a=np.array([{}], dtype=object), b=B)  # a pickle, which could run anything
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"in\.npz"):
+        load_inputs(path, parsed(TWO))
+
+
+def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
+    with (tmp_path / "in.npz").open("wb") as file:
+        np.save(file, A)
+    with pytest.raises(UsageError, match=r"numpy\.savez"):
+        load_inputs(tmp_path / "in.npz", parsed(TWO))

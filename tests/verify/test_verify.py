@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from handmade import raw, tagged, write_net
+
+from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.verify.compare import Tolerance
+from onnx2ncnn_opt.verify.verify import VerifyReport, verify_net
+
+
+def write_model(folder: Path, graph: str) -> Path:
+    path = folder / "model.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}'), path)
+    return path
+
+
+def manifest_of(inputs: list[Tensor], outputs: list[Tensor]) -> Manifest:
+    source = Source(hashlib.sha256(b"").hexdigest(), 18)
+    return Manifest(tuple(inputs), tuple(outputs), source, "test", "1.0", LayerCount(1, 1), ())
+
+
+def statuses(report: VerifyReport) -> dict[str, str]:
+    return {output.name: output.status for output in report.outputs}
+
+
+# y = relu(x), z = -x
+BOTH = "(float[1, 3, 4, 5] x) => (float[1, 3, 4, 5] y, float[1, 3, 4, 5] z) { y = Relu(x) z = Neg(x) }"
+BOTH_NET = ("Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y", "UnaryOp n 1 1 b z 0=1")
+
+
+def test_a_right_net_by_names(tmp_path: Path) -> None:
+    report = verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), seed=3)
+    assert report.ok
+    assert report.seed == 3
+    assert [output.name for output in report.outputs] == ["y", "z"]
+    for output in report.outputs:
+        assert (output.status, output.message, output.blob) == ("ok", "", output.name)
+        assert (output.max_abs, output.max_rel) == (0, 0)
+        assert output.cosine == pytest.approx(1)
+    report.check()
+
+
+def test_pnnx_names_are_matched_by_number(tmp_path: Path) -> None:
+    model = write_model(
+        tmp_path, "(float[1, 6] p, float[1, 6] q) => (float[1, 6] y, float[1, 6] z) { y = Sub(p, q) z = Neg(p) }"
+    )
+    lines = (
+        "Input b 0 1 in1",
+        "Input a 0 1 in0",
+        "Split s 1 2 in0 a0 a1",
+        "UnaryOp n 1 1 a1 out1 0=1",
+        "BinaryOp sub 2 1 a0 in1 out0 0=1",
+    )
+    report = verify_net(model, *write_net(tmp_path, *lines))
+    assert report.ok
+    assert [output.blob for output in report.outputs] == ["out0", "out1"]
+
+
+def test_other_names_are_matched_by_order_and_shape(tmp_path: Path) -> None:
+    graph = (
+        "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3] m, float[1, 3, 4] z) <int64[1] axes = {2}>"
+        "{ y = Relu(x) m = ReduceSum<keepdims = 0>(x, axes) z = Neg(x) }"
+    )
+    in_order = (
+        "Input in 0 1 data",
+        "Split s 1 3 data a b c",
+        "ReLU r 1 1 a first",
+        "Reduction m 1 1 b second 0=0 1=0 -23303=1,1 4=0 5=1",
+        "UnaryOp n 1 1 c third 0=1",
+    )
+    model = write_model(tmp_path, graph)
+    assert verify_net(model, *write_net(tmp_path, *in_order)).ok
+    two = (
+        "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3] m) <int64[1] axes = {2}>"
+        "{ y = Relu(x) m = ReduceSum<keepdims = 0>(x, axes) }"
+    )
+    swapped = (
+        "Input in 0 1 data",
+        "Split s 1 2 data a b",
+        "Reduction m 1 1 b first 0=0 1=0 -23303=1,1 4=0 5=1",
+        "ReLU r 1 1 a second",
+    )
+    report = verify_net(write_model(tmp_path, two), *write_net(tmp_path, *swapped))
+    assert report.ok
+    assert [output.blob for output in report.outputs] == ["second", "first"]
+
+
+def test_each_wrong_output_has_its_own_record(tmp_path: Path) -> None:
+    graph = (
+        "(float[1, 8] x) =>"
+        "(float[1, 8] right, float[1, 8] off, float[1, 8] shaped, float[1, 8] nan, float[1, 8] gone)"
+        "{ right = Relu(x) off = Neg(x) shaped = Neg(x) nan = Neg(x) gone = Neg(x) }"
+    )
+    lines = (
+        "Input in 0 1 x",
+        "Split s 1 4 x a b c d",
+        "ReLU r 1 1 a right",
+        "UnaryOp n 1 1 b off 0=0",
+        "Padding p 1 1 c shaped 2=1 3=1",
+        "UnaryOp l 1 1 d nan 0=8",
+    )
+    report = verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines))
+    assert statuses(report) == {
+        "right": "ok",
+        "off": "mismatch",
+        "shaped": "shape",
+        "nan": "nan",
+        "gone": "missing",
+    }
+    assert not report.ok
+    by_name = {output.name: output for output in report.outputs}
+    assert "[1, 10]" in by_name["shaped"].message
+    assert "NaN in" in by_name["nan"].message
+    assert "right, off, shaped, nan" in by_name["gone"].message
+    assert by_name["off"].max_abs is not None
+    assert by_name["off"].max_abs > 0.1
+    with pytest.raises(VerificationError, match="4 of 5 outputs") as error:
+        report.check()
+    assert [line.split(":")[0].strip() for line in str(error.value).splitlines()[1:]] == [
+        "off",
+        "shaped",
+        "nan",
+        "gone",
+    ]
+
+
+def test_a_net_that_crashes_is_reported(tmp_path: Path) -> None:
+    lines = ("Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
+    report = verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *lines))
+    assert statuses(report) == {"y": "ok", "z": "crashed"}
+    assert "SIGSEGV" in report.outputs[1].message
+
+
+def test_a_net_that_hangs_is_reported(tmp_path: Path) -> None:
+    graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y) { y = Relu(x) }"
+    lines = ("Input in 0 1 x", "Padding p 1 1 x a 0=20000 1=20000 2=20000 3=20000", "Softmax s 1 1 a y 0=1 1=1")
+    report = verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines), timeout=0.5)
+    assert statuses(report) == {"y": "crashed"}
+    assert "0.5 s" in report.outputs[0].message
+
+
+def test_a_net_that_ncnn_refuses_is_reported(tmp_path: Path) -> None:
+    report = verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, "Input in 0 1 x", "Nonsense n 1 1 x y"))
+    assert statuses(report) == {"y": "refused", "z": "refused"}
+    assert "Nonsense" in report.outputs[0].message
+
+
+def test_a_net_with_an_input_of_its_own(tmp_path: Path) -> None:
+    lines = ("Input in 0 2 x w", "BinaryOp add 2 1 x w y 0=0")
+    with pytest.raises(VerificationError, match="the net's input w is none of the model's, which are x"):
+        verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *lines))
+
+
+def test_an_axis_that_is_kept_is_found_out(tmp_path: Path) -> None:
+    # The sum over the outermost axis of the Mat is that over ONNX's axis 0 only if the net was made for all axes.
+    graph = "(float[1, 3, 4] x) => (float[3, 4] y) <int64[1] axes = {0}> { y = ReduceSum<keepdims = 0>(x, axes) }"
+    lines = ("Input in 0 1 x", "Reduction m 1 1 x y 0=0 1=0 -23303=1,0 4=0 5=1")
+    assert verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines)).ok
+
+
+def test_a_batch_that_the_mat_carries_is_found_out(tmp_path: Path) -> None:
+    graph = "(float[3, 4] x) => (float[3, 1] y) { axes = Constant<value_ints = [1]>() y = ReduceSum(x, axes) }"
+    lines = ("Input in 0 1 x", "Reduction m 1 1 x y 0=0 1=1 4=0")
+    assert verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines)).ok
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, (3, 2, 4)), (1, (2, 3, 4))])
+def test_batch_axes_of_a_manifest(tmp_path: Path, axis: int, shape: tuple[int, ...]) -> None:
+    sizes = ", ".join(map(str, shape))
+    model = write_model(tmp_path, f"(float[{sizes}] x) => (float[{sizes}] y) {{ y = Softmax(x) }}")
+    net = write_net(tmp_path, "Input in 0 1 data", "Softmax s 1 1 data result 0=1 1=1")
+    entry = Tensor("x", "data", shape, "float32", axis)
+    right = manifest_of([entry], [replace(entry, name="y", blob="result")])
+    assert verify_net(model, *net, manifest=right).ok
+    unbatched = manifest_of([entry], [replace(entry, name="y", blob="result", batch_axis=None)])
+    report = verify_net(model, *net, manifest=unbatched)
+    assert statuses(report) == {"y": "missing"}
+    assert "batch" in report.outputs[0].message
+
+
+def test_with_a_manifest_shapes_are_exact(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 3, 4, 4] x) => (float[1, 3, 1, 1] y) { y = GlobalAveragePool(x) }")
+    flat = write_net(tmp_path, "Input in 0 1 x", "Pooling p 1 1 x y 0=1 4=1")
+    exact = write_net(tmp_path, "Input in 0 1 x", "Pooling p 1 1 x y 0=1 7=1 8=1 18=1", stem="exact")
+    manifest = manifest_of(
+        [Tensor("x", "x", (1, 3, 4, 4), "float32", 0)], [Tensor("y", "y", (1, 3, 1, 1), "float32", 0)]
+    )
+    assert verify_net(model, *flat).ok
+    report = verify_net(model, *flat, manifest=manifest)
+    assert statuses(report) == {"y": "shape"}
+    assert "[1, 3]" in report.outputs[0].message
+    assert verify_net(model, *exact, manifest=manifest).ok
+
+
+def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[5] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }")
+    net = write_net(tmp_path, "Input in 0 1 x", "Reduction m 1 1 x y 0=0 1=1 4=0")
+    manifest = manifest_of([Tensor("x", "x", (5,), "float32", None)], [Tensor("y", "y", (), "float32", None)])
+    assert verify_net(model, *net, manifest=manifest).ok
+
+
+def test_the_manifest_of_another_model(tmp_path: Path) -> None:
+    manifest = manifest_of([Tensor("other", "x", (1,), "float32", None)], [])
+    with pytest.raises(UsageError, match="the manifest is that of another model: its inputs are other"):
+        verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
+
+
+def test_an_input_that_the_net_does_not_need(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 4] x, float[1, 4] unused) => (float[1, 4] y) { y = Relu(x) }")
+    net = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y")
+    assert verify_net(model, *net).ok
+    entries = [Tensor(name, name, (1, 4), "float32", 0) for name in ("x", "unused", "y")]
+    assert verify_net(model, *net, manifest=manifest_of(entries[:2], entries[2:])).ok
+
+
+EMBEDDING = (
+    "(int64[1, N] ids) => (float[1, N, 3] y) <float[4, 3] table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}>"
+    "{ y = Gather(table, ids) }"
+)
+
+
+def embedding_net(folder: Path) -> tuple[Path, Path]:
+    return write_net(folder, "Input in 0 1 ids", "Embed e 1 1 ids y 0=3 1=4 2=0 3=12", weights=tagged(np.arange(12)))
+
+
+def test_integers_that_are_indexes(tmp_path: Path) -> None:
+    model = write_model(tmp_path, EMBEDDING)
+    assert verify_net(model, *embedding_net(tmp_path)).ok
+    # Sizes as given, as the manifest has them, and as the inputs have them.
+    assert verify_net(model, *embedding_net(tmp_path), shapes={"ids": (1, 5)}).ok
+    manifest = manifest_of([Tensor("ids", "ids", (1, 6), "int64", 0)], [Tensor("y", "y", (1, 6, 3), "float32", 0)])
+    assert verify_net(model, *embedding_net(tmp_path), manifest=manifest).ok
+    given = verify_net(model, *embedding_net(tmp_path), feeds={"ids": np.array([[3, 3, 0]])})
+    assert given.ok
+    assert given.seed is None
+    np.savez(tmp_path / "in.npz", np.array([[1, 2]], np.int32))
+    assert verify_net(model, *embedding_net(tmp_path), feeds=tmp_path / "in.npz").ok
+
+
+def test_a_table_that_is_off_by_one(tmp_path: Path) -> None:
+    net = write_net(
+        tmp_path, "Input in 0 1 ids", "Embed e 1 1 ids y 0=3 1=4 2=0 3=12", weights=tagged(np.arange(12) + 1)
+    )
+    assert statuses(verify_net(write_model(tmp_path, EMBEDDING), *net)) == {"y": "mismatch"}
+
+
+def test_the_tolerance_is_the_callers(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Identity(x) }")
+    net = write_net(tmp_path, "Input in 0 1 x", "BinaryOp m 1 1 x y 0=2 1=1 2=1.0005")
+    assert verify_net(model, *net).ok
+    assert not verify_net(model, *net, tolerance=Tolerance(relative=1e-4)).ok
+
+
+def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kernel, bias = rng.standard_normal((6, 4), np.float32), rng.standard_normal(6, np.float32)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float[1, 4] x) => (float[1, 6] y) <float[6, 4] w, float[6] b>'
+        "{ y = Gemm<transB = 1>(x, w, b) }"
+    )
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(kernel, "w"), onnx.numpy_helper.from_array(bias, "b")])
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    net = write_net(
+        tmp_path, "Input in 0 1 x", "InnerProduct p 1 1 x y 0=6 1=1 2=24", weights=tagged(kernel) + raw(bias)
+    )
+    report = verify_net(path, *net)
+    assert report.ok
+    assert report.outputs[0].max_rel is not None
+    # Four products and a bias in another order: a few ulp.
+    assert report.outputs[0].max_rel < 1e-6
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelError, match=r"weights\.bin"):
+        verify_net(path, *net)
+
+
+def test_a_model_from_memory(tmp_path: Path) -> None:
+    assert verify_net(write_model(tmp_path, BOTH).read_bytes(), *write_net(tmp_path, *BOTH_NET)).ok
+
+
+def test_inputs_that_onnxruntime_does_not_take(tmp_path: Path) -> None:
+    graph = "(float[N, 4] x) => (float[N, 3] y) { shape = Constant<value_ints = [1, 3]>() y = Expand(x, shape) }"
+    with pytest.raises(RunError, match="ONNX Runtime"):
+        verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET))
