@@ -38,6 +38,8 @@ _POOLING_2D = (
     "11 kernel_h=kernel_w, 12 stride_h=stride_w, 13 pad_top=pad_left, 14 pad_right=pad_left, 15 pad_bottom=pad_top"
 )
 
+_SIZE_OF_BLOB = re.compile(r"(?<![^(),\s])(\d)[whdcn](?![^(),\s])")
+
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
@@ -59,6 +61,30 @@ def _block(p: Params) -> int:
     return choose((32, 64, 128), p["quantize_term"] % 10, "quantize_term")
 
 
+def _has_affine(p: Params) -> bool:
+    return bool(p["affine"])
+
+
+def _has_int8_scales(p: Params) -> bool:
+    return bool(p["int8_scale_term"])
+
+
+def _is_int8(p: Params) -> bool:
+    return 0 < int(p["quantize_term"]) < 400
+
+
+def _is_block_quantised(p: Params) -> bool:
+    return int(p["quantize_term"]) >= 400
+
+
+def _is_not_block_quantised(p: Params) -> bool:
+    return not _is_block_quantised(p)
+
+
+def _has_input_scales(p: Params) -> bool:
+    return _is_block_quantised(p) and _format(p) == 1
+
+
 def _qdim(p: Params) -> int:
     return int(p["weight_data_size"]) // int(p["embed_dim"] or 1)
 
@@ -67,18 +93,26 @@ def _attention_scale(p: Params) -> float:
     return 1 / sqrt(max(p["embed_dim"] // max(p["num_heads"], 1), 1))
 
 
-def _last_blob(expression: str) -> int:
-    """The highest input that an expression refers to (``1w`` is the width of input 1)."""
-    return max((int(n) for n in re.findall(r"\b(\d)[whdcn]\b", expression)), default=0)
+def _last_blob(*expressions: str) -> int:
+    """The highest input that expressions refer to (``1w`` is the width of input 1)."""
+    return max((int(n) for text in expressions for n in _SIZE_OF_BLOB.findall(text)), default=0)
 
 
 def _crop_is_one_blob(p: Params) -> bool:
+    if _last_blob(p["starts_expr"], p["ends_expr"], p["axes_expr"]):
+        return False
     sized = any(p[name] for name in ("outw", "outh", "outd", "outc", "woffset2", "hoffset2", "doffset2", "coffset2"))
-    expressions = p["starts_expr"], p["ends_expr"], p["axes_expr"]
-    if any(expressions):
-        return all(_last_blob(text) == 0 for text in expressions)
-    return sized or bool(p["starts"] and p["ends"])
+    return sized or bool(p["starts"] and p["ends"]) or bool(p["starts_expr"] and p["ends_expr"])
 
+
+_CONSTANT_WEIGHTS = (
+    WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
+    WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
+)
+_DYNAMIC_WEIGHTS = (
+    WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]),
+    WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]),
+)
 
 _TABLE = (
     LayerSpec("AbsVal", 0, inplace=True),
@@ -112,14 +146,9 @@ _TABLE = (
             "18 pad_value=0.0, 19 dynamic_weight"
         ),
         weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=lambda p: p["int8_scale_term"]),
-            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+            *_DYNAMIC_WEIGHTS,
+            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
+            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
             WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
         ),
         inputs=(1, 3),
@@ -141,14 +170,7 @@ _TABLE = (
         "Deconvolution",
         8,
         params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
-        weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-        ),
+        weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": _ACTIVATIONS},
@@ -168,9 +190,8 @@ _TABLE = (
         12,
         params=parse_params("0 num_output, 1 input_dim, 2 bias_term, 3 weight_data_size, 18 int8_scale_term"),
         weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-            WeightSpec("weight_data_int8_scale", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+            *_CONSTANT_WEIGHTS,
+            WeightSpec("weight_data_int8_scale", lambda p: 1, when=_has_int8_scales),
         ),
     ),
     LayerSpec("Exp", 13, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
@@ -180,10 +201,9 @@ _TABLE = (
         15,
         params=parse_params(f"0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, {_ACTIVATION}"),
         weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=lambda p: p["int8_scale_term"]),
-            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+            *_CONSTANT_WEIGHTS,
+            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
+            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
         ),
         enums={"activation_type": _ACTIVATIONS},
     ),
@@ -328,12 +348,12 @@ _TABLE = (
             WeightSpec(
                 "weight_xc_data_int8_scales",
                 lambda p: p["num_output"] * _directions(p),
-                when=lambda p: p["int8_scale_term"],
+                when=_has_int8_scales,
             ),
             WeightSpec(
                 "weight_hc_data_int8_scales",
                 lambda p: p["num_output"] * _directions(p),
-                when=lambda p: p["int8_scale_term"],
+                when=_has_int8_scales,
             ),
         ),
         inputs=(1, 2),
@@ -361,12 +381,12 @@ _TABLE = (
             WeightSpec(
                 "weight_xc_data_int8_scales",
                 lambda p: 4 * p["hidden_size"] * _directions(p),
-                when=lambda p: p["int8_scale_term"],
+                when=_has_int8_scales,
             ),
             WeightSpec(
                 "weight_hc_data_int8_scales",
                 lambda p: 4 * p["hidden_size"] * _directions(p),
-                when=lambda p: p["int8_scale_term"],
+                when=_has_int8_scales,
             ),
         ),
         inputs=(1, 3),
@@ -449,17 +469,12 @@ _TABLE = (
             "18 pad_value=0.0, 19 dynamic_weight"
         ),
         weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
+            *_DYNAMIC_WEIGHTS,
             WeightSpec(
                 "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
             ),
             WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
-            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"]),
+            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
             WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
         ),
         inputs=(1, 3),
@@ -524,7 +539,7 @@ _TABLE = (
             "5 dynamic_target_size, 6 align_corner, 9 size_expr:string"
         ),
         inputs=(1, 10),
-        one_blob_only=lambda p: not p["dynamic_target_size"] and _last_blob(p["size_expr"]) == 0,
+        one_blob_only=lambda p: p["dynamic_target_size"] != 1 and _last_blob(p["size_expr"]) == 0,
         enums={"resize_type": {1: "nearest", 2: "bilinear", 3: "bicubic"}},
     ),
     LayerSpec(
@@ -533,14 +548,7 @@ _TABLE = (
         params=parse_params(
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"
         ),
-        weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-        ),
+        weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": _ACTIVATIONS},
@@ -551,8 +559,8 @@ _TABLE = (
         53,
         params=parse_params("0 channels, 1 eps=0.001, 2 affine=1"),
         weights=(
-            WeightSpec("gamma_data", lambda p: p["channels"], when=lambda p: p["affine"]),
-            WeightSpec("beta_data", lambda p: p["channels"], when=lambda p: p["affine"]),
+            WeightSpec("gamma_data", lambda p: p["channels"], when=_has_affine),
+            WeightSpec("beta_data", lambda p: p["channels"], when=_has_affine),
         ),
         inplace=True,
     ),
@@ -678,12 +686,12 @@ _TABLE = (
             WeightSpec(
                 "B_data_quantize_scales",
                 lambda p: p["constantN"] * _ceil_div(p["constantK"], _block(p)),
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec(
                 "B_data_input_scales",
                 lambda p: p["constantK"],
-                when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1,
+                when=_has_input_scales,
             ),
             WeightSpec(
                 "A_data_int8_scales",
@@ -695,15 +703,15 @@ _TABLE = (
             ),
         ),
         inputs=(1, 3),
-        one_blob_only=lambda p: p["constantA"] + p["constantB"] + p["constantC"] == 2,
+        one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
     ),
     LayerSpec(
         "GroupNorm",
         75,
         params=parse_params("0 group=1, 1 channels, 2 eps=0.001, 3 affine=1"),
         weights=(
-            WeightSpec("gamma_data", lambda p: p["channels"], when=lambda p: p["affine"]),
-            WeightSpec("beta_data", lambda p: p["channels"], when=lambda p: p["affine"]),
+            WeightSpec("gamma_data", lambda p: p["channels"], when=_has_affine),
+            WeightSpec("beta_data", lambda p: p["channels"], when=_has_affine),
         ),
         inplace=True,
     ),
@@ -712,8 +720,8 @@ _TABLE = (
         76,
         params=parse_params("0 affine_size, 1 eps=0.001, 2 affine=1"),
         weights=(
-            WeightSpec("gamma_data", lambda p: p["affine_size"], when=lambda p: p["affine"]),
-            WeightSpec("beta_data", lambda p: p["affine_size"], when=lambda p: p["affine"]),
+            WeightSpec("gamma_data", lambda p: p["affine_size"], when=_has_affine),
+            WeightSpec("beta_data", lambda p: p["affine_size"], when=_has_affine),
         ),
         inplace=True,
     ),
@@ -729,12 +737,12 @@ _TABLE = (
             WeightSpec(
                 "weight_xc_data_int8_scales",
                 lambda p: 3 * p["num_output"] * _directions(p),
-                when=lambda p: p["int8_scale_term"],
+                when=_has_int8_scales,
             ),
             WeightSpec(
                 "weight_hc_data_int8_scales",
                 lambda p: 3 * p["num_output"] * _directions(p),
-                when=lambda p: p["int8_scale_term"],
+                when=_has_int8_scales,
             ),
         ),
         inputs=(1, 2),
@@ -754,97 +762,85 @@ _TABLE = (
                 "q_weight_data",
                 lambda p: p["embed_dim"] * _qdim(p),
                 tagged=True,
-                when=lambda p: p["quantize_term"] < 400,
+                when=_is_not_block_quantised,
             ),
             WeightSpec(
                 "q_weight_data_packed_bytes",
                 lambda p: p["embed_dim"] * _ceil_div(_qdim(p) * _bits(p), 8),
                 packed=True,
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec("q_bias_data", lambda p: p["embed_dim"]),
             WeightSpec(
                 "k_weight_data",
                 lambda p: p["embed_dim"] * p["kdim"],
                 tagged=True,
-                when=lambda p: p["quantize_term"] < 400,
+                when=_is_not_block_quantised,
             ),
             WeightSpec(
                 "k_weight_data_packed_bytes",
                 lambda p: p["embed_dim"] * _ceil_div(p["kdim"] * _bits(p), 8),
                 packed=True,
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec("k_bias_data", lambda p: p["embed_dim"]),
             WeightSpec(
                 "v_weight_data",
                 lambda p: p["embed_dim"] * p["vdim"],
                 tagged=True,
-                when=lambda p: p["quantize_term"] < 400,
+                when=_is_not_block_quantised,
             ),
             WeightSpec(
                 "v_weight_data_packed_bytes",
                 lambda p: p["embed_dim"] * _ceil_div(p["vdim"] * _bits(p), 8),
                 packed=True,
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec("v_bias_data", lambda p: p["embed_dim"]),
             WeightSpec(
                 "out_weight_data",
                 lambda p: _qdim(p) * p["embed_dim"],
                 tagged=True,
-                when=lambda p: p["quantize_term"] < 400,
+                when=_is_not_block_quantised,
             ),
             WeightSpec(
                 "out_weight_data_packed_bytes",
                 lambda p: _qdim(p) * _ceil_div(p["embed_dim"] * _bits(p), 8),
                 packed=True,
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec("out_bias_data", lambda p: _qdim(p)),
-            WeightSpec(
-                "q_weight_data_int8_scales", lambda p: p["embed_dim"], when=lambda p: 0 < p["quantize_term"] < 400
-            ),
-            WeightSpec(
-                "k_weight_data_int8_scales", lambda p: p["embed_dim"], when=lambda p: 0 < p["quantize_term"] < 400
-            ),
-            WeightSpec(
-                "v_weight_data_int8_scales", lambda p: p["embed_dim"], when=lambda p: 0 < p["quantize_term"] < 400
-            ),
-            WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=lambda p: 0 < p["quantize_term"] < 400),
+            WeightSpec("q_weight_data_int8_scales", lambda p: p["embed_dim"], when=_is_int8),
+            WeightSpec("k_weight_data_int8_scales", lambda p: p["embed_dim"], when=_is_int8),
+            WeightSpec("v_weight_data_int8_scales", lambda p: p["embed_dim"], when=_is_int8),
+            WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=_is_int8),
             WeightSpec(
                 "q_quantize_scales",
                 lambda p: p["embed_dim"] * _ceil_div(_qdim(p), _block(p)),
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec(
                 "k_quantize_scales",
                 lambda p: p["embed_dim"] * _ceil_div(p["kdim"], _block(p)),
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec(
                 "v_quantize_scales",
                 lambda p: p["embed_dim"] * _ceil_div(p["vdim"], _block(p)),
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
             WeightSpec(
                 "out_quantize_scales",
                 lambda p: _qdim(p) * _ceil_div(p["embed_dim"], _block(p)),
-                when=lambda p: p["quantize_term"] >= 400,
+                when=_is_block_quantised,
             ),
-            WeightSpec(
-                "q_input_scales", lambda p: _qdim(p), when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1
-            ),
-            WeightSpec(
-                "k_input_scales", lambda p: p["kdim"], when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1
-            ),
-            WeightSpec(
-                "v_input_scales", lambda p: p["vdim"], when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1
-            ),
+            WeightSpec("q_input_scales", lambda p: _qdim(p), when=_has_input_scales),
+            WeightSpec("k_input_scales", lambda p: p["kdim"], when=_has_input_scales),
+            WeightSpec("v_input_scales", lambda p: p["vdim"], when=_has_input_scales),
             WeightSpec(
                 "out_input_scales",
                 lambda p: p["embed_dim"],
-                when=lambda p: p["quantize_term"] >= 400 and _format(p) == 1,
+                when=_has_input_scales,
             ),
         ),
         inputs=(1, 6),
@@ -859,14 +855,7 @@ _TABLE = (
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, 15 pad_right=pad_left, 18 pad_value=0.0, "
             "19 dynamic_weight"
         ),
-        weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-        ),
+        weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": _ACTIVATIONS},
@@ -887,14 +876,7 @@ _TABLE = (
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, 15 pad_right=pad_left, "
             "18 pad_value=0.0, 19 dynamic_weight"
         ),
-        weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-        ),
+        weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": _ACTIVATIONS},
@@ -906,10 +888,7 @@ _TABLE = (
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
             f"18 pad_value=0.0, {_WINDOW_3D}"
         ),
-        weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-        ),
+        weights=_CONSTANT_WEIGHTS,
         enums={"activation_type": _ACTIVATIONS},
     ),
     LayerSpec(
@@ -919,10 +898,7 @@ _TABLE = (
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
             f"17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}"
         ),
-        weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-        ),
+        weights=_CONSTANT_WEIGHTS,
         enums={"activation_type": _ACTIVATIONS},
     ),
     LayerSpec(
@@ -942,14 +918,7 @@ _TABLE = (
         "Deconvolution1D",
         88,
         params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_DECONV_1D}"),
-        weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-        ),
+        weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": _ACTIVATIONS},
@@ -958,14 +927,7 @@ _TABLE = (
         "DeconvolutionDepthWise1D",
         89,
         params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_DECONV_1D}"),
-        weights=(
-            WeightSpec(
-                "weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]
-            ),
-            WeightSpec(
-                "bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]
-            ),
-        ),
+        weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": _ACTIVATIONS},
@@ -977,10 +939,7 @@ _TABLE = (
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
             f"{_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
         ),
-        weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-        ),
+        weights=_CONSTANT_WEIGHTS,
         enums={"activation_type": _ACTIVATIONS},
     ),
     LayerSpec(
@@ -990,10 +949,7 @@ _TABLE = (
             f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
             f"17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
         ),
-        weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-        ),
+        weights=_CONSTANT_WEIGHTS,
         enums={"activation_type": _ACTIVATIONS},
     ),
     LayerSpec("Einsum", 92, params=parse_params("0 equation:int[]"), inputs=(1, None), one_blob_only=False),
@@ -1001,10 +957,7 @@ _TABLE = (
         "DeformableConv2D",
         93,
         params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}"),
-        weights=(
-            WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-        ),
+        weights=_CONSTANT_WEIGHTS,
         inputs=(2, 3),
         one_blob_only=False,
         enums={"activation_type": _ACTIVATIONS},
@@ -1047,7 +1000,7 @@ _TABLE = (
         "RMSNorm",
         104,
         params=parse_params("0 affine_size, 1 eps=0.001, 2 affine=1"),
-        weights=(WeightSpec("gamma_data", lambda p: p["affine_size"], when=lambda p: p["affine"]),),
+        weights=(WeightSpec("gamma_data", lambda p: p["affine_size"], when=_has_affine),),
         inplace=True,
     ),
     LayerSpec(

@@ -1,0 +1,254 @@
+"""The layer table against the facts about ncnn's layers in fixtures/ncnn/layers.json."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.layers import BY_INDEX, LAYERS
+from onnx2ncnn_opt.ir.spec import COMMON_PARAMS, LayerSpec, choose, parse_params
+
+FILE = Path(__file__).parents[2] / "fixtures" / "ncnn" / "layers.json"
+FACTS: list[dict[str, Any]] = [
+    {"params": [], "weights": [], "derived": {}, "enums": {}, **fact} for fact in json.loads(FILE.read_text("utf-8"))
+]
+BY_TYPE = pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact["type"])
+
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: a // b if isinstance(a, int) and isinstance(b, int) else a / b,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+}
+
+
+def last_blob(*texts: str) -> int:
+    return max((int(word[0]) for text in texts for word in re.split(r"[(), ]+", text) if word[1:] in tuple("whdcn")))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "max": max,
+    "cdiv": lambda a, b: math.ceil(a / b),
+    "sqrtf": lambda a: 1.0 * math.sqrt(a),
+    "last_blob": lambda *texts: last_blob("0w", *texts),
+}
+
+
+def evaluate(text: str, values: Callable[[str], Any]) -> Any:
+    """An expression of the facts: arithmetic, comparisons, C's integer division, and the functions above."""
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.Expression(body):
+                return value(body)
+            case ast.Constant(constant):
+                return constant
+            case ast.Name(name):
+                return values(name)
+            case ast.List(elements) | ast.Tuple(elements):
+                return [value(element) for element in elements]
+            case ast.BinOp(left, op, right):
+                return _OPERATORS[type(op)](value(left), value(right))
+            case ast.UnaryOp(op, operand):
+                return _OPERATORS[type(op)](value(operand))
+            case ast.BoolOp(ast.And(), parts):
+                return all(value(part) for part in parts)
+            case ast.BoolOp(ast.Or(), parts):
+                return any(value(part) for part in parts)
+            case ast.IfExp(test, body, orelse):
+                return value(body) if value(test) else value(orelse)
+            case ast.Subscript(sequence, index):
+                return value(sequence)[value(index)]
+            case ast.Call(ast.Name(name), arguments):
+                return FUNCTIONS[name](*map(value, arguments))
+            case ast.Compare(left, ops, rights):
+                operands = [value(left), *map(value, rights)]
+                return all(_OPERATORS[type(op)](a, b) for op, a, b in zip(ops, operands, operands[1:], strict=False))
+        raise AssertionError(f"{text!r} needs {ast.dump(node)}")
+
+    return value(ast.parse(text, mode="eval"))
+
+
+# What parameters with a code may be; any other is a small size or a flag.
+CODES: Mapping[str, tuple[int, ...]] = {
+    "quantize_term": (0, 0, 1, 2, 101, 400, 401, 402, 410, 412, 600, 611, 800, 812),
+    "int8_scale_term": (0, 0, 1, 2, 101, 102),
+    "constant_broadcast_type_C": (-1, 0, 1, 2, 3, 4),
+    "scale_data_size": (-233, 1, 5, 16),
+    "load_type": (0, 1),
+}
+# Without these the formulas of MultiHeadAttention divide by zero.
+ALWAYS: Mapping[str, tuple[int, ...]] = {"embed_dim": (4, 6, 64), "num_heads": (1, 2, 3)}
+EXPRESSIONS = ("", "0w", "*(0h,2),-1", "1w,0h", "+(2c,1),1d")
+
+
+def random_params(fact: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Values for about half of the parameters."""
+    values: dict[str, Any] = {}
+    for param in fact["params"]:
+        name, kind = param["name"], param["kind"]
+        if name in ALWAYS:
+            values[name] = rng.choice(ALWAYS[name])
+            continue
+        if rng.random() < 0.5:
+            continue
+        if kind == "int":
+            values[name] = rng.choice(CODES.get(name, (0, 1, 1, 2, 3, 7, 48)))
+        elif kind == "float":
+            values[name] = rng.choice((0.0, 0.5, -3.0))
+        elif kind == "string":
+            values[name] = rng.choice(EXPRESSIONS)
+        else:
+            values[name] = tuple(rng.choices(range(4), k=rng.randrange(3)))
+    return values
+
+
+class Facts:
+    """The values of all parameters and derived names of a layer, as the facts define them."""
+
+    def __init__(self, fact: dict[str, Any], given: Mapping[str, Any]) -> None:
+        self.defaults = {param["name"]: param["default"] for param in fact["params"]}
+        self.derived: dict[str, str] = fact["derived"]
+        self.given = given
+
+    def __call__(self, name: str) -> Any:
+        if name in self.given:
+            return self.given[name]
+        if name in self.derived:
+            return evaluate(self.derived[name], self)
+        default = self.defaults[name]
+        if isinstance(default, str) and default.startswith("="):
+            return evaluate(default[1:].strip(), self)
+        return default
+
+
+def samples(fact: dict[str, Any]) -> list[tuple[Layer, Facts]]:
+    """Layers with many parameter sets, each beside what the facts say of it."""
+    rng = random.Random(fact["index"])
+    sets = [random_params(fact, rng) for _ in range(300 if fact["params"] else 1)]
+    return [(Layer(fact["type"], "sample", params=params), Facts(fact, params)) for params in sets]
+
+
+def spec_of(fact: dict[str, Any]) -> LayerSpec:
+    return LAYERS[fact["type"]]
+
+
+def test_every_type_is_in_the_table_under_its_index() -> None:
+    assert {spec.type: spec.index for spec in LAYERS.values()} == {fact["type"]: fact["index"] for fact in FACTS}
+    assert {index: spec.type for index, spec in BY_INDEX.items()} == dict(
+        enumerate(fact["type"] for fact in sorted(FACTS, key=lambda fact: fact["index"]))
+    )
+    assert len(LAYERS) == 110
+
+
+@BY_TYPE
+def test_params(fact: dict[str, Any]) -> None:
+    spec = spec_of(fact)
+    found = [(param.id, param.name, param.kind) for param in sorted(spec.params, key=lambda param: param.id)]
+    assert found == [(param["id"], param["name"], param["kind"]) for param in fact["params"]]
+    assert {param.name for param in COMMON_PARAMS} <= set(spec.by_name)
+    assert len(spec.by_id) == len(spec.by_name) == len(found) + len(COMMON_PARAMS)
+
+
+@BY_TYPE
+def test_defaults(fact: dict[str, Any]) -> None:
+    for layer, facts in samples(fact):
+        for param in fact["params"]:
+            expected = facts(param["name"])
+            found = layer[param["name"]]
+            assert found == (tuple(expected) if isinstance(expected, list) else expected), param["name"]
+            assert (type(found) is float) == (param["kind"] == "float"), param["name"]
+
+
+@BY_TYPE
+def test_weights(fact: dict[str, Any]) -> None:
+    spec = spec_of(fact)
+    weights = fact["weights"]
+    assert [weight.name for weight in spec.weights] == [weight["name"] for weight in weights]
+    present = set()
+    for layer, facts in samples(fact):
+        for weight, known in zip(spec.weights, weights, strict=True):
+            is_there = bool(evaluate(known["when"], facts))
+            assert weight.present(layer.resolved) == is_there, (weight.name, layer.params)
+            if not is_there:
+                continue
+            present.add(weight.name)
+            assert weight.count(layer.resolved) == evaluate(known["count"], facts), (weight.name, layer.params)
+            load_type = known["load_type"]
+            assert weight.packed == (load_type == "bytes")
+            raw = load_type == "bytes" or (facts("load_type") if load_type == "=load_type" else load_type) == 1
+            assert weight.is_tagged(layer.resolved) == (not raw), (weight.name, layer.params)
+        names = [weight.name for weight in spec.weights if weight.present(layer.resolved)]
+        assert len(names) == len(set(names))
+    assert present == {weight["name"] for weight in weights}
+
+
+@BY_TYPE
+def test_blob_counts(fact: dict[str, Any]) -> None:
+    spec = spec_of(fact)
+    assert (spec.inputs, spec.outputs) == (tuple(fact["inputs"]), tuple(fact["outputs"]))
+    for layer, facts in samples(fact):
+        expected = fact["one_blob_only"]
+        expected = bool(evaluate(expected, facts)) if isinstance(expected, str) else expected
+        assert bool(spec.is_one_blob_only(layer.resolved)) == expected, layer.params
+
+
+@BY_TYPE
+def test_flags_and_enums(fact: dict[str, Any]) -> None:
+    spec = spec_of(fact)
+    assert spec.in_runtime == fact["in_runtime"]
+    # The table's flag is for a layer that always works in place; BinaryOp does only with a scalar.
+    assert spec.inplace == (fact["inplace"] is True)
+    known: dict[str, dict[str, str]] = fact["enums"]
+    for name, codes in spec.enums.items():
+        expected = known.get(name) or known["type"]
+        # The facts add the activation's parameters in brackets.
+        assert codes == {int(code): meaning.split(" [")[0] for code, meaning in expected.items()}
+    assert bool(known) == bool(spec.enums)
+
+
+def test_a_code_that_stands_for_no_size() -> None:
+    for code in (-1, 2):
+        with pytest.raises(GraphError, match=f"block has the code {code}"):
+            choose((32, 64), code, "block")
+    layer = Layer("Gemm", "gemm", params={"constantB": 1, "constantK": 64, "constantN": 1, "quantize_term": 407})
+    scales = next(weight for weight in LAYERS["Gemm"].weights if weight.name == "B_data_quantize_scales")
+    with pytest.raises(GraphError, match="quantize_term has the code 7"):
+        scales.count(layer.resolved)
+
+
+def test_notation() -> None:
+    params = parse_params("0 a, 1 b=2, 2 c=0.5, 3 d=a, 4 e:int[], 5 f:float[], 6 g:string, 7 h=1e-3, 8 i=-233")
+    assert [(p.id, p.name, p.kind, p.default, p.follows) for p in params] == [
+        (0, "a", "int", 0, None),
+        (1, "b", "int", 2, None),
+        (2, "c", "float", 0.5, None),
+        (3, "d", "int", None, "a"),
+        (4, "e", "int[]", (), None),
+        (5, "f", "float[]", (), None),
+        (6, "g", "string", "", None),
+        (7, "h", "float", 1e-3, None),
+        (8, "i", "int", -233, None),
+    ]
