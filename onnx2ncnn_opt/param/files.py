@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,16 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike) -> Mapping
     The names differ from the blobs' own only where ncnn could not read those. Raises GraphError for a graph that the
     format cannot hold, and UsageError where the files cannot be written.
     """
+    with all_or_nothing(param_path, bin_path) as (param_draft, bin_draft):
+        return write_drafts(graph, param_draft, bin_draft)
+
+
+def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path) -> Mapping[Blob, str]:
+    """As `write_net`, straight into these files; for a caller who has more files to bring in place with them."""
     listing = list_layers(graph)
-    text = format_listing(listing)
-    with all_or_nothing(param_path, bin_path) as (param_file, bin_file):
-        param_file.write_bytes(text.encode())
-        with open(bin_file, "wb") as stream:
-            write_weights(graph, stream)
+    param_draft.write_bytes(format_listing(listing).encode())
+    with bin_draft.open("wb") as stream:
+        write_weights(graph, stream)
     return listing.names
 
 
@@ -70,7 +74,8 @@ def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
         for draft, target in zip(drafts, targets, strict=True):
             os.replace(draft, target)
     except OSError as error:
-        raise UsageError(f"cannot write {error.filename or targets[0]}: {error.strerror}") from error
+        raise UsageError(f"cannot write {' and '.join(map(str, targets))}: {error.strerror}") from error
     finally:
         for draft in drafts:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink()

@@ -145,10 +145,10 @@ def _values(text: str, where: str) -> dict[int, Value]:
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None:
-            raise ParamError(f"{where}: '{_excerpt(text[position:])}' is not a parameter like 0=1 or 6=\"text\"")
+            raise ParamError(f"{where}: '{_excerpt(text[position:])}' is not a parameter like 0=1 or 6=\"0w,1\"")
         position = token.end()
         key, value = token.groups()
-        id = int(key[:16])
+        id = int(key) if len(key) <= 16 else MAX_PARAM_ID + 1
         if id <= _ARRAY_ID:
             id = _ARRAY_ID - id
             parsed: Value = _old_array(value, f"{where}, {key}")
@@ -274,8 +274,8 @@ def _dropped(splits: Mapping[str, Sequence[_Entry]], blobs: Mapping[str, Blob]) 
         needed = len(blob.users) + blob.is_output > 1 or any(user.type == "Split" for user in blob.users)
         forks = sorted(entries, key=lambda entry: len(entry.tops) == 1)
         for entry in forks[1:] if needed else forks:
-            if len(entry.tops) == 1 or not needed:
-                yield DroppedSplit(entry.name, f"'{blob.name}' has only one use behind it")
+            if not needed or len(entry.tops) == 1:
+                yield DroppedSplit(entry.name, "nothing needs a copy: there is only one use behind it")
             else:
                 yield DroppedSplit(entry.name, f"joined with '{forks[0].name}', which splits the same blob")
 

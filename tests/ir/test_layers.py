@@ -45,7 +45,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
 
 
 def last_blob(*texts: str) -> int:
-    return max((int(word[0]) for text in texts for word in re.split(r"[(), ]+", text) if word[1:] in tuple("whdcn")))
+    return max(int(word[0]) for text in texts for word in re.split(r"[(), ]+", text) if word[1:] in tuple("whdcn"))
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -104,9 +104,9 @@ ALWAYS: Mapping[str, tuple[int, ...]] = {"embed_dim": (4, 6, 64), "num_heads": (
 EXPRESSIONS = ("", "0w", "*(0h,2),-1", "1w,0h", "+(2c,1),1d")
 
 
-def random_params(fact: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+def random_params(fact: dict[str, Any], rng: random.Random) -> dict[str | int, Any]:
     """Values for about half of the parameters."""
-    values: dict[str, Any] = {}
+    values: dict[str | int, Any] = {}
     for param in fact["params"]:
         name, kind = param["name"], param["kind"]
         if name in ALWAYS:
@@ -128,7 +128,7 @@ def random_params(fact: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 class Facts:
     """The values of all parameters and derived names of a layer, as the facts define them."""
 
-    def __init__(self, fact: dict[str, Any], given: Mapping[str, Any]) -> None:
+    def __init__(self, fact: dict[str, Any], given: Mapping[str | int, Any]) -> None:
         self.defaults = {param["name"]: param["default"] for param in fact["params"]}
         self.derived: dict[str, str] = fact["derived"]
         self.given = given
