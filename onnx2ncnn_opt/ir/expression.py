@@ -112,7 +112,7 @@ def evaluate(text: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> list[Dim] 
     stack: list[Number] = []
     for token in reversed([t for t in re.split(r"[(),]", text) if t]):
         try:
-            stack.append(_size_of(token, blobs) if _SIZE.fullmatch(token) else _apply(token.strip(), stack))
+            stack.append(_size_of(token, blobs) if _SIZE.fullmatch(token) else _apply(token, stack))
         except _UnknownError:
             return None
         except (IndexError, ArithmeticError, ValueError) as error:

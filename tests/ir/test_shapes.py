@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from onnx2ncnn_opt.ir.dim import Shape, Sym, symbol
+from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.shapes import infer_shapes
@@ -22,7 +25,7 @@ Case = tuple[Params, list[tuple[int, ...]], int]
 
 
 def case(*shapes: tuple[int, ...], outputs: int = 1, **params: Any) -> Case:
-    return params, list(shapes), outputs
+    return dict(params.items()), list(shapes), outputs
 
 
 def conv(weights: int, *shapes: tuple[int, ...], **params: Any) -> Case:
@@ -420,8 +423,9 @@ CLAMPED: list[tuple[str, Case]] = [
 ]
 
 
-def make_layer(type: str, params: Params, shapes: Sequence[Shape], outputs: int, batch: Any = 1) -> Layer:
-    inputs = [Blob(f"in{i}", shape, batch) for i, shape in enumerate(shapes)]
+def make_layer(type: str, params: Params, shapes: Sequence[Shape], outputs: int, batches: Sequence[Dim] = ()) -> Layer:
+    counts = batches or [1] * len(shapes)
+    inputs = [Blob(f"in{i}", shape, n) for i, (shape, n) in enumerate(zip(shapes, counts, strict=True))]
     return Layer(type, "layer", inputs, [Blob(f"out{i}") for i in range(outputs)], params)
 
 
@@ -460,16 +464,16 @@ def worker() -> Iterator[NcnnWorker]:
         yield started
 
 
-def run(worker: NcnnWorker, layer: Layer, path: Path, batch: int | None = None) -> list[tuple[int, ...]]:
-    """The shapes that ncnn computes, with the batch count first where `batch` is given."""
+def run(worker: NcnnWorker, layer: Layer, path: Path, *, batched: bool = False) -> list[tuple[int, ...]]:
+    """The shapes that ncnn computes; with the batch count first where `batched`."""
     write(layer, path)
     runner = NcnnRunner(path.with_suffix(".param"), path.with_suffix(".bin"), worker=worker)
-    axis = None if batch is None else 0
+    axis = 0 if batched else None
     feeds = {}
     for blob in layer.inputs:
         assert blob.shape is not None
-        shape = [*map(int, blob.shape)] if batch is None else [batch, *map(int, blob.shape)]  # type: ignore[arg-type]
-        feeds[blob.name] = Feed(np.full(shape, 0.5, np.float32), axis)
+        sizes = (blob.batch, *blob.shape) if batched else blob.shape
+        feeds[blob.name] = Feed(np.full([int(size) for size in sizes], 0.5, np.float32), axis)  # type: ignore[arg-type]
     results = runner.run(feeds, [Fetch(blob.name, axis) for blob in layer.outputs])
     return [results[blob.name].shape for blob in layer.outputs]
 
@@ -505,8 +509,145 @@ def test_symbols_give_the_same_sizes(type: str, params: Params, shapes: list[tup
                 assert tuple(s.subs(values) if isinstance(s, Sym) else s for s in shape) == want
 
 
-def test_every_type_is_covered() -> None:
-    assert set(CASES) >= set(LAYERS) - NOT_RUN
+@pytest.mark.parametrize(("type", "params", "shapes", "outputs"), ALL)
+def test_batches_are_those_of_the_runtime(
+    worker: NcnnWorker, tmp_path: Path, type: str, params: Params, shapes: list[tuple[int, ...]], outputs: int
+) -> None:
+    """All inputs in batches of 2, and then each of several inputs without one."""
+    several = len(shapes) > 1
+    for single in range(-1, len(shapes)) if several else (-1,):
+        batches = [1 if i == single else 2 for i in range(len(shapes))]
+        layer = make_layer(type, params, shapes, outputs, batches)
+        found = [(batch, *shape) for shape, batch in infer_shapes(layer) if shape is not None]
+        assert found == run(worker, layer, tmp_path / f"net{single}", batched=True), batches
 
 
-NOT_RUN: set[str] = set()
+def test_detections_have_no_known_shape() -> None:
+    for type in sorted(DATA_DEPENDENT):
+        assert infer_shapes(make_layer(type, {}, [(3, 4, 5)] * 3, 1)) == [(None, 1)]
+
+
+def test_every_type_of_the_runtime_is_covered() -> None:
+    assert set(CASES) == {spec.type for spec in LAYERS.values() if spec.in_runtime} - DATA_DEPENDENT - {"Input"}
+
+
+DATA_DEPENDENT = {"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput"}
+
+
+def sizes(least: int = 1, most: int = 9) -> st.SearchStrategy[int]:
+    return st.integers(least, most)
+
+
+# What the fixed cases above may have missed: random parameters, where inference finds nothing wrong with them.
+RANDOM = {
+    "Convolution": st.tuples(
+        st.fixed_dictionaries(
+            {
+                **{name: sizes(1, 4) for name in ("kernel_w", "kernel_h")},
+                **{name: sizes(1, 3) for name in ("stride_w", "stride_h", "dilation_w", "dilation_h")},
+                **{name: sizes(0, 3) for name in ("pad_left", "pad_right", "pad_top", "pad_bottom")},
+            }
+        ),
+        st.tuples(st.just(2), sizes(), sizes()),
+    ),
+    "Pooling": st.tuples(
+        st.fixed_dictionaries(
+            {
+                **{name: sizes(1, 4) for name in ("kernel_w", "kernel_h", "stride_w", "stride_h")},
+                **{name: sizes(0, 2) for name in ("pad_left", "pad_right", "pad_top", "pad_bottom", "pooling_type")},
+                "pad_mode": sizes(0, 3),
+            }
+        ),
+        st.tuples(st.just(2), sizes(), sizes()),
+    ),
+    "Crop": st.tuples(
+        st.fixed_dictionaries(
+            {
+                "starts": st.tuples(st.integers(-4, 3), st.sampled_from([-233, -2, 0, 1])),
+                "ends": st.tuples(st.integers(-2, 9), st.sampled_from([-233, -1, 0, 3, 1 << 30])),
+                "axes": st.permutations([0, -1, 1]).map(lambda axes: tuple(axes[:2])),
+            }
+        ),
+        st.tuples(sizes(3, 6), sizes(3, 6), sizes(3, 6)),
+    ),
+    "Interp": st.tuples(
+        st.fixed_dictionaries(
+            {
+                "resize_type": st.sampled_from([1, 2]),
+                "height_scale": st.floats(0.25, 3, width=32).map(lambda scale: round(scale, 6)),
+                "width_scale": st.sampled_from([0.5, 2.0, 0.3333333, 1.1, 0.7]),
+                "output_height": st.sampled_from([0, 0, 5]),
+                "output_width": st.sampled_from([0, 0, 4]),
+            }
+        ),
+        st.tuples(st.just(2), sizes(4, 40), sizes(4, 40)),
+    ),
+    "Deconvolution": st.tuples(
+        st.fixed_dictionaries(
+            {
+                **{name: sizes(1, 4) for name in ("kernel_w", "kernel_h")},
+                **{name: sizes(1, 3) for name in ("stride_w", "stride_h", "dilation_w", "dilation_h")},
+                **{name: sizes(0, 2) for name in ("pad_left", "pad_right", "pad_top", "pad_bottom")},
+                **{name: sizes(0, 1) for name in ("output_pad_right", "output_pad_bottom")},
+            }
+        ),
+        st.tuples(st.just(2), sizes(1, 6), sizes(1, 6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("type", RANDOM)
+def test_random_parameters(worker: NcnnWorker, tmp_path: Path, type: str) -> None:
+    compared = 0
+
+    @settings(derandomize=True, max_examples=80, deadline=None, database=None)
+    @given(RANDOM[type])
+    def compare(drawn: tuple[dict[str, Any], tuple[int, ...]]) -> None:
+        nonlocal compared
+        params, shape = drawn
+        if "onvolution" in type:
+            weights = 3 * shape[0] * params["kernel_w"] * params["kernel_h"]
+            params = {**params, "num_output": 3, "weight_data_size": weights}
+        if type == "Pooling":
+            params = {**params, "pooling_type": min(params["pooling_type"], 1)}
+        layer = make_layer(type, dict(params.items()), [shape], 1)
+        try:
+            found = [shape for shape, _ in infer_shapes(layer)]
+        except ShapeError:
+            return
+        assert found == run(worker, layer, tmp_path / "net")
+        compared += 1
+
+    compare()
+    assert compared > 20
+
+
+@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@given(st.lists(sizes(1, 3), min_size=1, max_size=4), st.lists(sizes(1, 3), min_size=1, max_size=4))
+def test_matmul_takes_what_numpy_takes(a: list[int], b: list[int]) -> None:
+    try:
+        expected = np.matmul(np.empty(a), np.empty(b)).shape or (1,)
+    except ValueError:
+        expected = None
+    layer = make_layer("MatMul", {}, [tuple(a), tuple(b)], 1)
+    if expected is None:
+        with pytest.raises(ShapeError):
+            infer_shapes(layer)
+    else:
+        assert infer_shapes(layer) == [(expected, 1)]
+
+
+@settings(derandomize=True, max_examples=300, deadline=None, database=None)
+@given(st.integers(1, 4).flatmap(lambda rank: st.tuples(*[st.tuples(sizes(1, 3), sizes(1, 3))] * rank)))
+def test_equal_ranks_broadcast_as_in_numpy(pairs: tuple[tuple[int, int], ...]) -> None:
+    a, b = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+    try:
+        expected = np.broadcast_shapes(a, b)
+    except ValueError:
+        expected = None
+    layer = make_layer("BinaryOp", {}, [a, b], 1)
+    if expected is None:
+        with pytest.raises(ShapeError):
+            infer_shapes(layer)
+    else:
+        assert infer_shapes(layer) == [(expected, 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, shape_of
+from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, parts, shape_of
 
 # The parameters of the padding before and behind each axis.
 _PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
@@ -17,11 +17,12 @@ def _axes(layer: Layer) -> str:
     return "w" if layer.type.endswith("1D") else "dhw" if layer.type.endswith("3D") else "hw"
 
 
-def _kernel(layer: Layer, axes: str) -> list[int]:
-    kernel = [layer[f"kernel_{axis}"] for axis in axes]
-    if min(kernel) < 1:
-        fail(layer, f"a kernel of {kernel}")
-    return kernel
+def _positive(layer: Layer, name: str, axes: str) -> list[int]:
+    """A parameter for each axis; ncnn divides by strides, and reads beyond the blob with a kernel of 0."""
+    values = [layer[f"{name}_{axis}"] for axis in axes]
+    if min(values) < 1:
+        fail(layer, f"a {name} of {values}")
+    return values
 
 
 def _pads(layer: Layer, axes: str) -> list[tuple[int, int]]:
@@ -38,12 +39,14 @@ def _slide(layer: Layer, sizes: Shape, kernel: tuple[Dim, ...] | list[int], axes
     elif min(flat) < 0:
         fail(layer, f"pads {flat} mix positive and negative")
     found = []
-    for axis, size, length, (before, behind) in zip(axes, sizes, kernel, pads, strict=True):
-        stride = layer[f"stride_{axis}"]
+    strides, dilations = _positive(layer, "stride", axes), _positive(layer, "dilation", axes)
+    for axis, size, length, stride, dilation, (before, behind) in zip(
+        axes, sizes, kernel, strides, dilations, pads, strict=True
+    ):
         if same:
             found.append((size - 1) // stride + 1)
             continue
-        extent = (length - 1) * layer[f"dilation_{axis}"] + 1
+        extent = (length - 1) * dilation + 1
         room = size + (before + behind) - extent
         if isinstance(room, int) and room < 0:
             fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size + (before + behind)}")
@@ -79,7 +82,7 @@ def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
         group = layer["group"] if "DepthWise" in layer.type else 1
         equal(layer, weight[1] * group, x[0], "the input channels of the weights and of the blob")
         return weight[0], *_slide(layer, x[1:], weight[2:], axes)
-    kernel = _kernel(layer, axes)
+    kernel = _positive(layer, "kernel", axes)
     if layer.type == "Convolution" and len(x) == 1 and kernel == [1, 1]:
         # Deprecated in ncnn, but it does compute an InnerProduct.
         _check_channels(layer, x[0], layer["num_output"], kernel)
@@ -117,7 +120,7 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
         equal(layer, weight[0], x[0], "the input channels of the weights and of the blob")
         kernel = list(weight[2:])
     else:
-        constant = _kernel(layer, axes)
+        constant = _positive(layer, "kernel", axes)
         _check_channels(layer, x[0], layer["num_output"], constant)
         channels, kernel = layer["num_output"], [*constant]
     full = [
@@ -145,9 +148,9 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
 def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | None = None) -> Shape:
     """(num_output, output sizes); the offsets are (2 * kernel_h * kernel_w, output sizes), the mask half of that."""
     need_rank(layer, x, 3)
-    kernel = _kernel(layer, "hw")
+    kernel = _positive(layer, "kernel", "hw")
     _check_channels(layer, x[0], layer["num_output"], kernel)
-    if min(layer[name] for names in _PADS.values() for name in names if name in layer.resolved) < 0:
+    if min(pad for pair in _pads(layer, "hw") for pad in pair) < 0:
         fail(layer, "negative pads, SAME included, are not for it")
     sizes = _slide(layer, x[1:], kernel, "hw")
     taps = kernel[0] * kernel[1]
@@ -169,12 +172,14 @@ def pooling(layer: Layer, x: Shape) -> Shape:
     sizes = x[1:]
     if layer["adaptive_pooling"]:
         wanted = tuple(layer[f"out_{axis}"] for axis in axes)
+        if layer.type == "Pooling1D" and wanted == (-233,):
+            fail(layer, "out_w -233 is not for it")
         return x[0], *(size if want == -233 else want for want, size in zip(wanted, sizes, strict=True))
     mode, found = layer["pad_mode"], []
     if mode not in (0, 1, 2, 3):
         fail(layer, f"pad_mode {mode} is unknown")
-    for axis, size, length, pads in zip(axes, sizes, _kernel(layer, axes), _pads(layer, axes), strict=True):
-        stride = layer[f"stride_{axis}"]
+    kernel, strides = _positive(layer, "kernel", axes), _positive(layer, "stride", axes)
+    for axis, size, length, stride, pads in zip(axes, sizes, kernel, strides, _pads(layer, axes), strict=True):
         if mode >= 2:  # SAME
             found.append((size - 1) // stride + 1)
             continue
@@ -190,7 +195,7 @@ def pooling(layer: Layer, x: Shape) -> Shape:
 def unfold(layer: Layer, x: Shape) -> Shape:
     """(channels * kernel_h * kernel_w, number of windows)."""
     need_rank(layer, x, 3)
-    kernel = _kernel(layer, "hw")
+    kernel = _positive(layer, "kernel", "hw")
     return x[0] * product(kernel), product(_slide(layer, x[1:], kernel, "hw"))
 
 
@@ -198,10 +203,8 @@ def unfold(layer: Layer, x: Shape) -> Shape:
 def fold(layer: Layer, x: Shape) -> Shape:
     """(channels, output_h, output_w) from (channels * kernel_h * kernel_w, number of windows)."""
     need_rank(layer, x, 2)
-    kernel = _kernel(layer, "hw")
+    kernel = _positive(layer, "kernel", "hw")
     sizes = (layer["output_h"], layer["output_w"])
     equal(layer, x[1], product(_slide(layer, sizes, kernel, "hw")), "the number of columns and of windows")
-    taps = product(kernel)
-    channels = x[0] // taps
-    equal(layer, channels * taps, x[0], "channels * kernel size and the number of rows")
-    return channels, *sizes
+    taps = kernel[0] * kernel[1]
+    return parts(layer, x[0], taps, "rows"), *sizes

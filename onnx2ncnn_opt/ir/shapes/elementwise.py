@@ -6,7 +6,18 @@ from itertools import zip_longest
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.shapes.registry import Output, broadcast, differ, equal, fail, need_rank, position, shape_of
+from onnx2ncnn_opt.ir.shapes.registry import (
+    Output,
+    broadcast,
+    data_axis,
+    differ,
+    equal,
+    fail,
+    need_rank,
+    parts,
+    positions,
+    shape_of,
+)
 
 # One input, one output, any rank, nothing to check.
 _SAME = (
@@ -69,14 +80,13 @@ def bias(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("BatchNorm", "InstanceNorm", "GroupNorm")
 def channel_norm(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; `channels` is the outermost size (InstanceNorm takes 1-D and 2-D blobs as one channel)."""
-    if layer.type == "InstanceNorm":
-        need_rank(layer, x, 3, 4)
-        if not layer["affine"]:
-            return x
-    equal(layer, layer["channels"], x[0], "channels and the outermost size")
-    if layer.type == "GroupNorm" and layer["channels"] % layer["group"]:
-        fail(layer, f"{layer['channels']} channels cannot be parted into {layer['group']} groups")
+    """The input's shape; `channels` is the outermost size, but InstanceNorm takes 1-D and 2-D blobs as one channel."""
+    if layer.type != "InstanceNorm":
+        equal(layer, layer["channels"], x[0], "channels and the outermost size")
+    elif layer["affine"]:
+        equal(layer, layer["channels"], x[0] if len(x) >= 3 else 1, "channels of the layer and of the blob")
+    if layer.type == "GroupNorm":
+        parts(layer, x[0], layer["group"], "channels")
     return x
 
 
@@ -99,15 +109,14 @@ def lrn(layer: Layer, x: Shape) -> Shape:
 @shape_of("Softmax", "CumulativeSum")
 def along_axis(layer: Layer, x: Shape) -> Shape:
     """The input's shape; the axis must be one of it (ncnn leaves the blob unchanged otherwise)."""
-    position(layer, layer["axis"], len(x))
+    data_axis(layer, len(x))
     return x
 
 
 @shape_of("Flip")
 def flip(layer: Layer, x: Shape) -> Shape:
     """The input's shape."""
-    for axis in layer["axes"]:
-        position(layer, axis, len(x))
+    positions(layer, layer["axes"], len(x))
     return x
 
 

@@ -7,13 +7,14 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 from onnx2ncnn_opt.errors import ShapeError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.expression import evaluate
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 
 MAX_RANK = 4
 
 
 class Batched(NamedTuple):
-    """An output whose batch count is not that of the inputs."""
+    """An output whose batch count is not that which the inputs have in common."""
 
     shape: Shape | None
     batch: Dim
@@ -53,7 +54,6 @@ def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
     layers are unknown.
     """
     shapes = [blob.shape for blob in layer.inputs]
-    batch = _common_batch(layer)
     unknown: list[Output] = [None] * len(layer.outputs)
     outputs: Output | list[Output] = unknown
     if layer.type in _RULES:
@@ -67,7 +67,7 @@ def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
         outputs = [outputs]
     if len(outputs) != len(layer.outputs):
         fail(layer, f"it makes {len(outputs)} outputs, not {len(layer.outputs)}")
-    return [_checked(layer, output, batch) for output in outputs]
+    return [_checked(layer, output) for output in outputs]
 
 
 def infer_graph(graph: Graph) -> None:
@@ -85,8 +85,8 @@ def _common_batch(layer: Layer) -> Dim:
     return batch
 
 
-def _checked(layer: Layer, output: Output, batch: Dim) -> tuple[Shape | None, Dim]:
-    shape, batch = output if isinstance(output, Batched) else (output, batch)
+def _checked(layer: Layer, output: Output) -> tuple[Shape | None, Dim]:
+    shape, batch = output if isinstance(output, Batched) else (output, _common_batch(layer))
     for size in (*(shape or ()), batch):
         if isinstance(size, int) and size <= 0:
             fail(layer, f"its output would be {text(shape)}, which has no elements")
@@ -140,6 +140,26 @@ def position(layer: Layer, axis: int, rank: int, name: str = "axis") -> int:
 def positions(layer: Layer, axes: Sequence[int], rank: int, name: str = "axis") -> list[int]:
     """The axes counted from 0."""
     return [position(layer, axis, rank, name) for axis in axes]
+
+
+def data_axis(layer: Layer, rank: int) -> int:
+    """The parameter `axis` counted from 0; on 1-D blobs ncnn does not even look at it."""
+    return 0 if rank == 1 else position(layer, layer["axis"], rank)
+
+
+def parts(layer: Layer, size: Dim, by: int, what: str) -> Dim:
+    """`size / by`; fails where that is surely not a whole number."""
+    if by < 1 or differ(size // by * by, size):
+        fail(layer, f"{what} {size} cannot be parted into {by}")
+    return size // by
+
+
+def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim] | None:
+    """The value of an expression parameter; most layers see the items of a batch one by one, so that n is 1 there."""
+    try:
+        return evaluate(layer[name], [(blob.shape, blob.batch if whole_batch else 1) for blob in layer.inputs])
+    except ShapeError as error:
+        fail(layer, f"{name}: {error}")
 
 
 def named_sizes(shape: Shape) -> dict[str, Dim]:

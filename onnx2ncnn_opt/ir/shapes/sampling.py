@@ -6,11 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import ShapeError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
-from onnx2ncnn_opt.ir.expression import evaluate
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.shapes.registry import Output, equal, fail, named_sizes, need_rank, shape_of
+from onnx2ncnn_opt.ir.shapes.registry import Output, equal, evaluated, fail, named_sizes, need_rank, parts, shape_of
 
 
 @shape_of("Interp")
@@ -32,10 +30,7 @@ def _interp_sizes(layer: Layer, x: Shape, others: tuple[Shape, ...]) -> tuple[Di
     """(height, width) as ncnn finds them."""
     sizes = named_sizes(x) if len(x) > 1 else {"h": 1, "w": 1}
     if layer["size_expr"]:
-        try:
-            found = evaluate(layer["size_expr"], [(blob.shape, 1) for blob in layer.inputs])
-        except ShapeError as error:
-            fail(layer, f"size_expr: {error}")
+        found = evaluated(layer, "size_expr")
         if found is None:
             return None
         if len(found) > 2:
@@ -67,9 +62,7 @@ def pixel_shuffle(layer: Layer, x: Shape) -> Shape:
     """(c / r^2, h * r, w * r)."""
     need_rank(layer, x, 3)
     factor = layer["upscale_factor"]
-    channels = x[0] // (factor * factor)
-    equal(layer, channels * factor * factor, x[0], f"channels and a multiple of {factor * factor}")
-    return channels, x[1] * factor, x[2] * factor
+    return parts(layer, x[0], factor * factor, "channels"), x[1] * factor, x[2] * factor
 
 
 @shape_of("Reorg")
@@ -77,19 +70,14 @@ def reorg(layer: Layer, x: Shape) -> Shape:
     """(c * s^2, h / s, w / s)."""
     need_rank(layer, x, 3)
     stride = layer["stride"]
-    height, width = x[1] // stride, x[2] // stride
-    for size, part in ((x[1], height), (x[2], width)):
-        equal(layer, part * stride, size, f"sizes and a multiple of {stride}")
-    return x[0] * stride * stride, height, width
+    return x[0] * stride * stride, parts(layer, x[1], stride, "height"), parts(layer, x[2], stride, "width")
 
 
 @shape_of("ShuffleChannel")
 def shuffle_channel(layer: Layer, x: Shape) -> Shape:
     """The input's shape."""
     need_rank(layer, x, 3, 4)
-    group = layer["group"]
-    if group < 1 or (isinstance(x[0], int) and x[0] % group):
-        fail(layer, f"{x[0]} channels cannot be parted into {group} groups")
+    parts(layer, x[0], layer["group"], "channels")
     return x
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from onnx2ncnn_opt.errors import GraphError, ShapeError
+from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product
-from onnx2ncnn_opt.ir.expression import evaluate
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -12,11 +11,14 @@ from onnx2ncnn_opt.ir.shapes.registry import (
     MAX_RANK,
     Batched,
     Output,
+    data_axis,
     differ,
     equal,
+    evaluated,
     fail,
     named_sizes,
     need_rank,
+    parts,
     position,
     positions,
     shape_of,
@@ -60,53 +62,46 @@ def flatten(layer: Layer, x: Shape) -> Shape:
 
 
 @shape_of("Reshape", unknown_inputs=True)
-def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Output:
+def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Batched:
     """The stated sizes, or those of the expression: 0 copies a size of the input, -1 is what remains.
 
-    0 copies the axis of the same NAME (w from w); with batch axes, that of the same position counting the batch.
+    0 copies the axis of the same NAME (w from w); with batch axes, that of the same position counting the batch. Unlike
+    other layers, Reshape sees its whole batch at once: other inputs, read for their sizes only, may have another one.
     """
     before, after = layer["input_batch_axis"], layer["output_batch_axis"]
-    with_batch = (before, after) != (_NO_BATCH_AXIS, _NO_BATCH_AXIS)
-    wanted = _wanted(layer, with_batch)
-    if wanted is None:
-        return Batched(None, 1) if with_batch else None
-    if not with_batch:
-        if len(wanted) > MAX_RANK:
-            fail(layer, f"{len(wanted)} sizes make more than {MAX_RANK} axes")
-        copies = None if x is None else tuple(named_sizes(x)[axis] for axis in AXES[len(wanted)])
-        return _resolve(layer, x, copies, wanted)
+    wanted = _wanted(layer)
+    if (before, after) == (_NO_BATCH_AXIS, _NO_BATCH_AXIS):
+        return Batched(None if wanted is None else _plain_reshape(layer, x, wanted), layer.inputs[0].batch)
     full = None if x is None else _with_batch(layer, x, before)
-    result = _resolve(layer, full, full, wanted)
-    if result is None:
-        return Batched(None, 1)
-    shape: Shape = result
-    batch: Dim = 1
-    if after != _NO_BATCH_AXIS:
-        axis = position(layer, after, len(result), "output_batch_axis")
-        shape, batch = result[:axis] + result[axis + 1 :], result[axis]
-    if not 1 <= len(shape) <= MAX_RANK:
+    shape = None if wanted is None else _resolve(layer, full, full, wanted)
+    if after == _NO_BATCH_AXIS:
+        batch: Dim = 1
+    elif shape is None:
+        return Batched(None, layer.inputs[0].batch)
+    else:
+        axis = position(layer, after, len(shape), "output_batch_axis")
+        shape, batch = shape[:axis] + shape[axis + 1 :], shape[axis]
+    if shape is not None and not 1 <= len(shape) <= MAX_RANK:
         fail(layer, f"{len(shape)} axes remain without the batch")
     return Batched(shape, batch)
 
 
-def _wanted(layer: Layer, with_batch: bool) -> Shape | None:
+def _plain_reshape(layer: Layer, x: Shape | None, wanted: Shape) -> Shape | None:
+    if len(wanted) > MAX_RANK:
+        fail(layer, f"{len(wanted)} sizes make more than {MAX_RANK} axes")
+    copies = None if x is None else tuple(named_sizes(x)[axis] for axis in AXES[len(wanted)])
+    return _resolve(layer, x, copies, wanted)
+
+
+def _wanted(layer: Layer) -> Shape | None:
     """The sizes as parameters or expression give them, outermost first."""
     if layer["shape_expr"]:
-        sizes = _evaluate(layer, "shape_expr", with_batch)
+        sizes = evaluated(layer, "shape_expr", whole_batch=True)
         return None if sizes is None else tuple(reversed(sizes))
     rank = next((rank for rank, axis in ((0, "w"), (1, "h"), (2, "c"), (3, "d")) if layer[axis] == _ABSENT), MAX_RANK)
     if rank == 0:
         fail(layer, "it states no shape")
     return tuple(layer[axis] for axis in AXES[rank])
-
-
-def _evaluate(layer: Layer, name: str, with_batch: bool = False) -> list[Dim] | None:
-    """The value of an expression parameter. Most layers see the items of a batch one by one, hence a batch of 1."""
-    blobs = [(blob.shape, blob.batch if with_batch else 1) for blob in layer.inputs]
-    try:
-        return evaluate(layer[name], blobs)
-    except ShapeError as error:
-        fail(layer, f"{name}: {error}")
 
 
 def _with_batch(layer: Layer, x: Shape, axis: int) -> Shape:
@@ -183,7 +178,7 @@ def expand_dims(layer: Layer, x: Shape) -> Shape:
 @shape_of("Concat")
 def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
     """The sum along the axis; everything else must be equal."""
-    axis = position(layer, layer["axis"], len(first))
+    axis = data_axis(layer, len(first))
     result = list(first)
     for other in others:
         need_rank(layer, other, len(first))
@@ -198,7 +193,7 @@ def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
 @shape_of("Slice")
 def slice_(layer: Layer, x: Shape) -> list[Output]:
     """One piece per output: by sizes, where -233 shares the rest evenly, or by the indices between them."""
-    axis = position(layer, layer["axis"], len(x))
+    axis = data_axis(layer, len(x))
     size, count = x[axis], len(layer.outputs)
     sizes: list[Dim] = []
     done: Dim = 0
@@ -228,8 +223,8 @@ def slice_(layer: Layer, x: Shape) -> list[Output]:
 def crop(layer: Layer, x: Shape, reference: Shape | None = None, *others: Shape) -> Output:
     """What starts and ends, expressions of them, offsets and sizes, or a second blob's shape cut out."""
     if layer["starts_expr"] and layer["ends_expr"]:
-        starts, ends = _evaluate(layer, "starts_expr"), _evaluate(layer, "ends_expr")
-        axes = _evaluate(layer, "axes_expr") if layer["axes_expr"] else []
+        starts, ends = evaluated(layer, "starts_expr"), evaluated(layer, "ends_expr")
+        axes = evaluated(layer, "axes_expr") if layer["axes_expr"] else []
         if starts is None or ends is None or axes is None:
             return None
         return _numpy_crop(layer, x, starts, ends, [_number(layer, axis) for axis in axes])
@@ -333,7 +328,6 @@ def reduction(layer: Layer, x: Shape) -> Shape:
     """Without the reduced axes, or with size 1 there; (1) when nothing is left."""
     # A 1-D blob is reduced whatever the axes say.
     everything = layer["reduce_all"] or len(x) == 1
-    positions(layer, layer["axes"], len(x))
     gone = range(len(x)) if everything else positions(layer, layer["axes"], len(x))
     if layer["keepdims"]:
         return tuple(1 if i in gone else size for i, size in enumerate(x))
@@ -349,10 +343,8 @@ def mean_variance_norm(layer: Layer, x: Shape) -> Shape:
 @shape_of("GLU")
 def glu(layer: Layer, x: Shape) -> Shape:
     """Half of the axis."""
-    axis = position(layer, layer["axis"], len(x))
-    half = x[axis] // 2
-    equal(layer, half + half, x[axis], "twice the half and the whole axis")
-    return *x[:axis], half, *x[axis + 1 :]
+    axis = data_axis(layer, len(x))
+    return *x[:axis], parts(layer, x[axis], 2, "size"), *x[axis + 1 :]
 
 
 @shape_of("Diag")
