@@ -183,8 +183,8 @@ class _Comparison:
         message = ""
         if difference.special:
             status, message = "nan", difference.special
-        elif not difference.ok:
-            status, message = "mismatch", f"off by up to {difference.max_abs:.3g}, {difference.allowed:.3g} is allowed"
+        elif difference.excess:
+            status, message = "mismatch", difference.excess
         numbers = (difference.max_abs, difference.max_rel, difference.cosine)
         return OutputReport(slot.name, slot.blob, status, message, *numbers)
 

@@ -93,8 +93,8 @@ def test_integers_go_in_as_int32_and_are_read_as_bits(tmp_path: Path, worker: Nc
 def test_element_types_that_ncnn_knows() -> None:
     for dtype in (np.int64, np.bool_, np.uint8, np.int8):
         assert as_ncnn(np.ones(2, dtype)).dtype == np.int32
-    for dtype in (np.float64, np.float16, np.float32):
-        assert as_ncnn(np.ones(2, dtype)).dtype == np.float32
+    for number in (np.float64, np.float16, np.float32):
+        assert as_ncnn(np.ones(2, number)).dtype == np.float32
     assert as_ncnn(np.array(5.0)).shape == (1,)
     with pytest.raises(UsageError, match="32 bits"):
         as_ncnn(np.array([2**31]))

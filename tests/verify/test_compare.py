@@ -31,6 +31,21 @@ def test_the_largest_element_sets_what_is_allowed(error: float, ok: bool) -> Non
     assert compare(B + np.float32(error), B, Tolerance(relative=1e-4)).ok is False
 
 
+def test_small_values_do_not_hide_beside_large_ones() -> None:
+    # The rows of a detector's output: pixels and probabilities.
+    rng = np.random.default_rng(0)
+    reference = (rng.uniform(size=(1, 6, 100)) * [[[640], [640], [640], [640], [1], [1]]]).astype(np.float32)
+    assert compare(reference * np.float32(1.0009), reference).ok
+    wrong = reference.copy()
+    wrong[0, 5] /= 2
+    off = compare(wrong, reference)
+    assert off.max_rel < 2e-3
+    assert "index 5 of axis 1" in off.excess
+    # Rounding errors of what the large ones were computed from are no fault of the small ones.
+    wrong[0, 5] = reference[0, 5] + 640e-5
+    assert compare(wrong, reference).ok
+
+
 def test_small_outputs_are_not_excused() -> None:
     # Probabilities of a thousand classes: all of them are below 1e-2.
     reference = np.full(1000, 1e-3, np.float32)
