@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from handmade import write_net
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.permute import order_type, permutation
@@ -14,16 +15,14 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
 
 def test_every_order_moves_the_data_as_said(tmp_path: Path) -> None:
-    (tmp_path / "net.bin").write_bytes(b"")
     with NcnnWorker() as worker:
         for rank in (1, 2, 3, 4):
             x = np.arange(np.prod(range(2, rank + 2)), dtype=np.float32).reshape(range(2, rank + 2))
             for perm in permutations(range(rank)):
                 order = order_type(perm)
                 assert permutation(order, rank) == perm
-                param = tmp_path / f"{rank}-{order}.param"
-                param.write_text(f"7767517\n2 2\nInput x 0 1 x\nPermute y 1 1 x y 0={order}\n")
-                runner = NcnnRunner(param, tmp_path / "net.bin", worker=worker)
+                paths = write_net(tmp_path, "Input x 0 1 x", f"Permute y 1 1 x y 0={order}")
+                runner = NcnnRunner(*paths, worker=worker)
                 np.testing.assert_array_equal(runner.run({"x": x})["y"], x.transpose(perm))
 
 

@@ -244,6 +244,8 @@ def test_unknown_inputs() -> None:
     assert shape(layer_of("Reshape", None, w=-1, h=3)) is None
     assert shape(layer_of("ROIAlign", (3, 9, 9), None, pooled_width=2, pooled_height=2)) == (3, 2, 2)
     assert shape(layer_of("NobodyKnows", (2, 3))) is None
+    assert shape(layer_of("Input")) is None
+    assert shape(layer_of("Input", w=4, h=3, c=2)) == (2, 3, 4)
 
 
 def test_cached_keys_are_opaque() -> None:

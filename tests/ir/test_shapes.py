@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handmade import write_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -429,33 +430,25 @@ def make_layer(type: str, params: Params, shapes: Sequence[Shape], outputs: int,
     return Layer(type, "layer", inputs, [Blob(f"out{i}") for i in range(outputs)], params)
 
 
-def value_text(value: Any) -> str:
-    if isinstance(value, str):
-        return f'"{value}"'
-    return str(value)
+def token(id: int, value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"{-23300 - id}={','.join(map(str, (len(value), *value)))}"
+    return f'{id}="{value}"' if isinstance(value, str) else f"{id}={value}"
 
 
-def write(layer: Layer, path: Path) -> None:
+def write(layer: Layer, folder: Path) -> tuple[Path, Path]:
     """The layer as a net of its own, with all weights 0."""
-    assert layer.spec
-    tokens = []
-    for name, value in layer.params.items():
-        number = layer.spec.by_name[str(name)].id
-        tokens.append(
-            f"{-23300 - number}={','.join(map(str, (len(value), *value)))}"
-            if isinstance(value, tuple)
-            else f"{number}={value_text(value)}"
-        )
+    spec, params = layer.spec, layer.resolved
+    assert spec
     names = [blob.name for blob in layer.inputs], [blob.name for blob in layer.outputs]
-    lines = [f"Input {name} 0 1 {name}" for name in names[0]]
-    lines.append(" ".join((layer.type, "layer", *map(str, map(len, names)), *names[0], *names[1], *tokens)))
-    path.with_suffix(".param").write_text(f"7767517\n{len(lines)} {len(names[0]) + len(names[1])}\n" + "\n".join(lines))
-    sizes = (
-        weight.is_tagged(layer.resolved) * 4 + -(-weight.count(layer.resolved) * (1 if weight.packed else 4) // 4) * 4
-        for weight in layer.spec.weights
-        if weight.present(layer.resolved)
+    tokens = [token(spec.by_name[str(name)].id, value) for name, value in layer.params.items()]
+    present = [weight for weight in spec.weights if weight.present(params)]
+    return write_net(
+        folder,
+        *(f"Input {name} 0 1 {name}" for name in names[0]),
+        " ".join((layer.type, "layer", *map(str, map(len, names)), *names[0], *names[1], *tokens)),
+        weights=bytes(sum(4 * weight.count(params) + 4 * weight.is_tagged(params) for weight in present)),
     )
-    path.with_suffix(".bin").write_bytes(bytes(sum(sizes)))
 
 
 @pytest.fixture(scope="module")
@@ -464,10 +457,9 @@ def worker() -> Iterator[NcnnWorker]:
         yield started
 
 
-def run(worker: NcnnWorker, layer: Layer, path: Path, *, batched: bool = False) -> list[tuple[int, ...]]:
+def run(worker: NcnnWorker, layer: Layer, folder: Path, *, batched: bool = False) -> list[tuple[int, ...]]:
     """The shapes that ncnn computes; with the batch count first where `batched`."""
-    write(layer, path)
-    runner = NcnnRunner(path.with_suffix(".param"), path.with_suffix(".bin"), worker=worker)
+    runner = NcnnRunner(*write(layer, folder), worker=worker)
     axis = 0 if batched else None
     feeds = {}
     for blob in layer.inputs:
@@ -491,7 +483,7 @@ def test_shapes_are_those_of_the_runtime(
     worker: NcnnWorker, tmp_path: Path, type: str, params: Params, shapes: list[tuple[int, ...]], outputs: int
 ) -> None:
     layer = make_layer(type, params, shapes, outputs)
-    assert [shape for shape, _ in infer_shapes(layer)] == run(worker, layer, tmp_path / "net")
+    assert [shape for shape, _ in infer_shapes(layer)] == run(worker, layer, tmp_path)
 
 
 @pytest.mark.parametrize(("type", "params", "shapes", "outputs"), ALL)
@@ -519,7 +511,7 @@ def test_batches_are_those_of_the_runtime(
         batches = [1 if i == single else 2 for i in range(len(shapes))]
         layer = make_layer(type, params, shapes, outputs, batches)
         found = [(batch, *shape) for shape, batch in infer_shapes(layer) if shape is not None]
-        assert found == run(worker, layer, tmp_path / f"net{single}", batched=True), batches
+        assert found == run(worker, layer, tmp_path, batched=True), batches
 
 
 def test_detections_have_no_known_shape() -> None:
@@ -615,7 +607,7 @@ def test_random_parameters(worker: NcnnWorker, tmp_path: Path, type: str) -> Non
             found = [shape for shape, _ in infer_shapes(layer)]
         except ShapeError:
             return
-        assert found == run(worker, layer, tmp_path / "net")
+        assert found == run(worker, layer, tmp_path)
         compared += 1
 
     compare()

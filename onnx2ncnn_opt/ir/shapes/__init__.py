@@ -12,7 +12,8 @@ ShapeError is raised where the layer cannot take its inputs. That matters: ncnn 
 A shape is None where it is unknown, depends on the data (detections), or cannot be written as a `Dim`.
 """
 
-from onnx2ncnn_opt.ir.shapes import convolution, elementwise, matrix, sampling, sequence, tensor
-from onnx2ncnn_opt.ir.shapes.registry import infer_graph, infer_shapes
+# Importing a family's module registers its rules.
+from onnx2ncnn_opt.ir.shapes import convolution, elementwise, matrix, sampling, sequence, tensor  # noqa: F401
+from onnx2ncnn_opt.ir.shapes.registry import assign_shapes, infer_graph, infer_shapes
 
-__all__ = ["convolution", "elementwise", "infer_graph", "infer_shapes", "matrix", "sampling", "sequence", "tensor"]
+__all__ = ["assign_shapes", "infer_graph", "infer_shapes"]

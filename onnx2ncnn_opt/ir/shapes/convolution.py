@@ -76,7 +76,7 @@ def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]
 def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     """(num_output, output sizes); weights that come as an input have their ONNX shape [O, I/group, kernel...]."""
     axes = _axes(layer)
-    if layer.spec and "dynamic_weight" in layer.spec.by_name and layer["dynamic_weight"]:
+    if _weights_are_input(layer):
         need_rank(layer, x, len(axes) + 1)
         weight = _dynamic_weight(layer, dynamic, axes)
         group = layer["group"] if "DepthWise" in layer.type else 1
@@ -90,6 +90,10 @@ def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     need_rank(layer, x, len(axes) + 1)
     _check_channels(layer, x[0], layer["num_output"], kernel)
     return layer["num_output"], *_slide(layer, x[1:], kernel, axes)
+
+
+def _weights_are_input(layer: Layer) -> bool:
+    return "dynamic_weight" in layer.params and bool(layer["dynamic_weight"])
 
 
 def _dynamic_weight(layer: Layer, dynamic: tuple[Shape, ...], axes: str) -> Shape:
@@ -114,7 +118,7 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     need_rank(layer, x, len(axes) + 1)
     channels: Dim
     kernel: list[Dim]
-    if layer.spec and "dynamic_weight" in layer.spec.by_name and layer["dynamic_weight"]:
+    if _weights_are_input(layer):
         weight = _dynamic_weight(layer, dynamic, axes)
         channels = weight[1] * (layer["group"] if "DepthWise" in layer.type else 1)
         equal(layer, weight[0], x[0], "the input channels of the weights and of the blob")

@@ -42,11 +42,6 @@ def shape_of(*types: str, unknown_inputs: bool = False) -> Callable[[Rule], Rule
     return register
 
 
-def has_rule(type: str) -> bool:
-    """Whether output shapes of the layer type can be inferred."""
-    return type in _RULES
-
-
 def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
     """(shape, batch count) of every output of a layer, from its inputs' shapes, its parameters and weights.
 
@@ -70,12 +65,16 @@ def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
     return [_checked(layer, output) for output in outputs]
 
 
+def assign_shapes(layer: Layer) -> None:
+    """Give the outputs of a layer the shapes and batch counts that `infer_shapes` finds."""
+    for blob, (shape, batch) in zip(layer.outputs, infer_shapes(layer), strict=True):
+        blob.shape, blob.batch = shape, batch
+
+
 def infer_graph(graph: Graph) -> None:
-    """Fill in shape and batch count of every blob that a layer computes; the Input blobs must have theirs."""
+    """Fill in shape and batch count of every blob, in order; what the caller feeds keeps its own."""
     for layer in graph:
-        if layer.type != "Input":
-            for blob, (shape, batch) in zip(layer.outputs, infer_shapes(layer), strict=True):
-                blob.shape, blob.batch = shape, batch
+        assign_shapes(layer)
 
 
 def _common_batch(layer: Layer) -> Dim:

@@ -34,8 +34,8 @@ _REFLECT = 2
 
 @shape_of("Input")
 def input_(layer: Layer) -> list[Output]:
-    """The shape hint, where it gives one."""
-    return [_stated(layer)] * len(layer.outputs)
+    """What the blobs already have, else the layer's hint: only the caller who feeds them knows."""
+    return [Batched(blob.shape or _stated(layer), blob.batch) for blob in layer.outputs]
 
 
 @shape_of("MemoryData")
