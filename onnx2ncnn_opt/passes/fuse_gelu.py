@@ -8,7 +8,7 @@ from onnx2ncnn_opt.passes._linear import add, mul, plus, times
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-_POW, _SQUARE, _TANH = 6, 4, 16
+_SQUARE, _TANH = 4, 16
 
 
 def _gated(gate: Op) -> Iterator[Op]:
@@ -20,14 +20,12 @@ def _gated(gate: Op) -> Iterator[Op]:
 
 
 def _cubes() -> Iterator[Op]:
-    """0.044715 * x ** 3, in every order."""
-    square = (
-        op("UnaryOp", op_type=_SQUARE)("x"),
-        mul("x", "x"),
-        op("BinaryOp", op_type=_POW, with_scalar=1, b=2.0)("x"),
-    )
-    cubes = (op("BinaryOp", op_type=_POW, with_scalar=1, b=3.0)("x"), *(mul("x", s) for s in square))
-    yield from (times(cube, by=0.044715) for cube in cubes)
+    """0.044715 * x * x * x, in every order.
+
+    The power operator is left out: ncnn's is wrong for negative numbers, so a net with it computes something else.
+    """
+    square = (op("UnaryOp", op_type=_SQUARE)("x"), mul("x", "x"))
+    yield from (times(mul("x", s), by=0.044715) for s in square)
     yield from (mul("x", times(s, by=0.044715)) for s in square)
     yield from (mul(s, times("x", by=0.044715)) for s in square)
 
@@ -49,5 +47,5 @@ def fuse_gelu(x: Blob, root: Layer) -> Layer:
 
 @rewrite(*_TANH_FORMS, exact=False)
 def fuse_fast_gelu(x: Blob, root: Layer) -> Layer:
-    """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))   ⇒   GELU(x, fast)"""
+    """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))   ⇒   GELU(x, fast)"""
     return Layer("GELU", root.name, [x], (), {"fast_gelu": 1})

@@ -13,7 +13,7 @@ _EXCHANGED |= {b: a for a, b in _EXCHANGED.items()}
 @rewrite(
     op("BinaryOp", "binary", with_scalar=0)("x", const("constant")),
     op("BinaryOp", "binary", with_scalar=0, op_type=frozenset(_EXCHANGED))(const("constant"), "x"),
-    exact=False,
+    exact=True,
 )
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value) ── BinaryOp ──   ⇒   x ── BinaryOp (scalar) ──"""

@@ -1,0 +1,118 @@
+"""Every case of fixtures/passes: text, graph rules, names, the real runtime before and after, and a second run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pass_cases import FOLDER, Case, load, net_text, updated
+
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.passes import PASSES
+from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
+from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
+from onnx2ncnn_opt.rewrite.pipeline import run
+from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+
+BY_NAME = {p.name: p for p in PASSES}
+CASES = [case for path in sorted(FOLDER.glob("*.md")) if path.stem != "README" for case in load(path)]
+
+# Folding rounds every weight once more, and sums in another order: a few units in the last place of the largest term.
+_ROUNDING = 32 * float(np.finfo(np.float32).eps)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[NcnnWorker]:
+    with NcnnWorker() as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case, tmp_path: Path, worker: NcnnWorker, request: pytest.FixtureRequest) -> None:
+    rewrite = BY_NAME[case.pass_name]
+    # A constant that was folded is dead, and would be an output of the written net.
+    alone: list[Pass] = list(dict.fromkeys([rewrite, eliminate_orphaned_memorydata]))
+    before, dropped = case.net()
+    outputs = sorted(blob.name for blob in before.outputs)
+    before_text = net_text(before)
+    expected = compute(before, case, tmp_path / "before", worker)
+
+    graph, _ = case.net()
+    events = run(graph, alone, check=True)
+    happened = any(isinstance(e, Applied) and e.pass_name == rewrite.name for e in events)
+    if rewrite.name == "eliminate_split":
+        happened = happened or bool(dropped)
+    misses = [e for e in events if isinstance(e, NearMiss) and e.pass_name == rewrite.name]
+    # The reason of the largest match is the one that a reader looks for.
+    reasons = [e.reason for e in sorted(misses, key=lambda miss: -len(miss.layers))]
+    after_text = net_text(graph)
+    if request.config.getoption("--update-fixtures"):
+        reason = reasons[0] if reasons else (case.reason or "the pattern does not match")
+        update(case, after_text if happened else None, reason)
+        return
+
+    if case.reason is None:
+        assert happened, f"nothing happened; near misses: {reasons}"
+        assert after_text == case.blocks["after"]
+    else:
+        assert not happened, after_text
+        assert after_text == before_text
+        assert not reasons or case.reason in reasons
+    graph.check()
+    assert_same(compute(graph, case, tmp_path / "after", worker), expected, exact=rewrite.exact)
+    assert sorted(blob.name for blob in graph.outputs) == outputs
+    assert not applied(graph, alone), "a second run changes the net again"
+
+    everything, _ = case.net()
+    run(everything, PASSES, check=True)
+    assert_same(compute(everything, case, tmp_path / "all", worker), expected, exact=False)
+    assert sorted(blob.name for blob in everything.outputs) == outputs
+    assert not applied(everything, PASSES), "a second run of the pipeline changes the net again"
+
+
+def applied(graph: Graph, passes: Sequence[Pass]) -> list[Applied]:
+    return [event for event in run(graph, passes) if isinstance(event, Applied)]
+
+
+def compute(graph: Graph, case: Case, stem: Path, worker: NcnnWorker) -> dict[str, Array]:
+    """The outputs that the real runtime gives, by name."""
+    param, bin = stem.with_suffix(".param"), stem.with_suffix(".bin")
+    write_net(graph, param, bin)
+    return NcnnRunner(param, bin, exact=True, worker=worker).run(case.feeds(), [blob.name for blob in graph.outputs])
+
+
+def assert_same(actual: dict[str, Array], expected: dict[str, Array], *, exact: bool) -> None:
+    for name, reference in expected.items():
+        assert actual[name].shape == reference.shape
+        same = (actual[name] == reference) | (np.isnan(actual[name]) & np.isnan(reference))
+        if not exact:
+            finite = reference[np.isfinite(reference)]
+            largest = max(float(np.abs(finite).max(initial=0)), 1.0)
+            with np.errstate(invalid="ignore"):
+                same |= np.abs(actual[name] - reference) <= _ROUNDING * largest
+        assert same.all(), f"{name}: {actual[name][~same][:4]} instead of {reference[~same][:4]}"
+
+
+def update(case: Case, after: str | None, reason: str) -> None:
+    path = FOLDER / f"{case.pass_name}.md"
+    text = path.read_text(encoding="utf-8")
+    section = f"## {case.title}\n{case.text}"
+    assert text.count(section) == 1, f"two cases of {path.name} have the same title"
+    end = "\n" if case.text.endswith("\n\n") else ""
+    path.write_text(text.replace(section, f"## {case.title}\n{updated(case, after, reason)}{end}"), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_every_pass_has_positive_and_refused_cases(name: str) -> None:
+    cases = [case for case in CASES if case.pass_name == name]
+    assert any(case.reason is None for case in cases), "no case in which the pass applies"
+    assert any(case.reason is not None for case in cases), "no case in which the pass must refuse"
+
+
+def test_every_file_is_of_a_pass() -> None:
+    assert {case.pass_name for case in CASES} <= set(BY_NAME)
