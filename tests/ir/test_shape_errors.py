@@ -54,6 +54,7 @@ BROKEN = [
     (conv((5, 8, 9), type="Deconvolution"), "but are 3 and 5"),
     (conv((3, 2, 2), type="Deconvolution", pad_left=2, stride_w=1), "no elements"),
     (conv((3, 5, 6), type="Deconvolution", output_w=5), "output sizes need pads of -233 or -234"),
+    (conv((3, 5, 6), type="Deconvolution", pad_left=1, pad_right=-233), "mix positive and negative"),
     (conv((3, 5, 6), type="Deconvolution", output_w=50, pad_left=-233), "larger than the full output"),
     (conv((3, 8, 9), (18, 5, 7), type="DeformableConv2D"), "sizes of the offset"),
     (conv((3, 8, 9), (18, 8, 9), type="DeformableConv2D", pad_left=-233), "SAME included"),
@@ -127,6 +128,9 @@ BROKEN = [
     (layer_of("Crop", (5, 7), woffset=4, outw=-233, outh=0), "nothing is left of h"),
     (layer_of("Crop", (5, 7), (5, 6), woffset=2), "is not inside 7"),
     (layer_of("Crop", (5, 7), starts_expr="0", ends_expr="0z"), "ends_expr"),
+    (layer_of("Crop", (5, 7), woffset2=-1, outw=-233, outh=-233), "negative offsets along w"),
+    (layer_of("Crop", (H, W), starts_expr="0", ends_expr="1", axes_expr="0w"), "axis w is not a number"),
+    (layer_of("CopyTo", (5, 7), (2, 2), starts=(1,)), "1 starts for 2 axes"),
     (layer_of("Padding", (5, 7), left=7, type=2), "reflection of 7"),
     (layer_of("Padding", (5, 7), left=-7), "no elements"),
     (layer_of("Padding", (3, 5, 7), left=1, per_channel_pad_data_size=5), "but are 5 and 3"),
@@ -167,6 +171,9 @@ BROKEN = [
     (layer_of("Embed", (2, 5), num_output=3), "1-D blobs"),
     (layer_of("LSTM", (5, 3), num_output=4, weight_data_size=4 * 4 * 2), "but are 2 and 3"),
     (layer_of("LSTM", (5, 3), (1, 4), num_output=4, weight_data_size=48), "2 states, not 1"),
+    (layer_of("RNN", (5, 3), num_output=4, weight_data_size=13), "no multiple of 4 rows"),
+    (layer_of("ReLU", (5, 3), outputs=2), "it makes 1 outputs, not 2"),
+    (layer_of("RotaryEmbed", (2, 5, 6), (2, 5, 3), (5, 3)), "channels of a table"),
     (layer_of("GRU", (2, 5, 3), num_output=4, weight_data_size=36), "2-D blobs"),
     (layer_of("GRU", (5, 3), num_output=4, weight_data_size=36, outputs=3), "1 states for 2 outputs"),
     (layer_of("RNN", (5, 3), (2, 4), num_output=4, weight_data_size=12), "elements of a state"),
@@ -219,6 +226,8 @@ def test_symbols_go_through_the_arithmetic() -> None:
 
 def test_unknown_symbolic_sizes_are_none() -> None:
     assert shape(layer_of("Reshape", (2, 3, W), shape_expr="sqrt(0w),-1")) is None
+    assert shape(layer_of("Interp", (2, 3, W), resize_type=1, size_expr="sqrt(0w)")) is None
+    assert shape(layer_of("Crop", (2, W), starts_expr="0,0", ends_expr="1,sqrt(0w)")) is None
     assert shape(layer_of("InnerProduct", (H, W), num_output=4, weight_data_size=24)) is None
 
 
@@ -243,9 +252,17 @@ def test_unknown_inputs() -> None:
     assert shape(layer_of("Reshape", None, w=4, h=3)) == (3, 4)
     assert shape(layer_of("Reshape", None, w=-1, h=3)) is None
     assert shape(layer_of("ROIAlign", (3, 9, 9), None, pooled_width=2, pooled_height=2)) == (3, 2, 2)
+    assert shape(layer_of("ROIAlign", None, (4,), pooled_width=2, pooled_height=2)) is None
+    assert shape(layer_of("SDPA", (4, 5, 6), None, (4, 7, 3))) is None
+    assert shape(layer_of("MultiHeadAttention", None, embed_dim=6, weight_data_size=36)) is None
+    assert shape(layer_of("Reshape", None, w=-1, h=3, output_batch_axis=0)) is None
     assert shape(layer_of("NobodyKnows", (2, 3))) is None
     assert shape(layer_of("Input")) is None
     assert shape(layer_of("Input", w=4, h=3, c=2)) == (2, 3, 4)
+
+
+def test_a_crop_whose_numbers_are_data() -> None:
+    assert shape(layer_of("Crop", (3, 5, 7), (6,), woffset=-233)) is None
 
 
 def test_cached_keys_are_opaque() -> None:
