@@ -98,7 +98,7 @@ def _excess(error: Array, size: Array, dtype: np.dtype[Any], tolerance: Toleranc
             continue
         others = tuple(i for i in range(error.ndim) if i != axis)
         errors, sizes = error.max(axis=others), size.max(axis=others)
-        each = np.maximum(relative * sizes, allowed / 10)
+        each = np.maximum(relative * sizes, max(allowed / 10, tolerance.absolute))
         at = int(np.argmax(errors - each))
         if errors[at] > each[at]:
             return (

@@ -20,8 +20,8 @@ from onnx2ncnn_opt.onnx.load import LoadedModel
 Array = NDArray[Any]
 
 # Sizes for axes that the model leaves open: one image or sentence; long enough for a network that halves five times,
-# and for most front ends; short enough for the position tables of small language models.
-BATCH, LENGTH, TOKENS = 1, 64, 16
+# and not square, so that a height taken for a width shows; short enough for the tables of small language models.
+BATCH, LENGTH, WIDTH, TOKENS = 1, 64, 96, 16
 
 LARGEST_INPUT = 2**30
 
@@ -67,7 +67,7 @@ def draw_inputs(model: LoadedModel, sizes: Mapping[str, int] | None = None, *, s
        softmax, and one without a 0 does not tell a mask that works from one that is ignored.
 
     `sizes` gives values to the model's symbolic sizes; those left are 1 on an outermost axis, else `TOKENS` where an
-    integer input has them and `LENGTH` elsewhere.
+    integer input has them, `WIDTH` on the last of four axes and `LENGTH` elsewhere.
 
     Raises:
         UsageError: an input is of a type that cannot be drawn, or absurdly large.
@@ -130,9 +130,9 @@ def _sizes(model: LoadedModel, given: Mapping[str, int]) -> dict[str, int]:
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
         for axis, dim in enumerate(info.shape):
             if isinstance(dim, Sym):
-                default = BATCH if axis == 0 else LENGTH if info.dtype.is_floating_point() else TOKENS
-                for name in sorted(dim.names()):
-                    sizes.setdefault(name, default)
+                length = TOKENS if not info.dtype.is_floating_point() else WIDTH if axis == 3 else LENGTH
+                for name in dim.names():
+                    sizes.setdefault(name, length if axis else BATCH)
     return sizes
 
 

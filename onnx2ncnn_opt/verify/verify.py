@@ -23,6 +23,9 @@ from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
 # because the net has no such blob, ncnn refused the net, or died on it.
 Status = Literal["ok", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
 
+# A net that is said to take any batch has to keep two apart.
+OPEN_BATCH = 2
+
 
 @dataclass(frozen=True)
 class OutputReport:
@@ -103,14 +106,17 @@ def verify_net(
 
 
 def _sizes(model: LoadedModel, manifest: Manifest | None) -> dict[str, int]:
-    """The values of the model's symbolic sizes that the net was converted for."""
-    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
-    return {
-        str(dim): size
-        for info in model.inputs
-        for dim, size in zip(info.shape, converted.get(info.name, ()), strict=False)
-        if isinstance(dim, Sym) and isinstance(size, int)
-    }
+    """The values of the model's symbolic sizes that the net was converted for; 2 for a batch that it leaves open."""
+    converted = {entry.name: entry for entry in manifest.inputs} if manifest else {}
+    sizes = {}
+    for info in model.inputs:
+        entry = converted.get(info.name)
+        for axis, (dim, size) in enumerate(zip(info.shape, entry.shape if entry else (), strict=False)):
+            if isinstance(dim, Sym) and isinstance(size, int):
+                sizes[str(dim)] = size
+            elif isinstance(dim, Sym) and entry and axis == entry.batch_axis:
+                sizes[str(dim)] = OPEN_BATCH
+    return sizes
 
 
 @dataclass(frozen=True)

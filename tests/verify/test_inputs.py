@@ -105,7 +105,7 @@ def test_sizes_left_open() -> None:
         "float[N, seq, 8] w) { y = Relu(image) z = Neg(ids) w = Relu(x) }"
     )
     assert {name: x.shape for name, x in drawn(graph).items()} == {
-        "image": (1, 3, 64, 64),
+        "image": (1, 3, 64, 96),
         "ids": (1, 16),
         "x": (1, 16, 8),
     }

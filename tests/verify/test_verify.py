@@ -64,6 +64,13 @@ def test_pnnx_names_are_matched_by_number(tmp_path: Path) -> None:
     assert [output.blob for output in report.outputs] == ["out0", "out1"]
 
 
+def test_a_net_that_pnnx_made() -> None:
+    folder = Path(__file__).parent / "pnnx"
+    report = verify_net(folder / "tiny.onnx", folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin")
+    assert report.ok
+    assert [(output.name, output.blob) for output in report.outputs] == [("features", "out0"), ("scores", "out1")]
+
+
 def test_other_names_are_matched_by_order_and_shape(tmp_path: Path) -> None:
     graph = (
         "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3] m, float[1, 3, 4] z) <int64[1] axes = {2}>"
@@ -198,6 +205,17 @@ def test_with_a_manifest_shapes_are_exact(tmp_path: Path) -> None:
     assert statuses(report) == {"y": "shape"}
     assert "[1, 3]" in report.outputs[0].message
     assert verify_net(model, *exact, manifest=manifest).ok
+
+
+def test_a_batch_that_the_manifest_leaves_open_is_tried(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
+    entry = Tensor("x", "x", ("N", 4), "float32", 0)
+    manifest = manifest_of([entry], [replace(entry, name="y", blob="y")])
+    assert verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"), manifest=manifest).ok
+    # Right for a batch of one only.
+    net = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x a", "Reshape s 1 1 a y 0=4 12=0", stem="one")
+    assert not verify_net(model, *net, manifest=manifest).ok
+    assert verify_net(model, *net, manifest=manifest, shapes={"x": (1, 4)}).ok
 
 
 def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
