@@ -8,13 +8,7 @@ model compare equal when they are (``3*h`` and ``h + h*2``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias, Union
-
-Dim: TypeAlias = Union[int, "Sym"]
-Shape: TypeAlias = tuple[Dim, ...]
-
-_Factor: TypeAlias = Union[str, "_FloorDiv"]
-_Monomial: TypeAlias = tuple[_Factor, ...]
+from typing import TypeAlias
 
 
 class _FloorDiv:
@@ -114,6 +108,13 @@ class Sym:
                     term = term * (factor.numerator.subs(values) // divisor)
             total = total + term
         return total
+
+
+Dim: TypeAlias = int | Sym
+Shape: TypeAlias = tuple[Dim, ...]
+
+_Factor: TypeAlias = str | _FloorDiv
+_Monomial: TypeAlias = tuple[_Factor, ...]
 
 
 def symbol(name: str) -> Sym:

@@ -66,7 +66,16 @@ class Reorder:
     perm: tuple[int, ...]
 
 
-Step: TypeAlias = Regroup | Reorder
+@dataclass(frozen=True)
+class Shuffle:
+    """A layer made for one regrouping of channels and image: its type, its block (or group), and its mode."""
+
+    type: str
+    block: int
+    mode: int = 0
+
+
+Step: TypeAlias = Regroup | Reorder | Shuffle
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,9 @@ def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
     if view.batch == batch:
         if flat(view.dims) == flat(dims):
             return [Regroup(sizes(dims))]
+        shuffle = _shuffle(view.dims, dims)
+        if shuffle is not None:
+            return [shuffle]
         return _permutation(flat(view.dims), flat(dims), view.dims, dims)
     if old == new:
         return [Regroup(sizes(dims), unbatch=bool(view.batch), batch=out_batch)]
@@ -194,6 +206,31 @@ def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
     if batch:
         steps.append(Regroup(sizes(dims), batch=out_batch))
     return steps
+
+
+def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
+    """ShuffleChannel, PixelShuffle or Reorg where one of them does the whole step."""
+    if len(old) != len(new) or len(old) not in (3, 4):
+        return None
+    if old[1:] == new[1:]:
+        turn = next((i for i in range(1, len(old[0])) if old[0][i:] + old[0][:i] == new[0]), None)
+        group = product(atom.size for atom in old[0][:turn]) if turn else None
+        return Shuffle("ShuffleChannel", group) if isinstance(group, int) else None
+    if len(old) != 3:
+        return None
+    return _pixel_shuffle("PixelShuffle", old, new) or _pixel_shuffle("Reorg", new, old)
+
+
+def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
+    """The block where the rows and columns of `wide` hold those of `deep` and, inside, what its channels have more."""
+    rows, columns = (wide[i][len(deep[i]) :] if wide[i][: len(deep[i])] == deep[i] else () for i in (1, 2))
+    height, width = (product(atom.size for atom in atoms) for atoms in (rows, columns))
+    if not rows or not columns or height != width or not isinstance(height, int):
+        return None
+    for mode, channels in enumerate((wide[0] + rows + columns, rows + columns + wide[0])):
+        if channels == deep[0]:
+            return Shuffle(type, height, mode)
+    return None
 
 
 def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | None) -> list[Step]:

@@ -1,0 +1,167 @@
+"""Forms: a Mat's dims and batch said in a tensor's own axes, and the choice of one form for several tensors.
+
+A form names the axes that make up the batch and each dim, outermost first; axes of size 1 need not be named. Operators
+that combine tensors (BinaryOp, Concat) need one form for all of them; `common_form` picks the one that costs the fewest
+layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, plan, refine
+
+
+@dataclass(frozen=True)
+class Form:
+    """The axes of each Mat dim, and those of the batch count."""
+
+    dims: tuple[tuple[int, ...], ...]
+    batch: tuple[int, ...] = ()
+
+    def atoms(self, view: View) -> tuple[Dims, Atoms]:
+        """What the form means for a tensor: the atoms of its dims and batch."""
+        return tuple(flat(view.axes[a] for a in group) for group in self.dims), flat(view.axes[a] for a in self.batch)
+
+    def cost(self, view: View) -> int:
+        """How many layers bring a tensor into the form."""
+        return len(plan(view, *self.atoms(view)))
+
+
+def form_of(view: View) -> Form | None:
+    """The form in which a tensor lies now; None where a dim holds only a part of an axis."""
+
+    def axes_of(atoms: Atoms) -> tuple[int, ...] | None:
+        found: list[int] = []
+        while atoms:
+            axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
+            if axis is None:
+                return None
+            found.append(axis)
+            atoms = atoms[len(view.axes[axis]) :]
+        return tuple(found)
+
+    batch, dims = axes_of(view.batch), [axes_of(group) for group in view.dims]
+    if batch is None or any(group is None for group in dims):
+        return None
+    return Form(tuple(group for group in dims if group is not None), batch)
+
+
+def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View], list[int]] | None:
+    """The views over finer axes on which they agree, and for each fine axis the axis it came from.
+
+    All views must have the same number of axes; on each axis they have the same size, or size 1. The axes of `whole`
+    are not cut, and may have any size. None where two views' factors of an axis have no common refinement.
+    """
+    views = list(views)
+    for axis in range(len(views[0].axes)):
+        if axis in whole:
+            continue
+        holders = [i for i, view in enumerate(views) if view.axes[axis]]
+        for i in [*holders[1:], *holders[1:]]:  # twice: later cuts reach the views that came first
+            if len(views[i].axes[axis]) == 1 == len(views[holders[0]].axes[axis]):
+                continue  # one atom each: equal at run time, whatever their names
+            pair = refine(views[holders[0]], axis, views[i], axis)
+            if pair is None:
+                return None
+            views[holders[0]], views[i] = pair
+    fine: list[list[Atoms]] = [[] for _ in views]
+    origin: list[int] = []
+    for axis in range(len(views[0].axes)):
+        pieces = 1 if axis in whole else max(len(view.axes[axis]) for view in views)
+        for piece in range(pieces):
+            origin.append(axis)
+            for axes, view in zip(fine, views, strict=True):
+                atoms = view.axes[axis]
+                axes.append(atoms if axis in whole else atoms[piece : piece + 1])
+    return [view.with_axes(axes) for view, axes in zip(views, fine, strict=True)], origin
+
+
+def common_form(views: Sequence[View], fixed: Sequence[bool], whole: int | None = None) -> Form | None:
+    """The form that brings aligned views to a common one with the fewest layers.
+
+    `fixed` marks views of constants: they take any form for free, but have no batch. `whole` is an axis that must be a
+    dim of its own. None where no form of at most four dims fits.
+    """
+    rank = len(views[0].axes)
+    present = [tuple(bool(view.axes[axis]) for view in views) for axis in range(rank)]
+    needed = {axis for axis in range(rank) if any(present[axis]) or axis == whole}
+
+    def fits(form: Form) -> bool:
+        groups = (*form.dims, form.batch)
+        return (
+            len(form.dims) <= MAX_DIMS
+            and {axis for group in groups for axis in group} == needed
+            and all(len({present[axis] for axis in group}) <= 1 for group in groups)
+            and (whole is None or (whole,) in form.dims)
+            and not any(present[axis][i] for axis in form.batch for i, const in enumerate(fixed) if const)
+        )
+
+    def cost(form: Form) -> int:
+        return sum(form.cost(view) for view, const in zip(views, fixed, strict=True) if not const)
+
+    forms = [form for form in _candidates(views, fixed, present, needed, whole) if fits(form)]
+    return min(forms, key=cost, default=None)
+
+
+def _candidates(
+    views: Sequence[View],
+    fixed: Sequence[bool],
+    present: list[tuple[bool, ...]],
+    needed: set[int],
+    whole: int | None,
+) -> Iterator[Form]:
+    batches: list[tuple[int, ...]] = []
+    for view, const in zip(views, fixed, strict=True):
+        form = None if const else form_of(view)
+        if form is None:
+            continue
+        batches.append(form.batch)
+        yield form
+        missing = needed - {axis for group in (*form.dims, form.batch) for axis in group}
+        if whole in missing and not view.axes[whole]:
+            yield from _with_dim(form, whole)
+    for batch in dict.fromkeys([*batches, ()]):
+        rest = [axis for axis in sorted(needed) if axis not in batch]
+        yield Form(tuple((axis,) for axis in rest) or ((),), batch)
+        yield Form(tuple(_merged(rest, present, whole)) or ((),), batch)
+
+
+def _with_dim(form: Form, axis: int) -> Iterator[Form]:
+    """The form with an axis that has size 1 as a dim of its own: an empty dim, or a new one."""
+    for i, group in enumerate(form.dims):
+        if not group:
+            yield Form((*form.dims[:i], (axis,), *form.dims[i + 1 :]), form.batch)
+    for i in range(len(form.dims) + 1):
+        before = [a for group in form.dims[:i] for a in group]
+        after = [a for group in form.dims[i:] for a in group]
+        if all(a < axis for a in before) and all(a > axis for a in after):
+            yield Form((*form.dims[:i], (axis,), *form.dims[i:]), form.batch)
+
+
+def _merged(axes: list[int], present: list[tuple[bool, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
+    """Neighbouring axes that the same views have, as one dim."""
+    group: list[int] = []
+    for axis in axes:
+        if group and (axis == whole or group[-1] == whole or present[axis] != present[group[-1]]):
+            yield tuple(group)
+            group = []
+        group.append(axis)
+    if group:
+        yield tuple(group)
+
+
+def broadcast(a: Dim, b: Dim) -> Dim | None:
+    """The size that two sizes broadcast to (numpy rules); None where they do not.
+
+    Of two sizes that are not known the first is taken: ONNX demands that they are equal, or that one of them is 1.
+    """
+    if a == 1:
+        return b
+    if b == 1 or a == b:
+        return a
+    if isinstance(a, int) and isinstance(b, int):
+        return None
+    return b if isinstance(b, int) else a

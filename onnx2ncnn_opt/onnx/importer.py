@@ -1,0 +1,582 @@
+"""Walks an ONNX graph and builds the ncnn graph: constants fold, views stay lazy, layers come when a form is needed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
+from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Reorder, Shuffle, Step, View, flat, plan
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import sizes
+from onnx2ncnn_opt.onnx.batch import batch_axes
+from onnx2ncnn_opt.onnx.evaluate import CannotFold, evaluate_node
+from onnx2ncnn_opt.onnx.form import Form
+from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.registry import Input, OnnxOp, find
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float
+
+# Where a Mat's dims stand in the parameters of Input, MemoryData and Reshape, outermost first, by rank.
+DIM_PARAMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
+
+# The parameters that say the block and the mode of `Shuffle` layers.
+_SHUFFLE_PARAMS = {
+    "ShuffleChannel": ("group", ""),
+    "PixelShuffle": ("upscale_factor", "mode"),
+    "Reorg": ("stride", "mode"),
+}
+
+_CUT_HINT = "cut the model before it with torch.onnx.export of a smaller module, and do this step outside ncnn"
+
+
+class Refusal(Exception):
+    """Raised inside an importer: this node has no exact ncnn form."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it.
+
+    `batch_axis` is the ONNX axis that is not among the Mat's dims but its batch count; None if the array goes as it is.
+    """
+
+    name: str
+    blob: Blob
+    shape: Shape
+    dtype: np.dtype[np.generic]
+    batch_axis: int | None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The ncnn graph of a model, and its inputs and outputs in ONNX order."""
+
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def import_model(model: LoadedModel) -> Imported:
+    """Map a loaded model to ncnn layers, without optimising anything beyond what costs no layer.
+
+    Raises:
+        UnsupportedError: with every node that ncnn cannot express, not only the first.
+    """
+    return ImportContext(model).run()
+
+
+class ImportContext:
+    """What an operator's importer works with, called `im` there."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.graph = Graph()
+        self._model = model
+        self._values: dict[str, Value | None] = {}  # None: computed by a node that was refused
+        self._refused: list[Unsupported] = []
+        self._names: set[str] = {*(v.name for v in model.inputs), *(v.name for v in model.outputs)}
+        self._layer_names: set[str] = set()
+        self._forms: dict[tuple[Blob, Step], Blob] = {}
+        self._memory: dict[tuple[bytes, Shape], Blob] = {}
+        self._label = ""
+        self._outputs_of_node = 0
+
+    # ---- for importers: making layers and forms
+
+    @property
+    def opset(self) -> int:
+        """The model's version of ONNX's own operators."""
+        return self._model.opsets.get("", 1)
+
+    @property
+    def output_count(self) -> int:
+        """How many outputs the node has."""
+        return self._outputs_of_node
+
+    def refuse(self, reason: str, hint: str = "") -> Refusal:
+        """The exception to raise where the node has no exact form: why, and what the user can do."""
+        return Refusal(reason, hint)
+
+    def layer(
+        self, type: str, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+    ) -> Blob:
+        """Append a layer with one output; see `layers` for more."""
+        return self.layers(type, *inputs, weights=weights, outputs=outputs, **params)[0]
+
+    def layers(
+        self, type: str, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+    ) -> tuple[Blob, ...]:
+        """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
+        name = self._unique(self._label, self._layer_names)
+        floats = {key: self.f32(array) for key, array in (weights or {}).items()}
+        new = Layer(type, name, inputs, (), params, floats, (self._label,))
+        for key in [key for key in new.params if _is_default(new, str(key))]:
+            del new.params[key]
+        inferred = infer_shapes_of(new, outputs)
+        new.outputs = tuple(
+            Blob(self._unique(f"{self._label}_out", self._names), shape, batch) for shape, batch in inferred
+        )
+        check_layer(new)
+        self.graph.add(new)
+        return new.outputs
+
+    def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
+        """The tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch` axes.
+
+        Axes of size 1 may be left out; an empty group is a dim of size 1.
+        """
+        x = self.tensor(x)
+        return self.formed(x, Form(tuple(map(tuple, dims)), tuple(batch))).blob
+
+    def formed(self, x: Tensor, form: Form) -> Tensor:
+        """The tensor in a form, by as few layers as possible; every form of a blob is made once."""
+        dims, batch = form.atoms(x.view)
+        blob = x.blob
+        for step in plan(x.view, dims, batch):
+            blob = self._step(blob, step)
+        return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
+
+    def channels(self, x: Value) -> Blob:
+        """The tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
+        if x.rank - 1 > MAX_DIMS or x.rank < 2:
+            raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
+        return self.mat(x, [[axis] for axis in range(1, x.rank)], [0])
+
+    def tensor(self, x: Value) -> Tensor:
+        """The value as a tensor of the running net; a constant becomes MemoryData."""
+        if isinstance(x, Tensor):
+            return x
+        array = x.array
+        kept = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
+        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
+        form = Form(tuple(map(tuple, dims)) or ((),))
+        shape = tuple(int(np.prod([array.shape[a] for a in group], dtype=np.int64)) for group in form.dims)
+        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, form.dims), x.dtype)
+
+    def memory(self, array: Array) -> Blob:
+        """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
+        data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
+        key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
+        if key not in self._memory:
+            params = dict(zip(DIM_PARAMS[data.ndim], data.shape, strict=True))
+            label, self._label = self._label, f"{self._label}_const"
+            name = self._unique(self._label, self._layer_names)
+            self._label = label
+            blob = Blob(self._unique(name, self._names), tuple(data.shape))
+            self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
+            self._memory[key] = blob
+        return self._memory[key]
+
+    def wrap(
+        self,
+        blob: Blob,
+        shape: Shape,
+        dims: Sequence[Sequence[int]],
+        batch: Sequence[int] = (),
+        dtype: Any = np.float32,
+    ) -> Tensor:
+        """A layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
+        view = View.of(shape, dims, batch)
+        mat = blob.shape, blob.batch
+        expected = view.mat_shape, product(atom.size for atom in view.batch)
+        if mat != expected:
+            raise ShapeError(f"'{self._label}' gives {mat} in ncnn, but {expected} in ONNX")
+        return Tensor(blob, view, np.dtype(dtype))
+
+    def like(self, x: Tensor, blob: Blob) -> Tensor:
+        """An elementwise layer's output: it lies as its operand does."""
+        return Tensor(blob, x.view, x.dtype)
+
+    def unary(self, x: Value, type: str, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
+        """An elementwise layer on the tensor in whatever form it is."""
+        x = self.tensor(x)
+        return self.like(x, self.layer(type, x.blob, weights=weights, **params))
+
+    def along(self, x: Value, axes: Sequence[int]) -> Tensor:
+        """The tensor in a form in which each of these axes is a Mat dim of its own (see `View.dim_of`).
+
+        Axes of size 1 are ignored.
+        """
+        x = self.tensor(x)
+        wanted = [axis for axis in axes if x.view.axes[axis]]
+        if all(x.view.dim_of(axis) is not None for axis in wanted):
+            return x
+        batch = x.view.batch if not any(a in x.view.batch for axis in wanted for a in x.view.axes[axis]) else ()
+        for order in (flat(x.view.dims), flat(x.view.axes)):
+            rest = tuple(atom for atom in order if atom not in batch)
+            dims = _around(rest if batch == x.view.batch else flat(x.view.axes), [x.view.axes[a] for a in wanted])
+            if dims is not None and len(dims) <= MAX_DIMS:
+                blob = x.blob
+                for step in plan(x.view, dims, batch):
+                    blob = self._step(blob, step)
+                return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
+        raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+
+    def reshape(self, x: Value, shape: Shape) -> Value:
+        """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
+        if isinstance(x, Constant):
+            return Constant(x.array.reshape([int(size) for size in shape]))
+        view = x.view.reshape(shape)
+        if view is not None:
+            return x.viewed(view)
+        kept = [axis for axis, size in enumerate(shape) if size != 1]
+        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
+        return self.wrap(self._row_major(x, [shape[a] for a in kept]), shape, dims, dtype=x.dtype)
+
+    def f32(self, array: Array) -> Array:
+        """The constant as float32; refused where a finite number would overflow."""
+        if array.dtype in (np.float32, np.int32):
+            return array
+        with np.errstate(over="ignore"):
+            result = array.astype(np.float32)
+        if not np.array_equal(np.isfinite(result), np.isfinite(array.astype(np.float64))):
+            raise self.refuse("a constant does not fit into float32")
+        return result
+
+    def i32(self, array: Array) -> Array:
+        """The constant as int32; refused where a number does not fit."""
+        limits = np.iinfo(np.int32)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise self.refuse("an integer constant does not fit into int32")
+        return array.astype(np.int32)
+
+    # ---- the walk
+
+    def run(self) -> Imported:
+        """Import every node, then the outputs."""
+        inputs = self._inputs()
+        self._values.update((name, self._initializer(v)) for name, v in self._model.graph.initializers.items())
+        for node in self._model.graph:
+            self._import(node)
+        if self._refused:
+            raise UnsupportedError(self._refused)
+        outputs = self._outputs()
+        self._prune()
+        return Imported(self.graph, inputs, outputs)
+
+    def _inputs(self) -> tuple[Port, ...]:
+        preferred = batch_axes(self._model)
+        ports = []
+        for info in self._model.inputs:
+            rank, dtype = len(info.shape), info.dtype.numpy()
+            batch = preferred.get(info.name)
+            if batch is None and rank > 1 and (info.shape[0] == 1 or rank > MAX_DIMS):
+                batch = 0
+            axes = [axis for axis in range(rank) if axis != batch]
+            self._label = info.name
+            if len(axes) > MAX_DIMS:
+                reason = f"shape {_text(info.shape)} has more than four axes besides the batch"
+                self._refused.append(Unsupported(info.name, "graph input", reason))
+                self._values[info.name] = None
+                continue
+            view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
+            blob = Blob(info.name, view.mat_shape, product(atom.size for atom in view.batch))
+            known = zip(DIM_PARAMS[len(view.dims)], view.mat_shape, strict=True)
+            params = {name: size for name, size in known if isinstance(size, int)}
+            self.graph.add(Layer("Input", self._unique(info.name, self._layer_names), (), (blob,), params))
+            self._values[info.name] = Tensor(blob, view, dtype)
+            ports.append(Port(info.name, blob, info.shape, dtype, batch))
+        return tuple(ports)
+
+    @staticmethod
+    def _initializer(value: onnx_ir.Value) -> Constant:
+        assert value.const_value is not None
+        return Constant(value.const_value.numpy())
+
+    def _import(self, node: onnx_ir.Node) -> None:
+        self._label, self._outputs_of_node = _node_name(node), len(node.outputs)
+        names = [value.name if value is not None else "" for value in node.inputs]
+        operands = [self._values[name] if name else None for name in names]
+        poisoned = any(name and self._values[name] is None for name in names)
+        results: Sequence[Value | None] = [None] * len(node.outputs)
+        try:
+            if poisoned:
+                self._known(node)
+            else:
+                results = self._results(node, operands)
+        except Refusal as refusal:
+            self._refuse(node, refusal.reason, refusal.hint)
+        except (ShapeError, GraphError) as error:
+            self._refuse(node, str(error))
+        for value, result in zip(node.outputs, results, strict=True):
+            if value.name:
+                self._values[value.name] = result
+                self._name_blob(result, value.name)
+
+    def _refuse(self, node: onnx_ir.Node, reason: str, hint: str = "") -> None:
+        operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        self._refused.append(Unsupported(self._label, operator, reason, hint))
+
+    def _known(self, node: onnx_ir.Node) -> OnnxOp:
+        op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
+        if op is None:
+            raise Refusal("ncnn has no form of this operator", _CUT_HINT)
+        return op
+
+    def _results(self, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None]:
+        constants = [operand for operand in operands if isinstance(operand, Constant)]
+        if node.op_type == "Shape" and operands[0] is not None and not node.domain:
+            attributes = _attributes(node)
+            return [sizes.shape_of(operands[0].shape, attributes.get("start", 0), attributes.get("end"))]
+        if len(constants) == len([o for o in operands if o is not None]):
+            folded = self._fold(node, operands)
+            if folded is not None:
+                return folded
+        return self._call(self._known(node), node, operands)
+
+    def _fold(self, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None] | None:
+        arrays = [operand.array if isinstance(operand, Constant) else None for operand in operands]
+        if any(array is not None and array.dtype == object for array in arrays):
+            result = sizes.evaluate(node.op_type, arrays, _attributes(node))
+            return None if result is None else [Constant(result)]
+        try:
+            return [Constant(array) for array in evaluate_node(node, arrays, self._model.opsets)]
+        except CannotFold:
+            return None
+
+    def _call(self, op: OnnxOp, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None]:
+        arguments = self._arguments(op, operands)
+        attributes = _attributes(node)
+        for name in attributes:
+            if name not in op.attributes:
+                raise Refusal(f"attribute {name} is not known at opset {self.opset}")
+        for name, default in op.attributes.items():
+            if default is inspect.Parameter.empty and name not in attributes:
+                raise Refusal(f"attribute {name} is missing")
+        result = op.function(self, *arguments, **attributes)
+        results = list(result) if isinstance(result, tuple) else [result]
+        wanted = [i for i, value in enumerate(node.outputs) if value.name and (value.uses() or value.is_graph_output())]
+        if any(i >= len(results) for i in wanted):
+            raise Refusal(f"output {node.outputs[wanted[-1]].name} is used, but ncnn cannot give it")
+        return [results[i] if i < len(results) else None for i in range(len(node.outputs))]
+
+    def _arguments(self, op: OnnxOp, operands: list[Value | None]) -> list[Any]:
+        if len(operands) > len(op.inputs) and op.variadic is None:
+            if any(operand is not None for operand in operands[len(op.inputs) :]):
+                raise Refusal(f"it has {len(operands)} inputs, at opset {self.opset} it takes {len(op.inputs)}")
+            operands = operands[: len(op.inputs)]
+        further = [Input("input", op.variadic, False)] * (len(operands) - len(op.inputs))
+        missing = [None] * (len(op.inputs) - len(operands))
+        return [
+            self._argument(op, declared, operand)
+            for declared, operand in zip((*op.inputs, *further), (*operands, *missing), strict=True)
+        ]
+
+    def _argument(self, op: OnnxOp, declared: Input, operand: Value | None) -> Any:
+        if operand is None:
+            if not declared.optional:
+                raise Refusal(f"input {declared.name} is missing")
+            return None
+        if declared.type in (Array, Ints, Sizes):
+            if isinstance(operand, Tensor):
+                raise Refusal(f"input {declared.name} must be constant", "it is computed when the model runs")
+            if declared.type is Sizes:
+                return tuple(int(size) if not isinstance(size, Sym) else size for size in operand.array.reshape(-1))
+            if operand.is_symbolic:
+                raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
+            return tuple(map(int, operand.array.reshape(-1))) if declared.type is Ints else operand.array
+        if isinstance(operand, Constant) and operand.is_symbolic:
+            raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
+        if isinstance(operand, Tensor) and not op.integers and not is_float(operand.dtype):
+            raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn calculates with floats only here")
+        return self.tensor(operand) if declared.type is Tensor else operand
+
+    # ---- the ends of the graph
+
+    def _outputs(self) -> tuple[Port, ...]:
+        ports = []
+        for info in self._model.outputs:
+            value = self._values[info.name]
+            assert value is not None
+            self._label = info.name
+            x = self.tensor(value)
+            form, batch = self._output_form(info.name, x)
+            blob = self.formed(x, form).blob
+            if blob.is_input or blob.is_output or (blob.producer and blob.producer.type == "MemoryData" and blob.users):
+                blob = self.layer("Noop", blob)
+            self._rename(blob, info.name)
+            self.graph.outputs = (*self.graph.outputs, blob)
+            ports.append(Port(info.name, blob, x.shape, info.dtype.numpy(), batch))
+        return tuple(ports)
+
+    def _output_form(self, name: str, x: Tensor) -> tuple[Form, int | None]:
+        """The form in which an output leaves the net, and its batch axis: the one that costs the fewest layers."""
+        options: list[tuple[int, int, Form, int | None]] = []
+        one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
+        batches: list[int | None] = [a for a in one if a == 0 and x.rank > 1] + [None] + [a for a in one if a != 0]
+        if x.view.batch:
+            batches = [axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch] + batches
+        for order, batch in enumerate(batches):
+            dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
+            form = Form(dims, () if batch is None else (batch,))
+            if len(dims) <= MAX_DIMS:
+                options.append((form.cost(x.view), order, form, batch))
+        if not options:
+            reason = f"shape {_text(x.shape)} has more than four axes besides the batch"
+            raise UnsupportedError([Unsupported(name, "graph output", reason, "squeeze or reshape it in the model")])
+        _, _, form, batch = min(options, key=lambda option: option[:2])
+        return form, batch
+
+    def _prune(self) -> None:
+        """Drop layers that only fed shapes or refused branches."""
+        for layer in reversed(self.graph):
+            if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
+                self.graph.remove(layer)
+
+    # ---- pieces
+
+    def _step(self, blob: Blob, step: Step) -> Blob:
+        key = (blob, step)
+        if key not in self._forms:
+            if isinstance(step, Reorder):
+                made = self.layer("Permute", blob, order_type=order_type(step.perm))
+            elif isinstance(step, Shuffle):
+                block, mode = _SHUFFLE_PARAMS[step.type]
+                made = self.layer(step.type, blob, **({block: step.block} | ({mode: step.mode} if mode else {})))
+            else:
+                dims = step.dims if step.batch is None else (step.batch, *step.dims)
+                batches = {"input_batch_axis": 0} if step.unbatch else {}
+                if step.batch is not None:
+                    batches["output_batch_axis"] = 0
+                made = self._reshape_layer(blob, dims, batches)
+            self._forms[key] = made
+        return self._forms[key]
+
+    def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
+        """The tensor's elements in its own order, as a Mat of `dims`, or of one dim where those are more than four."""
+        atoms = flat(x.view.axes)
+        if len(dims) > MAX_DIMS or not dims:
+            dims = [product(dims)]
+        blob, view = x.blob, x.view
+        if (view.batch + flat(view.dims)) != atoms:
+            order = tuple((atom,) for atom in atoms)
+            flattened = order if len(order) <= MAX_DIMS else (atoms,)
+            for step in plan(view, flattened):
+                blob = self._step(blob, step)
+            view = View((), flattened, view.axes)
+        return self._reshape_layer(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
+
+    def _reshape_layer(self, blob: Blob, dims: Shape, batches: Mapping[str, int]) -> Blob:
+        if len(dims) > MAX_DIMS:
+            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **batches)
+        symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
+        if len(symbolic) > 1:
+            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **batches)
+        params = {
+            name: -1 if isinstance(size, Sym) else size for name, size in zip(DIM_PARAMS[len(dims)], dims, strict=True)
+        }
+        return self.layer("Reshape", blob, **params, **batches)
+
+    def _unique(self, name: str, taken: set[str]) -> str:
+        candidate, number = name, 0
+        while candidate in taken:
+            number += 1
+            candidate = f"{name}_{number}"
+        taken.add(candidate)
+        return candidate
+
+    def _name_blob(self, value: Value | None, name: str) -> None:
+        """Let the blob that a node made carry the name of the node's output."""
+        if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
+            return
+        if value.blob.name.startswith(f"{self._label}_out") and name not in {v.name for v in self._model.outputs}:
+            self._rename(value.blob, self._unique(name, self._names))
+
+    def _rename(self, blob: Blob, name: str) -> None:
+        self._names.discard(blob.name)
+        blob.name = name
+        self._names.add(name)
+
+
+def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]]:
+    """Shapes and batches of a layer that has no output blobs yet."""
+    layer.outputs = tuple(Blob("") for _ in range(outputs))
+    return infer_shapes(layer)
+
+
+def _around(order: tuple[Atom, ...], groups: Sequence[tuple[Atom, ...]]) -> tuple[tuple[Atom, ...], ...] | None:
+    """`order` cut so that each group is a dim, and whatever lies between is one; None where a group is not together."""
+    firsts = {group[0]: group for group in groups}
+    dims: list[tuple[Atom, ...]] = []
+    rest: list[Atom] = []
+    i = 0
+    while i < len(order):
+        group = firsts.get(order[i])
+        if group is None:
+            rest.append(order[i])
+            i += 1
+            continue
+        if order[i : i + len(group)] != group:
+            return None
+        if rest:
+            dims.append(tuple(rest))
+            rest = []
+        dims.append(group)
+        i += len(group)
+    if rest:
+        dims.append(tuple(rest))
+    return tuple(dims) if sum(group in dims for group in groups) == len(groups) else None
+
+
+def _expression(im: ImportContext, dims: Shape, blob: Blob) -> str:
+    """A Reshape expression (innermost dim first) that states symbolic sizes by the operand's own dims."""
+    assert blob.shape is not None
+    tokens = dict(zip(blob.shape, (f"0{n}" for n in DIM_PARAMS[len(blob.shape)]), strict=True))
+    if isinstance(blob.batch, Sym):
+        tokens.setdefault(blob.batch, "0n")
+
+    def term(size: Dim) -> str:
+        if isinstance(size, int):
+            return str(size)
+        if size in tokens:
+            return tokens[size]
+        for known, token in tokens.items():
+            if known in (0, 1):
+                continue
+            factor = exact_div(size, known)
+            if isinstance(factor, int) or (factor is not None and factor in tokens):
+                return f"*({token},{term(factor)})"
+            divisor = exact_div(known, size)
+            if isinstance(divisor, int):
+                return f"//({token},{divisor})"
+        raise im.refuse(f"the size {size} cannot be calculated from {_text(blob.shape or ())}", "bind it with --shape")
+
+    return ",".join(term(size) for size in reversed(dims))
+
+
+def _is_default(layer: Layer, name: str) -> bool:
+    assert layer.spec is not None
+    value, default = layer.params[name], layer.spec.by_name[name].default_in(layer.resolved)
+    return tuple(value) == tuple(default) if isinstance(value, (tuple, list)) else bool(value == default)
+
+
+def _attributes(node: onnx_ir.Node) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        if attribute.type == onnx_ir.AttributeType.TENSOR:
+            value = value.numpy()
+        elif isinstance(value, (list, tuple)):
+            value = tuple(value)
+        result[name] = value
+    return result
+
+
+def _node_name(node: onnx_ir.Node) -> str:
+    return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

@@ -1,0 +1,180 @@
+"""Elementwise functions of one tensor: they run on a Mat of any form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Tensor, Value
+
+FLT_MAX = float(np.finfo(np.float32).max)
+
+# ONNX operator -> ncnn layer and its parameters; neither has attributes.
+_PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "Relu": ("ReLU", {}),
+    "Sigmoid": ("Sigmoid", {}),
+    "Tanh": ("TanH", {}),
+    "Softplus": ("Softplus", {}),
+    "Mish": ("Mish", {}),
+    "Erf": ("Erf", {}),
+    "HardSwish": ("HardSwish", {"alpha": 1 / 6, "beta": 0.5}),
+    "Abs": ("UnaryOp", {"op_type": 0}),
+    "Neg": ("UnaryOp", {"op_type": 1}),
+    "Floor": ("UnaryOp", {"op_type": 2}),
+    "Ceil": ("UnaryOp", {"op_type": 3}),
+    "Sqrt": ("UnaryOp", {"op_type": 5}),
+    "Exp": ("UnaryOp", {"op_type": 7}),
+    "Log": ("UnaryOp", {"op_type": 8}),
+    "Sin": ("UnaryOp", {"op_type": 9}),
+    "Cos": ("UnaryOp", {"op_type": 10}),
+    "Tan": ("UnaryOp", {"op_type": 11}),
+    "Asin": ("UnaryOp", {"op_type": 12}),
+    "Acos": ("UnaryOp", {"op_type": 13}),
+    "Atan": ("UnaryOp", {"op_type": 14}),
+    "Reciprocal": ("UnaryOp", {"op_type": 15}),
+    "Round": ("UnaryOp", {"op_type": 18}),  # half to even, as ONNX
+    "Sign": ("UnaryOp", {"op_type": 20}),
+    "Sinh": ("UnaryOp", {"op_type": 22}),
+    "Asinh": ("UnaryOp", {"op_type": 23}),
+    "Cosh": ("UnaryOp", {"op_type": 24}),
+    "Acosh": ("UnaryOp", {"op_type": 25}),
+    "Atanh": ("UnaryOp", {"op_type": 26}),
+}
+
+
+def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
+    def plain(im: ImportContext, x: Tensor) -> Tensor:
+        return im.unary(x, layer, **params)
+
+    plain.__doc__ = f"{layer} {params or ''}".strip()
+    onnx_op(name)(plain)
+
+
+for _name, (_layer, _params) in _PLAIN.items():
+    _register_plain(_name, _layer, _params)
+
+
+@onnx_op("LeakyRelu")
+def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    """ReLU with slope."""
+    return im.unary(x, "ReLU", slope=alpha)
+
+
+@onnx_op("PRelu", batch=0)
+def prelu(im: ImportContext, x: Tensor, slope: Array) -> Tensor:
+    """PReLU, for one slope or one per channel (axis 1)."""
+    if slope.size == 1:
+        return im.unary(x, "PReLU", {"slope_data": slope.reshape(1)}, num_slope=1)
+    # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
+    shape = (1,) * (x.rank - slope.ndim) + slope.shape
+    if x.rank < 2 or slope.size != shape[1]:
+        raise im.refuse(f"slope of shape {slope.shape} is not one number per channel")
+    blob = im.layer("PReLU", im.channels(x), num_slope=slope.size, weights={"slope_data": slope.reshape(-1)})
+    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+
+
+@onnx_op("Elu")
+def elu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """ELU."""
+    return im.unary(x, "ELU", alpha=alpha)
+
+
+@onnx_op("Celu")
+def celu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """CELU."""
+    return im.unary(x, "CELU", alpha=alpha)
+
+
+@onnx_op("Selu")
+def selu(
+    im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Tensor:
+    """SELU."""
+    return im.unary(x, "SELU", alpha=alpha, **{"lambda": gamma})
+
+
+@onnx_op("HardSigmoid")
+def hard_sigmoid(im: ImportContext, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    """HardSigmoid."""
+    return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
+
+
+@onnx_op("Gelu", since=20)
+def gelu(im: ImportContext, x: Tensor, *, approximate: str = "none") -> Tensor:
+    """GELU, exact or with tanh."""
+    return im.unary(x, "GELU", fast_gelu=int(approximate == "tanh"))
+
+
+@onnx_op("Swish", since=24)
+def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
+    if alpha == 1.0:
+        return im.unary(x, "Swish")
+    gate = im.unary(im.unary(x, "BinaryOp", op_type=2, with_scalar=1, b=alpha), "Sigmoid")
+    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=2))
+
+
+@onnx_op("Softsign")
+def softsign(im: ImportContext, x: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    one_more = im.unary(im.unary(x, "UnaryOp", op_type=0), "BinaryOp", op_type=0, with_scalar=1, b=1.0)
+    return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=3))
+
+
+@onnx_op("ThresholdedRelu")
+def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """x * (x > alpha)."""
+    gate = im.unary(x, "Threshold", threshold=alpha)
+    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=2))
+
+
+@onnx_op("Shrink")
+def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    """Shrink."""
+    return im.unary(x, "Shrink", bias=bias, lambd=lambd)
+
+
+@onnx_op("Clip")
+def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
+    """Clip; the bounds are attributes before opset 11."""
+    return im.unary(x, "Clip", min=min, max=max)
+
+
+@onnx_op("Clip", since=11)
+def clip11(im: ImportContext, x: Tensor, min: Array | None = None, max: Array | None = None) -> Tensor:
+    """Clip with constant bounds."""
+    low, high = (
+        default if bound is None else float(bound.reshape(-1)[0])
+        for bound, default in ((min, -FLT_MAX), (max, FLT_MAX))
+    )
+    # An infinite bound bounds nothing, and .param files cannot say it.
+    low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
+    return im.unary(x, "Clip", min=low, max=high)
+
+
+@onnx_op("Dropout")
+def dropout1(
+    im: ImportContext,
+    x: Value,
+    *,
+    ratio: float = 0.5,
+    seed: int = 0,
+    is_test: int = 1,
+    consumed_inputs: tuple[int, ...] = (),
+) -> Value:
+    """Nothing at inference."""
+    return x
+
+
+@onnx_op("Dropout", since=12)
+def dropout12(
+    im: ImportContext, x: Value, ratio: Array | None = None, training_mode: Array | None = None, *, seed: int = 0
+) -> Value:
+    """Nothing at inference; refused where the model was exported to train."""
+    if training_mode is not None and bool(training_mode.reshape(-1)[0]) and (ratio is None or float(ratio) != 0):
+        raise im.refuse("training_mode is true", "export the model in eval mode")
+    return x

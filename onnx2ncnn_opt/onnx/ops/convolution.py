@@ -1,0 +1,127 @@
+"""Conv and ConvTranspose in one, two and three dimensions.
+
+ONNX pads are all begins, then all ends, per spatial axis outermost first; ncnn names them by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Ints, Tensor
+
+_SUFFIX = {1: "1D", 2: "", 3: "3D"}
+
+
+@onnx_op("Conv", batch=0)
+def conv(
+    im: ImportContext,
+    x: Tensor,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Tensor:
+    """Convolution[DepthWise][1D|3D]; InnerProduct where the image is one pixel."""
+    n = w.ndim - 2
+    kernel, dilation, stride = w.shape[2:], dilations or (1,) * n, strides or (1,) * n
+    _check(im, x, w.shape[1] * group, kernel, kernel_shape)
+    begins_ends = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilation, stride)
+    bias = {} if b is None else {"bias_data": b}
+    params = {"num_output": w.shape[0], "bias_term": int(b is not None), "weight_data_size": w.size}
+    if group == 1 and set(kernel) == {1} and set(x.shape[2:]) == {1} and not any(begins_ends):
+        blob = im.layer("InnerProduct", im.mat(x, [[1]], [0]), weights={"weight_data": w, **bias}, **params)
+        return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
+    kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + _SUFFIX[n]
+    params |= spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
+    params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})
+    return _channels_out(im, x, im.layer(kind, im.channels(x), weights={"weight_data": w, **bias}, **params))
+
+
+@onnx_op("ConvTranspose", batch=0)
+def conv_transpose(
+    im: ImportContext,
+    x: Tensor,
+    w: Array,
+    b: Array | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    output_padding: Ints = (),
+    output_shape: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Tensor:
+    """Deconvolution[DepthWise][1D|3D]."""
+    n = w.ndim - 2
+    kernel, dilation, stride = w.shape[2:], dilations or (1,) * n, strides or (1,) * n
+    _check(im, x, w.shape[0], kernel, kernel_shape)
+    extra = output_padding or (0,) * n
+    if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = output_shape[-n:] if output_shape else None
+        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, auto_pad, sizes)
+    pads = pads or (0,) * 2 * n
+    if any(p < 0 for p in pads):
+        raise im.refuse(f"pads {pads} are negative")
+    # ONNX has [I, O/g, ...], ncnn [g, O/g, I/g, ...].
+    outputs = w.shape[1] * group
+    weight = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel).swapaxes(1, 2)
+    params: dict[str, Any] = {"num_output": outputs, "bias_term": int(b is not None), "weight_data_size": w.size}
+    params |= spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
+    params |= pad_params(pads) | ({} if group == 1 else {"group": group})
+    for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
+        params[f"output_pad_{name}"] = size
+    kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + _SUFFIX[n]
+    bias = {} if b is None else {"bias_data": b}
+    return _channels_out(im, x, im.layer(kind, im.channels(x), weights={"weight_data": weight, **bias}, **params))
+
+
+def _check(im: ImportContext, x: Tensor, channels: int, kernel: Sequence[int], kernel_shape: Ints) -> None:
+    if not 1 <= len(kernel) <= 3:
+        raise im.refuse(f"a kernel of {len(kernel)} dimensions, ncnn has 1 to 3")
+    if x.rank != len(kernel) + 2:
+        raise im.refuse(f"the operand has rank {x.rank}, the weight rank {len(kernel) + 2}")
+    if kernel_shape and tuple(kernel_shape) != tuple(kernel):
+        raise im.refuse(f"kernel_shape {kernel_shape} is not the weight's {tuple(kernel)}")
+    if isinstance(x.shape[1], int) and x.shape[1] != channels:
+        raise im.refuse(f"the operand has {x.shape[1]} channels, the weight is for {channels}")
+
+
+def _transposed_pads(
+    im: ImportContext,
+    x: Tensor,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    stride: Sequence[int],
+    extra: Sequence[int],
+    auto_pad: str,
+    sizes: Sequence[int] | None,
+) -> tuple[int, ...]:
+    """Pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride."""
+    begins, ends = [], []
+    for i, size in enumerate(x.shape[2:]):
+        if not isinstance(size, int):
+            raise im.refuse("the pads depend on a size that is not fixed", "bind it with --shape")
+        wanted = size * stride[i] if sizes is None else sizes[i]
+        total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
+        first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        begins.append(first)
+        ends.append(total - first)
+    return (*begins, *ends)
+
+
+def _channels_out(im: ImportContext, x: Tensor, blob: Any) -> Tensor:
+    assert blob.shape is not None
+    dims = [[axis] for axis in range(1, x.rank)]
+    return im.wrap(blob, (x.shape[0], *blob.shape), dims, [0])

@@ -1,0 +1,201 @@
+"""Operators of two and more tensors with ONNX's (numpy's) broadcasting.
+
+ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
+operands are brought to one form with the dims that are missing as size 1; trailing dims of size 1 may be left out.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import View, flat, sizes
+from onnx2ncnn_opt.onnx.form import Form, align, broadcast, common_form
+from onnx2ncnn_opt.onnx.importer import DIM_PARAMS, ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
+
+ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
+FLOOR_DIVIDE, FMOD = 15, 12
+
+# The op_type that takes the operands the other way round.
+_SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: RPOW, FMOD: 13, FLOOR_DIVIDE: 16}
+
+
+def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+    """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
+    shape = _broadcast_shape(im, a, b)
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        a = im.tensor(a)
+    if isinstance(a, Constant):
+        a, b, op_type = b, a, _SWAPPED[op_type]
+    assert isinstance(a, Tensor)
+    if isinstance(b, Constant) and b.scalar is not None and len(shape) == a.rank:
+        return im.unary(a, "BinaryOp", op_type=op_type, with_scalar=1, b=float(im.f32(b.array).reshape(-1)[0]))
+    rank = len(shape)
+    views = [_padded(a.view, rank), _padded(_view(b), rank)]
+    aligned = align(views)
+    if aligned is None:
+        raise im.refuse(f"the factors of shapes {_text(a.shape)} and {_text(b.shape)} do not match")
+    fine, origin = aligned
+    form = common_form(fine, [False, isinstance(b, Constant)])
+    if form is None:
+        raise im.refuse(f"broadcasting {_text(a.shape)} with {_text(b.shape)} needs more than four dims")
+    left, lying_a = _operand(im, a, fine[0], form)
+    right, lying_b = _operand(im, b, fine[1], form)
+    right = _fit(im, right, left, form)
+    left = _fit(im, left, right, form)
+    blob = im.layer("BinaryOp", left, right, op_type=op_type)
+    axes = tuple(x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True))
+    merged = tuple(flat(axes[i] for i, o in enumerate(origin) if o == axis) for axis in range(rank))
+    lying = View((), (), axes)
+    dims, batch = form.atoms(lying)
+    return Tensor(blob, View(batch, dims, merged), a.dtype)
+
+
+def _operand(im: ImportContext, x: Value, view: View, form: Form) -> tuple[Blob, View]:
+    """An operand in the common form: full rank, dims that it lacks as size 1 (cut off at the end by `_fit`)."""
+    dims, batch = form.atoms(view)
+    if isinstance(x, Tensor):
+        trimmed = dims
+        while len(trimmed) > 1 and not trimmed[-1]:
+            trimmed = trimmed[:-1]
+        lying = view.dims
+        # A Mat of fewer dims is aligned to the outer axes, so missing inner dims of size 1 cost nothing.
+        if view.batch == batch and lying != dims and lying == trimmed:
+            return x.blob, view
+        made = im.formed(Tensor(x.blob, view, x.dtype), form)
+        return made.blob, made.view
+    array = x.array.reshape([int(n) for n in view.shape])
+    order = [axis for group in form.dims for axis in group]
+    rest = [axis for axis in range(array.ndim) if axis not in order]
+    data = array.transpose(order + rest).reshape([int(n) for n in sizes(dims)])
+    while data.ndim > 1 and data.shape[-1] == 1:
+        data = data[..., 0]
+    return im.memory(data), view
+
+
+def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
+    """A 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
+    assert x.shape is not None
+    assert other.shape is not None
+    ambiguous = len(x.shape) == 1 < len(other.shape) and x.shape != other.shape[:1] and x.shape != (1,)
+    lower = 1 < len(x.shape) < len(other.shape) and any(
+        n != m and n != 1 for n, m in zip(x.shape, other.shape, strict=False)
+    )
+    if not ambiguous and not lower:
+        return x
+    full: Shape = x.shape + (1,) * (len(form.dims) - len(x.shape))
+    return im.layer("Reshape", x, **dict(zip(DIM_PARAMS[len(full)], full, strict=True)))
+
+
+def _view(x: Value) -> View:
+    return x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)])
+
+
+def _padded(view: View, rank: int) -> View:
+    return view.with_axes(((),) * (rank - len(view.axes)) + view.axes)
+
+
+def _broadcast_shape(im: ImportContext, a: Value, b: Value) -> Shape:
+    rank = max(a.rank, b.rank)
+    padded = [(1,) * (rank - x.rank) + x.shape for x in (a, b)]
+    shape = tuple(broadcast(n, m) for n, m in zip(*padded, strict=True))
+    if any(n is None for n in shape):
+        raise im.refuse(f"shapes {_text(a.shape)} and {_text(b.shape)} do not broadcast")
+    return tuple(n for n in shape if n is not None)
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+@onnx_op("Add", since=7)
+def add(im: ImportContext, a: Value, b: Value) -> Value:
+    """BinaryOp add."""
+    return binary(im, ADD, a, b)
+
+
+@onnx_op("Sub", since=7)
+def sub(im: ImportContext, a: Value, b: Value) -> Value:
+    """BinaryOp sub."""
+    return binary(im, SUB, a, b)
+
+
+@onnx_op("Mul", since=7)
+def mul(im: ImportContext, a: Value, b: Value) -> Value:
+    """BinaryOp mul."""
+    return binary(im, MUL, a, b)
+
+
+@onnx_op("Div", since=7)
+def div(im: ImportContext, a: Value, b: Value) -> Value:
+    """BinaryOp div."""
+    return binary(im, DIV, a, b)
+
+
+@onnx_op("Pow", since=7)
+def pow_(im: ImportContext, a: Value, b: Value) -> Value:
+    """BinaryOp pow; squares and roots as UnaryOp."""
+    exponent = b.scalar if isinstance(b, Constant) else None
+    if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= a.rank:
+        if exponent == 1.0:
+            return a
+        code = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}.get(exponent) if exponent is not None else None
+        if code is not None:
+            return im.unary(a, "UnaryOp", op_type=code)
+    return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+
+
+@onnx_op("Mod", since=10)
+def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
+    """BinaryOp fmod; without `fmod` a - floor(a / b) * b, whose sign is the divisor's."""
+    if fmod:
+        return binary(im, FMOD, a, b)
+    return binary(im, SUB, a, binary(im, MUL, binary(im, FLOOR_DIVIDE, a, b), b))
+
+
+@onnx_op("Sum", since=8)
+def sum_(im: ImportContext, *xs: Value) -> Value:
+    """A chain of BinaryOp add."""
+    return reduce(lambda a, b: binary(im, ADD, a, b), xs)
+
+
+@onnx_op("Max", since=8)
+def max_(im: ImportContext, *xs: Value) -> Value:
+    """A chain of BinaryOp max."""
+    return reduce(lambda a, b: binary(im, MAX, a, b), xs)
+
+
+@onnx_op("Min", since=8)
+def min_(im: ImportContext, *xs: Value) -> Value:
+    """A chain of BinaryOp min."""
+    return reduce(lambda a, b: binary(im, MIN, a, b), xs)
+
+
+@onnx_op("Mean", since=8)
+def mean(im: ImportContext, *xs: Value) -> Value:
+    """A chain of BinaryOp add, and a division by the number of operands."""
+    return binary(im, DIV, sum_(im, *xs), Constant(np.float32([len(xs)])))
+
+
+@onnx_op("Identity")
+def identity(im: ImportContext, x: Value) -> Value:
+    """Nothing."""
+    return x
+
+
+@onnx_op("Cast", since=6, integers=True)
+def cast(im: ImportContext, x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
+    """Nothing between float types, all of which are float32 in ncnn."""
+    target = onnx_ir.DataType(to).numpy()
+    assert isinstance(x, Tensor)
+    if x.dtype == target or (is_float(x.dtype) and is_float(target) and target.itemsize >= 2):
+        return Tensor(x.blob, x.view, target)
+    if {x.dtype, target} <= {np.dtype(np.int32), np.dtype(np.int64)}:
+        return Tensor(x.blob, x.view, target)
+    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} when the model runs")

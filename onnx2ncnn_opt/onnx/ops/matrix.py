@@ -1,0 +1,165 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.view import MAX_DIMS, View, flat
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.form import Form, align
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
+from onnx2ncnn_opt.onnx.ops.normalization import rows
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+
+
+@onnx_op("Gemm", since=7)
+def gemm(
+    im: ImportContext,
+    a: Value,
+    b: Value,
+    c: Value | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Value:
+    """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
+    a, b = _transposed(a, transA), _transposed(b, transB)
+    if isinstance(a, Tensor) and isinstance(b, Constant):
+        weight = im.f32(b.array).T * np.float32(alpha)
+        bias = _row_bias(im, c, weight.shape[0], beta)
+        product = linear(im, a, weight, bias)
+        if bias is not None or c is None:
+            return product
+    else:
+        product = matmul(im, a, b)
+        if alpha != 1:
+            product = binary(im, MUL, product, Constant(np.float32(alpha)))
+    if c is None:
+        return product
+    scaled = c if beta == 1 else binary(im, MUL, c, Constant(np.float32(beta)))
+    return binary(im, ADD, product, scaled)
+
+
+def _transposed(x: Value, flag: int) -> Value:
+    if not flag:
+        return x
+    return Constant(x.array.T) if isinstance(x, Constant) else x.viewed(x.view.transpose((1, 0)))
+
+
+def _row_bias(im: ImportContext, c: Value | None, size: int, beta: float) -> Array | None:
+    """C as one number per column; None where it is not constant, or differs from row to row."""
+    if not isinstance(c, Constant) or (c.rank > 1 and c.array.shape[-2] != 1):
+        return None
+    return np.broadcast_to(im.f32(c.array).reshape(-1) * np.float32(beta), (size,))
+
+
+@onnx_op("MatMul")
+def matmul_op(im: ImportContext, a: Value, b: Value) -> Value:
+    """MatMul; with a constant matrix on the right InnerProduct or Gemm."""
+    return matmul(im, a, b)
+
+
+def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
+    """numpy.matmul of two values."""
+    if a.rank == 0 or b.rank == 0:
+        raise im.refuse("an operand is a scalar")
+    inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
+    if all(isinstance(n, int) for n in inner) and inner[0] != inner[1]:
+        raise im.refuse(f"the inner sizes {inner[0]} and {inner[1]} differ")
+    if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= 2:
+        result = linear(im, a, im.f32(b.array).T if b.rank == 2 else im.f32(b.array)[None])
+        return result if b.rank == 2 else _without_axis(result, result.rank - 1)
+    x, y = im.tensor(a), im.tensor(b)
+    if x.rank == 1:
+        return _without_axis(matmul(im, x.viewed(x.view.with_axes(((), *x.view.axes))), y), max(y.rank, 2) - 2)
+    if y.rank == 1:
+        return _without_axis(matmul(im, x, y.viewed(y.view.with_axes((*y.view.axes, ())))), x.rank - 1)
+    return _matmul(im, x, y)
+
+
+def _without_axis(x: Tensor, axis: int) -> Tensor:
+    return x.viewed(x.view.with_axes((*x.view.axes[:axis], *x.view.axes[axis + 1 :])))
+
+
+def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
+    """MatMul of Mats whose two innermost dims are the matrices; B may lie transposed."""
+    rank = max(x.rank, y.rank)
+    whole = (rank - 2, rank - 1)
+    padded = [v.view.with_axes(((),) * (rank - v.rank) + v.view.axes) for v in (x, y)]
+    aligned = align(padded, whole)
+    if aligned is None:
+        raise im.refuse(f"the factors of shapes {x.shape} and {y.shape} do not match")
+    (left, right), origin = aligned
+    outer, row, column = list(range(len(origin) - 2)), len(origin) - 2, len(origin) - 1
+    shared = bool(left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
+    batch = (0,) if shared else ()
+    groups = _groups(left, right, [axis for axis in outer if axis not in batch])
+    if len(groups) + 2 > MAX_DIMS:
+        raise im.refuse("the batch axes broadcast in a way that needs more than four dims")
+    form = Form((*groups, (row,), (column,)), batch)
+    turned = Form((*groups, (column,), (row,)), batch)
+    trans_b = turned.cost(right) < form.cost(right)
+    a = im.formed(Tensor(x.blob, left, x.dtype), form)
+    b = im.formed(Tensor(y.blob, right, y.dtype), turned if trans_b else form)
+    blob = im.layer("MatMul", a.blob, b.blob, transB=int(trans_b))
+    axes = [p or q for p, q in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
+    axes += [a.view.axes[row], b.view.axes[column]]
+    dims, lying_batch = form.atoms(View((), (), tuple(axes)))
+    merged = tuple(flat(axes[i] for i, o in enumerate(origin) if o == axis) for axis in range(rank))
+    return Tensor(blob, View(lying_batch, dims, merged), x.dtype)
+
+
+def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
+    """The outer axes as few dims: neighbours that the same operands have go together."""
+    groups: list[tuple[int, ...]] = []
+    last: tuple[bool, bool] | None = None
+    for axis in axes:
+        present = bool(left.axes[axis]), bool(right.axes[axis])
+        if present == (False, False):
+            continue
+        if present == last:
+            groups[-1] = (*groups[-1], axis)
+        else:
+            groups.append((axis,))
+        last = present
+    return groups
+
+
+def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = None) -> Tensor:
+    """``x @ weight.T + bias`` over the last axis: InnerProduct for one row, Gemm for several.
+
+    `weight` is [outputs, inputs], `bias` [outputs].
+    """
+    outputs, inputs = weight.shape
+    if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
+        raise im.refuse(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
+    last, batch = x.view.axes[-1], x.view.batch
+    one_row = flat(x.view.axes[:-1]) == batch
+    if one_row:
+        # InnerProduct flattens whatever it is given, as long as the order is right.
+        lying = x if flat(x.view.dims) == last else im.formed(x, Form(((x.rank - 1,),), _axes_of(x, batch)))
+        weights = {"weight_data": weight} | ({} if bias is None else {"bias_data": bias})
+        params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
+        blob = im.layer("InnerProduct", lying.blob, weights=weights, **params)
+    else:
+        lying = rows(im, x, x.rank - 1)
+        if len(lying.view.dims) > 2:
+            outer = [axis for axis in range(x.rank - 1) if x.view.axes[axis] and x.view.axes[axis] != batch]
+            lying = im.formed(x, Form((tuple(outer), (x.rank - 1,)), _axes_of(x, batch)))
+        weights = {"B_data": weight} | ({} if bias is None else {"C_data": bias})
+        shape = {"constantN": outputs, "constantK": inputs}
+        if bias is not None:
+            shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
+        blob = im.layer("Gemm", lying.blob, weights=weights, transB=1, constantB=1, **shape)
+    assert blob.shape is not None
+    made = View.of((outputs,), [[0]]).axes[0]
+    outer_dims = lying.view.dims[:-1] if not one_row else ((),) * (len(blob.shape) - 1)
+    return Tensor(blob, View(lying.view.batch, (*outer_dims, made), (*lying.view.axes[:-1], made)), x.dtype)
+
+
+def _axes_of(x: Tensor, batch: tuple[object, ...]) -> tuple[int, ...]:
+    return tuple(axis for axis in range(x.rank) if batch and x.view.axes[axis] == batch)

@@ -1,0 +1,92 @@
+"""Normalisations over channels, groups and the innermost axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.form import Form
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Tensor
+
+
+def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Array], **params: float) -> Tensor:
+    blob = im.layer(kind, im.channels(x), weights=weights, **params)
+    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+
+
+@onnx_op("BatchNormalization", since=7, batch=0)
+def batch_norm(
+    im: ImportContext,
+    x: Tensor,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: int = 1,
+    training_mode: int = 0,
+) -> Tensor:
+    """BatchNorm, with the running statistics."""
+    if training_mode:
+        raise im.refuse("training_mode is 1: it would use the statistics of its input", "export the model in eval mode")
+    if not spatial:
+        raise im.refuse("spatial is 0: statistics per element")
+    weights = {"slope_data": scale, "mean_data": mean, "var_data": var, "bias_data": bias}
+    return _channelwise(im, x, "BatchNorm", weights, channels=scale.size, eps=epsilon)
+
+
+@onnx_op("InstanceNormalization", since=6, batch=0)
+def instance_norm(im: ImportContext, x: Tensor, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Tensor:
+    """InstanceNorm per channel over all further axes, on a Mat of three dims."""
+    weights = {"gamma_data": scale, "beta_data": bias}
+    if x.rank in (4, 5):
+        return _channelwise(im, x, "InstanceNorm", weights, channels=scale.size, eps=epsilon)
+    if x.rank != 3:
+        raise im.refuse(f"the operand has rank {x.rank}")
+    # A 2-D Mat would be one single channel.
+    blob = im.layer("InstanceNorm", im.mat(x, [[1], [], [2]], [0]), weights=weights, channels=scale.size, eps=epsilon)
+    return im.wrap(blob, x.shape, [[1], [], [2]], [0])
+
+
+@onnx_op("LayerNormalization", since=17)
+def layer_norm(
+    im: ImportContext,
+    x: Tensor,
+    scale: Array,
+    bias: Array | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor:
+    """LayerNorm over the axes from `axis` on, as the innermost dim of the Mat."""
+    axis %= x.rank
+    shape = x.shape[axis:]
+    if not all(isinstance(size, int) for size in shape):
+        raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
+    size = int(np.prod([int(n) for n in shape if isinstance(n, int)]))
+    gamma = np.broadcast_to(scale, shape).reshape(-1)
+    beta = np.zeros_like(gamma) if bias is None else np.broadcast_to(bias, shape).reshape(-1)
+    plain = bool((gamma == 1).all() and (beta == 0).all())
+    weights = {} if plain else {"gamma_data": gamma, "beta_data": beta}
+    last = rows(im, x, axis)
+    blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(not plain))
+    return im.like(last, blob)
+
+
+def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
+    """The tensor with the axes from `axis` on as the innermost dim of the Mat, in as few layers as possible."""
+    inner = tuple(range(axis, x.rank))
+    atoms = tuple(atom for a in inner for atom in x.view.axes[a])
+    if x.view.dims[-1] == atoms:
+        return x
+    outer = [a for a in range(axis) if x.view.axes[a]]
+    batch: list[int] = []
+    if x.view.batch and outer and x.view.axes[outer[0]] == x.view.batch:
+        batch, outer = outer[:1], outer[1:]
+    dims = [[a] for a in outer] if len(outer) <= 2 else [outer]
+    return im.formed(x, Form((*map(tuple, dims), inner), tuple(batch)))

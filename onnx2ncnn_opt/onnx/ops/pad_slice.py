@@ -1,0 +1,221 @@
+"""Pad, Slice, and picking elements by constant indices."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.view import MAX_DIMS, View
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
+
+_OPEN = -233  # Crop: to the end
+_MODES = {"constant": 0, "edge": 1, "reflect": 2}
+
+
+@onnx_op("Slice")
+def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
+    """Crop."""
+    return slice10(im, x, starts, ends, axes or None)
+
+
+@onnx_op("Slice", since=10)
+def slice10(
+    im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
+) -> Value:
+    """Crop; other steps than 1 as Pooling of one element, negative ones behind a Flip."""
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis = (axes[i] if axes is not None else i) % x.rank
+        x = _slice(im, x, axis, start, end, steps[i] if steps is not None else 1)
+    return x
+
+
+def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
+    size = x.shape[axis]
+    if isinstance(start, Sym) or isinstance(end, Sym):
+        if end == size:
+            end = 2**31 - 1
+        if isinstance(start, Sym) or isinstance(end, Sym):
+            raise im.refuse("a bound depends on a size that is not fixed", "bind it with --shape")
+    if step == 0:
+        raise im.refuse("the step is 0")
+    if isinstance(size, Sym):
+        if step != 1:
+            raise im.refuse(f"step {step} over a size that is not fixed", "bind it with --shape")
+        if start == 0 and end >= 2**31 - 1:
+            return x
+        return crop(im, x, axis, start, end if end < 2**31 - 1 else _OPEN)
+    begin, stop, _ = slice(start, end, step).indices(size)
+    count = len(range(begin, stop, step))
+    if not count:
+        raise im.refuse(f"[{start}:{end}:{step}] of an axis of size {size} is empty, and ncnn has no empty tensors")
+    if step < 0 and count > 1:
+        x = flip(im, x, axis)
+        begin, step = size - 1 - begin, -step
+    if count == 1:
+        step = 1
+    if begin > 0 or begin + (count - 1) * step + 1 < size:
+        x = crop(im, x, axis, begin, begin + (count - 1) * step + 1)
+    return x if step == 1 else _every(im, x, axis, step)
+
+
+def crop(im: ImportContext, x: Tensor, axis: int, start: int, end: int) -> Tensor:
+    """The elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    if dim is None:
+        return x  # a size of 1: all there is
+    blob = im.layer("Crop", lying.blob, starts=(start,), ends=(end,), axes=(dim,))
+    assert blob.shape is not None
+    return Tensor(blob, resized(lying.view, axis, blob.shape[dim]), x.dtype)
+
+
+def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
+    """The axis backwards."""
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    return x if dim is None else im.like(lying, im.layer("Flip", lying.blob, axes=(dim,)))
+
+
+def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
+    """Every `step`-th element, the first included: a max pooling over windows of one element."""
+    before = [a for a in range(axis) if x.view.axes[a]]
+    after = [a for a in range(axis + 1, x.rank) if x.view.axes[a]]
+    batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
+    dims = [before, [axis], after]
+    blob = im.mat(x, dims, batch)
+    assert blob.shape is not None
+    blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=1)
+    assert blob.shape is not None
+    shape = tuple(blob.shape[1] if a == axis else n for a, n in enumerate(x.shape))
+    return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def resized(view: View, axis: int, size: Dim) -> View:
+    """The view after a layer has changed the size of an axis that is a dim of its own."""
+    atoms = View.of((size,), [[0]]).axes[0]
+    dim = view.dim_of(axis)
+    return View(
+        view.batch,
+        tuple(atoms if i == dim else group for i, group in enumerate(view.dims)),
+        tuple(atoms if i == axis else group for i, group in enumerate(view.axes)),
+    )
+
+
+def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
+    """ONNX Gather with constant indices: Crop for each run of neighbours, and Concat."""
+    size = x.shape[axis]
+    flat = indices.reshape(-1)
+    if isinstance(size, int):
+        if flat.size and (flat.min() < -size or flat.max() >= size):
+            raise im.refuse(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
+        flat = np.where(flat < 0, flat + size, flat)
+    elif flat.size != 1 or flat[0] < 0:
+        raise im.refuse("indices into an axis whose size is not fixed", "bind it with --shape")
+    if not flat.size:
+        raise im.refuse("no indices: ncnn has no empty tensors")
+    picked = _picked(im, x, axis, [int(i) for i in flat])
+    shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    result = im.reshape(picked, shape)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tensor:
+    steps = {b - a for a, b in pairwise(indices)}
+    if len(steps) <= 1 and 0 not in steps:
+        step = steps.pop() if steps else 1
+        stop = indices[-1] + (1 if step > 0 else -1)
+        return _slice(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    if dim is None:  # size 1: the same element again and again
+        raise im.refuse(f"{len(indices)} copies of an axis of size 1")
+    parts = [im.layer("Crop", lying.blob, starts=(r[0],), ends=(r[-1] + 1,), axes=(dim,)) for r in runs]
+    return Tensor(im.layer("Concat", *parts, axis=dim), resized(lying.view, axis, len(indices)), x.dtype)
+
+
+@onnx_op("Pad")
+def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Value:
+    """Padding; the amounts are attributes before opset 11."""
+    return _pad(im, x, pads, mode, value, None)
+
+
+@onnx_op("Pad", since=11)
+def pad11(
+    im: ImportContext,
+    x: Tensor,
+    pads: Ints,
+    constant_value: Array | None = None,
+    axes: Ints | None = None,
+    *,
+    mode: str = "constant",
+) -> Value:
+    """Padding; negative amounts as Crop."""
+    value = 0.0 if constant_value is None else float(constant_value.reshape(-1)[0])
+    return _pad(im, x, pads, mode, value, axes)
+
+
+def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes: Ints | None) -> Tensor:
+    if mode not in _MODES:
+        raise im.refuse(f"mode {mode}: ncnn pads with constant, edge and reflect only")
+    n = len(pads) // 2
+    which = [axis % x.rank for axis in axes] if axes is not None else list(range(n))
+    amounts = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if pads[i] or pads[n + i]}
+    for axis, (begin, end) in amounts.items():
+        if begin < 0 or end < 0:
+            size = x.shape[axis]
+            if not isinstance(size, int) or -min(begin, 0) - min(end, 0) >= size:
+                raise im.refuse(f"pads {pads} take away all of an axis, or of one whose size is not fixed")
+            x = crop(im, x, axis, max(0, -begin), size + min(end, 0))
+    amounts = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
+    for axis, (begin, end) in amounts.items():
+        size = x.shape[axis]
+        if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
+            raise im.refuse(f"reflecting {max(begin, end)} elements of an axis of size {size}")
+    return _padding(im, x, amounts, mode, value) if amounts else x
+
+
+def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
+    """One Padding layer for up to three axes, which must be the last dims of a Mat of rank 1 to 3 (4: all but c)."""
+    inner = sorted(amounts)
+    if len(inner) > 3:
+        first = {inner[0]: amounts[inner[0]]}
+        rest = {axis: amounts[axis] for axis in inner[1:]}
+        return _padding(im, _padding(im, x, first, mode, value), rest, mode, value)
+    dims, batch = _pad_form(im, x, inner)
+    names = {1: ["w"], 2: ["h", "w"], 3: ["c", "h", "w"], 4: ["c", "d", "h", "w"]}[len(dims)]
+    sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
+    params: dict[str, int] = {}
+    for axis, (begin, end) in amounts.items():
+        before, behind = sides[names[dims.index((axis,))]]
+        params |= {before: begin, behind: end}
+    blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
+    shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
+    return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def _pad_form(im: ImportContext, x: Tensor, padded: list[int]) -> tuple[list[tuple[int, ...]], list[int]]:
+    batch = [0] if x.rank and x.view.batch and x.view.batch == x.view.axes[0] and 0 not in padded else []
+    axes = [a for a in range(x.rank) if (x.shape[a] != 1 or a in padded) and a not in batch]
+    dims: list[tuple[int, ...]] = [(a,) for a in axes]
+    if len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and axes[0] in padded):
+        dims = []
+        for a in axes:
+            if dims and a not in padded and dims[-1][-1] not in padded:
+                dims[-1] += (a,)
+            else:
+                dims.append((a,))
+    if len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and axes[0] in padded):
+        raise im.refuse(f"padding axes {padded} of a rank {x.rank} tensor needs more than four dims")
+    return dims, batch

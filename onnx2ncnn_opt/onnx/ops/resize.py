@@ -1,0 +1,257 @@
+"""Resize and Upsample.
+
+ncnn's Interp knows three samplings: nearest by ``floor(x * in / out)``, bilinear and bicubic with half-pixel or aligned
+corners. Whether ONNX's many modes mean one of them for the sizes at hand is decided by comparing what each output
+element reads. Everything else is linear in its operand all the same, so it becomes a product with a constant matrix,
+one axis at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Sym, exact_div
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.matrix import linear
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
+
+_NEAREST, _BILINEAR, _BICUBIC = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """How Resize samples one axis; names and values are ONNX's (Resize, opset 19)."""
+
+    mode: str
+    coordinates: str
+    nearest: str = "floor"
+    cubic_a: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis that changes: its size before and after, and the scale that coordinates are calculated with."""
+
+    axis: int
+    size: Dim
+    out: Dim
+    scale: float
+
+
+@onnx_op("Upsample", since=7, batch=0)
+def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
+    """Interp, as Resize of opset 10."""
+    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
+
+
+@onnx_op("Upsample", since=9, batch=0)
+def upsample9(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
+    """Interp, as Resize of opset 10."""
+    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
+
+
+@onnx_op("Resize", since=10, batch=0)
+def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
+    """Interp; coordinates are asymmetric, nearest rounds down."""
+    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
+
+
+@onnx_op("Resize", since=11, batch=0)
+def resize11(
+    im: ImportContext,
+    x: Tensor,
+    roi: Array | None = None,
+    scales: Array | None = None,
+    sizes: Sizes | None = None,
+    *,
+    antialias: int = 0,
+    axes: Ints | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Value:
+    """Interp, or products with constant matrices."""
+    if keep_aspect_ratio_policy != "stretch":
+        raise im.refuse(f"keep_aspect_ratio_policy {keep_aspect_ratio_policy}")
+    sampling = _Sampling(
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias)
+    )
+    which = [a % x.rank for a in axes] if axes is not None else list(range(x.rank))
+    if sizes:
+        full = list(x.shape)
+        for axis, size in zip(which, sizes, strict=True):
+            full[axis] = size
+        return _resize(
+            im, x, [_sized(im, a, n, m) for a, (n, m) in enumerate(zip(x.shape, full, strict=True))], sampling
+        )
+    if scales is None or not scales.size:
+        raise im.refuse("it has neither sizes nor scales")
+    factors = np.ones(x.rank, np.float32)
+    factors[which] = scales
+    return _by_scales(im, x, factors, sampling)
+
+
+def _sized(im: ImportContext, axis: int, size: Dim, out: Dim) -> _Axis:
+    if isinstance(size, int) and isinstance(out, int):
+        return _Axis(axis, size, out, out / size)
+    factor = 1 if size == out else exact_div(out, size)
+    if not isinstance(factor, int):
+        raise im.refuse(f"axis {axis} grows from {size} to {out}, sizes that are not fixed", "bind them with --shape")
+    return _Axis(axis, size, out, float(factor))
+
+
+def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
+    if len(scales) != x.rank:
+        raise im.refuse(f"{len(scales)} scales for rank {x.rank}")
+    axes = []
+    for axis, (size, factor) in enumerate(zip(x.shape, (np.float32(s) for s in scales), strict=True)):
+        if isinstance(size, int):
+            # ONNX: floor(size * scale), calculated in float32.
+            axes.append(_Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
+        elif factor == int(factor):
+            axes.append(_Axis(axis, size, size * int(factor), float(factor)))
+        else:
+            raise im.refuse(f"scale {factor} of a size that is not fixed", "bind it with --shape")
+    return _resize(im, x, axes, sampling)
+
+
+def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+    changed = [a for a in axes if a.out != a.size or a.scale != 1]
+    if sampling.coordinates == "tf_crop_and_resize":
+        raise im.refuse("coordinate_transformation_mode tf_crop_and_resize")
+    if sampling.mode not in ("nearest", "linear", "cubic"):
+        raise im.refuse(f"mode {sampling.mode}")
+    if any(isinstance(a.out, int) and a.out < 1 for a in changed):
+        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors")
+    if not changed:
+        return x
+    if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
+        params = _interp(axes, changed, sampling)
+        if params is not None:
+            return _interp_layer(im, x, axes, params)
+    for one in changed:
+        if isinstance(one.size, Sym):
+            raise im.refuse(
+                f"{sampling.mode} with {sampling.coordinates} over a size that is not fixed", "bind it with --shape"
+            )
+        x = _product(im, x, one, sampling)
+    return x
+
+
+def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
+    """Interp's parameters where it samples the axes as ONNX does, else None."""
+    if sampling.mode == "nearest":
+        return {"resize_type": _NEAREST} if all(_is_floor(a, sampling) for a in changed) else None
+    if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_a != -0.75):
+        return None
+    # Interp treats both image axes alike, also the one that keeps its size: that is an identity in every mode.
+    aligned = sampling.coordinates == "align_corners"
+    half = sampling.coordinates == "half_pixel" or (
+        sampling.coordinates == "pytorch_half_pixel" and all(isinstance(a.out, Sym) or a.out > 1 for a in changed)
+    )
+    if not (aligned or half) or (aligned and any(isinstance(a.size, Sym) or a.out == 1 for a in changed)):
+        return None
+    if any(isinstance(a.size, int) and a.scale != a.out / a.size for a in changed):
+        return None  # ONNX calculates with a scale that does not quite lead to the size
+    return {"resize_type": _BILINEAR if sampling.mode == "linear" else _BICUBIC, "align_corner": int(aligned)}
+
+
+def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
+    """Whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn calculates with."""
+    if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
+        plain = sampling.coordinates == "asymmetric" and sampling.nearest == "floor"
+        halves = sampling.coordinates == "half_pixel" and sampling.nearest.startswith("round_prefer")
+        return axis.scale == int(axis.scale) and (plain or halves)
+    ratio = np.float32(axis.size) / np.float32(axis.out)
+    ncnn = np.minimum((np.arange(axis.out, dtype=np.float32) * ratio).astype(np.int64), axis.size - 1)
+    return bool(np.array_equal(ncnn, _nearest_index(axis.size, axis.out, axis.scale, sampling)))
+
+
+def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, int]) -> Tensor:
+    dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
+    blob = im.mat(x, dims, [0])
+    height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
+    if isinstance(height.out, int) and isinstance(width.out, int):
+        blob = im.layer("Interp", blob, output_height=height.out, output_width=width.out, **params)
+    else:
+        blob = im.layer("Interp", blob, height_scale=height.scale, width_scale=width.scale, **params)
+    shape = tuple(a.out for a in axes)
+    return im.wrap(blob, shape, dims, [0])
+
+
+def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
+    """The axis resized by a constant matrix [out, in]."""
+    assert isinstance(axis.size, int)
+    assert isinstance(axis.out, int)
+    matrix = _matrix(axis.size, axis.out, axis.scale, sampling)
+    perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
+    made = linear(im, x.viewed(x.view.transpose(perm)), matrix)
+    return made.viewed(made.view.transpose([perm.index(a) for a in range(x.rank)]))
+
+
+# ---- ONNX's sampling, after the operator's specification (Resize, opset 19)
+
+_COORDINATES: dict[str, Callable[[Array, int, int, float], Array]] = {
+    "half_pixel": lambda i, size, out, scale: (i + 0.5) / scale - 0.5,
+    "half_pixel_symmetric": lambda i, size, out, scale: size / 2 * (1 - out / (size * scale)) + (i + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda i, size, out, scale: (i + 0.5) / scale - 0.5 if out > 1 else i * 0.0,
+    "align_corners": lambda i, size, out, scale: i * (size - 1) / (out - 1) if out > 1 else i * 0.0,
+    "asymmetric": lambda i, size, out, scale: i / scale,
+}
+
+_ROUNDING: dict[str, Callable[[Array], Array]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _positions(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
+    # In float32, as ONNX Runtime does: at ties the last bit decides which element is nearest.
+    index = np.arange(out, dtype=np.float32)
+    return _COORDINATES[sampling.coordinates](index, size, out, np.float32(scale)).astype(np.float32)
+
+
+def _nearest_index(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
+    rounded = _ROUNDING[sampling.nearest](_positions(size, out, scale, sampling))
+    return np.clip(rounded, 0, size - 1).astype(np.int64)
+
+
+def _matrix(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
+    matrix = np.zeros((out, size))
+    if sampling.mode == "nearest":
+        matrix[np.arange(out), _nearest_index(size, out, scale, sampling)] = 1
+        return matrix.astype(np.float32)
+    shrink = min(scale, 1.0) if sampling.antialias else 1.0
+    reach = (1 if sampling.mode == "linear" else 2) / shrink
+    for i, centre in enumerate(_positions(size, out, scale, sampling).astype(np.float64)):
+        taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
+        weights = _kernel((taps - centre) * shrink, sampling)
+        inside = (taps >= 0) & (taps < size)
+        if sampling.antialias or sampling.exclude_outside:
+            taps, weights = taps[inside], weights[inside]
+            weights = weights / weights.sum()
+        np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights)
+    return matrix.astype(np.float32)
+
+
+def _kernel(x: Array, sampling: _Sampling) -> Array:
+    x = np.abs(x)
+    if sampling.mode == "linear":
+        return np.maximum(0, 1 - x)
+    a = sampling.cubic_a
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))

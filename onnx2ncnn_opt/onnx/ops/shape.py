@@ -1,0 +1,274 @@
+"""Operators that move elements without calculating: most of them only change the view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
+from onnx2ncnn_opt.ir.view import MAX_DIMS, View, flat
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.form import align, common_form
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.pad_slice import pick, resized
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
+
+
+@onnx_op("Reshape", since=5, integers=True)
+def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
+    """A regrouping of axes; Reshape where their factors do not fit."""
+    wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
+    if -1 in wanted:
+        known = product(size for size in wanted if size != -1)
+        rest = exact_div(product(x.shape), known)
+        if rest is None:
+            raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(shape)}", "bind sizes with --shape")
+        wanted[wanted.index(-1)] = rest
+    if isinstance(total := product(wanted), int) and isinstance(product(x.shape), int) and total != product(x.shape):
+        raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(tuple(wanted))}")
+    return im.reshape(x, tuple(wanted))
+
+
+@onnx_op("Flatten", integers=True)
+def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
+    """A regrouping into two axes."""
+    axis = axis + x.rank if axis < 0 else axis
+    return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+
+
+@onnx_op("Squeeze", integers=True)
+def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
+    """Axes of size 1 go."""
+    gone = {axis % x.rank for axis in axes} if axes is not None else {i for i, n in enumerate(x.shape) if n == 1}
+    if any(x.shape[axis] != 1 for axis in gone):
+        raise im.refuse(f"axes {sorted(gone)} of {_text(x.shape)} are not all of size 1")
+    return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
+
+
+@onnx_op("Squeeze", since=13, integers=True)
+def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
+    """Axes of size 1 go."""
+    return squeeze1(im, x, axes=axes)
+
+
+@onnx_op("Unsqueeze", integers=True)
+def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
+    """Axes of size 1 come."""
+    rank = x.rank + len(axes)
+    new = {axis % rank for axis in axes}
+    groups = iter(x.view.axes)
+    return x.viewed(x.view.with_axes(() if axis in new else next(groups) for axis in range(rank)))
+
+
+@onnx_op("Unsqueeze", since=13, integers=True)
+def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
+    """Axes of size 1 come."""
+    return unsqueeze1(im, x, axes=axes)
+
+
+@onnx_op("Transpose", integers=True)
+def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
+    """Another order of axes; Permute when somebody needs it."""
+    order = perm or tuple(reversed(range(x.rank)))
+    if sorted(order) != list(range(x.rank)):
+        raise im.refuse(f"perm {perm} does not fit rank {x.rank}")
+    return x.viewed(x.view.transpose(order))
+
+
+@onnx_op("Concat", since=4)
+def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
+    """Concat along one dim of a form that all operands share."""
+    rank = xs[0].rank
+    axis %= rank
+    if any(x.rank != rank for x in xs):
+        raise im.refuse(f"ranks differ: {', '.join(_text(x.shape) for x in xs)}")
+    for other in range(rank):
+        fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
+        if other != axis and len(fixed) > 1:
+            raise im.refuse(f"sizes of axis {other} differ: {', '.join(_text(x.shape) for x in xs)}")
+    if len(xs) == 1:
+        return xs[0]
+    tensors = [im.tensor(x) for x in xs]
+    aligned = align([x.view for x in tensors], (axis,))
+    if aligned is None:
+        raise im.refuse("the factors of the operands' axes do not match")
+    views, origin = aligned
+    whole = origin.index(axis)
+    form = common_form(views, [x.blob.producer is None for x in tensors], whole)
+    if form is None:
+        raise im.refuse("the operands have no common form of at most four dims")
+    made = [im.formed(Tensor(x.blob, view, x.dtype), form) for x, view in zip(tensors, views, strict=True)]
+    dim = form.dims.index((whole,))
+    blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
+    assert blob.shape is not None
+    joined = View.of((blob.shape[dim],), [[0]]).axes[0]
+    axes = tuple(joined if i == whole else group for i, group in enumerate(made[0].view.axes))
+    dims, batch = form.atoms(View((), (), axes))
+    merged = tuple(flat(axes[i] for i, o in enumerate(origin) if o == a) for a in range(rank))
+    return Tensor(blob, View(batch, dims, merged), tensors[0].dtype)
+
+
+@onnx_op("Split")
+def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
+    """Slice."""
+    return _split(im, x, axis, split, None)
+
+
+@onnx_op("Split", since=13)
+def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
+    """Slice."""
+    return _split(im, x, axis, split or (), None)
+
+
+@onnx_op("Split", since=18)
+def split18(
+    im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
+) -> tuple[Value, ...]:
+    """Slice."""
+    return _split(im, x, axis, split or (), num_outputs)
+
+
+def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | None) -> tuple[Value, ...]:
+    axis %= x.rank
+    size = x.shape[axis]
+    if not sizes:
+        count = count or im.output_count
+        if not isinstance(size, int):
+            raise im.refuse("equal parts of a size that is not fixed", "bind it with --shape")
+        each = -(-size // count)
+        sizes = tuple(min(each, size - each * i) for i in range(count))
+    if isinstance(size, int) and sum(sizes) != size:
+        raise im.refuse(f"parts of {sizes} do not make up the axis of size {size}")
+    if any(part <= 0 for part in sizes):
+        raise im.refuse(f"parts of {sizes}: ncnn has no empty tensors")
+    if len(sizes) == 1:
+        return (x,)
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    assert dim is not None
+    blobs = im.layers("Slice", lying.blob, outputs=len(sizes), slices=sizes, axis=dim)
+    return tuple(
+        Tensor(blob, resized(lying.view, axis, part), x.dtype) for blob, part in zip(blobs, sizes, strict=True)
+    )
+
+
+@onnx_op("Expand", since=8)
+def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
+    """Tile of the axes that grow."""
+    rank = max(x.rank, len(shape))
+    x = x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))
+    wanted = (1,) * (rank - len(shape)) + shape
+    repeats: list[int] = []
+    for have, want in zip(x.shape, wanted, strict=True):
+        if want == 1 or want == have:
+            repeats.append(1)
+        elif have == 1 and isinstance(want, int):
+            repeats.append(want)
+        else:
+            raise im.refuse(f"{_text(x.shape)} cannot be expanded to {_text(shape)}", "bind sizes with --shape")
+    return _tile(im, x, repeats)
+
+
+@onnx_op("Tile", since=6)
+def tile(im: ImportContext, x: Tensor, repeats: Ints) -> Value:
+    """Tile."""
+    if len(repeats) != x.rank:
+        raise im.refuse(f"{len(repeats)} repeats for rank {x.rank}")
+    if any(n < 1 for n in repeats):
+        raise im.refuse(f"repeats {repeats}: ncnn has no empty tensors")
+    return _tile(im, x, repeats)
+
+
+def _tile(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Value:
+    """Tile along axes that are dims of their own; axes of size 1 that grow become one."""
+    grown = [axis for axis, n in enumerate(repeats) if n != 1]
+    if not grown:
+        return x
+    dims = [(axis,) for axis in range(x.rank) if x.shape[axis] != 1 or axis in grown]
+    if len(dims) > MAX_DIMS:
+        dims = _merged(dims, grown)
+    if len(dims) > MAX_DIMS:
+        raise im.refuse(f"{_text(x.shape)} with repeats {list(repeats)} needs more than four dims")
+    blob = im.layer("Tile", im.mat(x, dims), repeats=tuple(int(repeats[g[0]]) if len(g) == 1 else 1 for g in dims))
+    shape = tuple(size * n for size, n in zip(x.shape, repeats, strict=True))
+    return im.wrap(blob, shape, dims, dtype=x.dtype)
+
+
+def _merged(dims: list[tuple[int, ...]], alone: Sequence[int]) -> list[tuple[int, ...]]:
+    merged: list[tuple[int, ...]] = []
+    for group in dims:
+        if merged and group[0] not in alone and merged[-1][-1] not in alone:
+            merged[-1] += group
+        else:
+            merged.append(group)
+    return merged
+
+
+@onnx_op("DepthToSpace", batch=0)
+def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
+    """A regrouping of axes, PixelShuffle when somebody needs it."""
+    n, c, h, w = _image(im, x)
+    b = blocksize
+    depth = exact_div(c, b * b)
+    if depth is None:
+        raise im.refuse(f"{c} channels do not divide by the block of {b} x {b}")
+    order = (n, depth, b, b, h, w) if mode == "CRD" else (n, b, b, depth, h, w)
+    parts = im.reshape(x, order)
+    assert isinstance(parts, Tensor)
+    perm = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
+    return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, depth, h * b, w * b))
+
+
+@onnx_op("SpaceToDepth", batch=0)
+def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int) -> Value:
+    """A regrouping of axes, Reorg when somebody needs it."""
+    n, c, h, w = _image(im, x)
+    b = blocksize
+    rows, columns = exact_div(h, b), exact_div(w, b)
+    if rows is None or columns is None:
+        raise im.refuse(f"an image of {h} x {w} does not divide into blocks of {b}")
+    parts = im.reshape(x, (n, c, rows, b, columns, b))
+    assert isinstance(parts, Tensor)
+    return im.reshape(parts.viewed(parts.view.transpose((0, 3, 5, 1, 2, 4))), (n, c * b * b, rows, columns))
+
+
+def _image(im: ImportContext, x: Tensor) -> Shape:
+    if x.rank != 4:
+        raise im.refuse(f"the operand has rank {x.rank}, not 4")
+    return x.shape
+
+
+@onnx_op("Gather", integers=True)
+def gather(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
+    """Crop for constant indices; Embed for rows of a constant table."""
+    axis %= data.rank
+    if isinstance(indices, Constant):
+        if isinstance(data, Constant):
+            data = im.tensor(data)
+        return pick(im, data, axis, indices.array)
+    if isinstance(data, Constant) and data.rank == 2 and axis == 0:
+        return _embed(im, im.f32(data.array), indices)
+    raise im.refuse("indices that are calculated when the model runs", "only rows of a constant table can be looked up")
+
+
+def _embed(im: ImportContext, table: Array, indices: Tensor) -> Tensor:
+    if np.issubdtype(indices.dtype, np.floating) or indices.dtype == np.bool_:
+        raise im.refuse(f"indices of type {indices.dtype}")
+    if indices.blob.batch != 1:
+        raise im.refuse("indices with a batch")
+    flat_indices = im.mat(indices, [range(indices.rank)])
+    blob = im.layer(
+        "Embed",
+        flat_indices,
+        weights={"weight_data": table},
+        num_output=table.shape[1],
+        input_dim=table.shape[0],
+        weight_data_size=table.size,
+    )
+    return im.wrap(blob, (*indices.shape, table.shape[1]), [range(indices.rank), [indices.rank]])
+
+
+def _text(shape: Sequence[Dim]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

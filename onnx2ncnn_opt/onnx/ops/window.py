@@ -1,0 +1,60 @@
+"""What convolutions and poolings share: per-axis parameters, pads, and ONNX's auto_pad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.value import Ints
+
+# Spatial axes outermost first, as ONNX orders them, by their number.
+AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
+# ncnn's names of the pads at the beginning and the end of an axis.
+PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+
+
+def spatial(name: str, values: Sequence[int]) -> dict[str, int]:
+    """Values per spatial axis as ncnn's parameters, ``kernel_w`` and so on."""
+    return {f"{name}_{axis}": int(value) for axis, value in zip(AXES[len(values)], values, strict=True)}
+
+
+def pad_params(pads: Sequence[int]) -> dict[str, int]:
+    """ONNX pads (all begins, then all ends) as ncnn's parameters."""
+    n = len(pads) // 2
+    begins = {PADS[axis][0]: int(p) for axis, p in zip(AXES[n], pads[:n], strict=True)}
+    return begins | {PADS[axis][1]: int(p) for axis, p in zip(AXES[n], pads[n:], strict=True)}
+
+
+def same_pads(
+    im: ImportContext,
+    shape: Shape,
+    auto_pad: str,
+    pads: Ints,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    stride: Sequence[int],
+) -> tuple[int, ...]:
+    """The explicit pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11)."""
+    n = len(kernel)
+    if auto_pad in ("NOTSET", ""):
+        if any(p < 0 for p in pads):
+            raise im.refuse(f"pads {pads} are negative")
+        return tuple(pads) or (0,) * 2 * n
+    if auto_pad == "VALID":
+        return (0,) * 2 * n
+    if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        raise im.refuse(f"auto_pad {auto_pad} is not known")
+    begins, ends = [], []
+    for size, k, d, s in zip(shape, kernel, dilation, stride, strict=True):
+        extent = (k - 1) * d + 1
+        if s == 1:
+            total = extent - 1
+        elif isinstance(size, int):
+            total = max((-(-size // s) - 1) * s + extent - size, 0)
+        else:
+            raise im.refuse(f"auto_pad {auto_pad} depends on a size that is not fixed", "bind it with --shape")
+        first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        begins.append(first)
+        ends.append(total - first)
+    return (*begins, *ends)

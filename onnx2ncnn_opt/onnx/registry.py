@@ -1,0 +1,127 @@
+"""The open registry of operator importers: a Python function's signature is the operator's schema.
+
+Positional parameters are the operator's inputs, keyword-only parameters its attributes with ONNX's defaults. What the
+annotation of an input says is checked before the function runs:
+
+    x: Tensor             a tensor that exists at run time (a constant becomes a MemoryData blob)
+    w: Array              must be constant; arrives as numpy array
+    axes: Ints            must be constant integers
+    shape: Sizes          integers known up to symbolic sizes
+    v: Value              any of them, the function looks itself
+    *xs: Value            all further inputs
+    b: Array | None = None   may be absent
+
+An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Importer = Callable[..., Any]
+F = TypeVar("F", bound=Importer)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input as the importer declares it: its type (see the module) and whether it may be absent."""
+
+    name: str
+    type: Any
+    optional: bool
+
+
+@dataclass(frozen=True)
+class OnnxOp:
+    """One importer: from which opset on it reads an operator, and how it wants inputs and attributes."""
+
+    name: str
+    domain: str
+    since: int
+    function: Importer
+    batch: int | None
+    integers: bool
+    summary: str
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())[1:]
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """The fixed inputs, in order."""
+        hints = get_type_hints(self.function)
+        return tuple(
+            Input(p.name, *_optional(hints[p.name]))
+            for p in self._parameters
+            if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        )
+
+    @cached_property
+    def variadic(self) -> Any | None:
+        """The type of all further inputs, None where there are no more."""
+        hints = get_type_hints(self.function)
+        names = [p.name for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+        return hints[names[0]] if names else None
+
+    @cached_property
+    def attributes(self) -> dict[str, Any]:
+        """Attribute names and defaults; `inspect.Parameter.empty` marks one that the node must have."""
+        return {p.name: p.default for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+_OPS: dict[tuple[str, str], list[OnnxOp]] = {}
+
+
+def onnx_op(
+    *names: str,
+    domain: str = "",
+    since: int = 1,
+    batch: int | None = None,
+    integers: bool = False,
+) -> Callable[[F], F]:
+    """Register a function as the importer of these operators from opset `since` on.
+
+    `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
+    at run time; without it they are refused before the function runs.
+    """
+
+    def register(function: F) -> F:
+        summary = (inspect.getdoc(function) or "").split("\n")[0]
+        for name in names:
+            versions = _OPS.setdefault((domain, name), [])
+            versions.append(OnnxOp(name, domain, since, function, batch, integers, summary))
+            versions.sort(key=lambda op: op.since)
+        return function
+
+    return register
+
+
+def find(domain: str, name: str, opset: int) -> OnnxOp | None:
+    """The importer for an operator at an opset; None where there is none."""
+    _load()
+    known = _OPS.get(("" if domain == "ai.onnx" else domain, name), [])
+    return next((op for op in reversed(known) if op.since <= opset), None)
+
+
+def all_ops() -> tuple[OnnxOp, ...]:
+    """Every importer, by domain, name and version."""
+    _load()
+    return tuple(op for key in sorted(_OPS) for op in _OPS[key])
+
+
+def _load() -> None:
+    """Importing the families registers their operators."""
+    from onnx2ncnn_opt.onnx import ops  # noqa: F401
+
+
+def _optional(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint):
+        return reduce(or_, (a for a in get_args(hint) if a is not NoneType)), True
+    return hint, False

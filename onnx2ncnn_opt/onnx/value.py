@@ -1,0 +1,85 @@
+"""What flows along an ONNX graph while it is imported: tensors in ncnn blobs, and constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import View
+from onnx2ncnn_opt.ir.weight import Array
+
+Ints: TypeAlias = tuple[int, ...]
+"""An operand that must be constant integers."""
+
+Sizes: TypeAlias = tuple[Dim, ...]
+"""An operand of integers that are known up to the model's symbolic sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor that exists when the net runs: `view` says how it lies in `blob`.
+
+    `dtype` is the ONNX element type; floats of any width are float32 in ncnn, integers int32.
+    """
+
+    blob: Blob
+    view: View
+    dtype: np.dtype[np.generic]
+
+    @property
+    def shape(self) -> Shape:
+        """The ONNX shape."""
+        return self.view.shape
+
+    @property
+    def rank(self) -> int:
+        """The number of ONNX axes."""
+        return len(self.view.axes)
+
+    def viewed(self, view: View) -> Tensor:
+        """The same blob under another view."""
+        return Tensor(self.blob, view, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A tensor known now. An `array` of dtype object holds sizes of which some are symbolic."""
+
+    array: Array
+
+    @property
+    def shape(self) -> Shape:
+        """The ONNX shape."""
+        return tuple(self.array.shape)
+
+    @property
+    def rank(self) -> int:
+        """The number of ONNX axes."""
+        return self.array.ndim
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The element type; int64 for sizes."""
+        return np.dtype(np.int64) if self.is_symbolic else self.array.dtype
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether some element depends on a size that is known only at run time."""
+        return self.array.dtype == object
+
+    @property
+    def scalar(self) -> float | None:
+        """The number that every element is, where the array has one element and it is a number."""
+        return float(self.array.reshape(-1)[0]) if self.array.size == 1 and not self.is_symbolic else None
+
+
+Value: TypeAlias = Tensor | Constant
+
+
+def is_float(dtype: np.dtype[np.generic]) -> bool:
+    """Whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are no subtypes of numpy's floating."""
+    return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
