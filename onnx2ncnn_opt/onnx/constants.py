@@ -50,9 +50,9 @@ def settle(graph: onnx_ir.Graph) -> None:
             if attribute.is_ref():
                 raise ModelError(f"{where} refers to an attribute of a function, but is outside of one")
             if attribute.type is onnx_ir.AttributeType.TENSOR:
-                node.attributes[name] = onnx_ir.AttrTensor(name, settled(attribute.as_tensor(), where))
+                node.attributes[name] = onnx_ir.AttrTensor(name, settled(attribute.value, where))
             elif attribute.type is onnx_ir.AttributeType.TENSORS:
-                tensors = [settled(tensor, where) for tensor in attribute.as_tensors()]
+                tensors = [settled(tensor, where) for tensor in attribute.value]
                 node.attributes[name] = onnx_ir.AttrTensors(name, tensors)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import stat
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,10 +81,11 @@ def load_model(source: Any, *, shapes: Mapping[str, Sequence[int]] | None = None
     """
     opened = _open(source)
     model = opened.model
+    structure.name_domains(model)
     structure.inline_functions(model)
     structure.check_opset(model)
-    structure.lift_constants(model)
     structure.strip(model.graph)
+    structure.lift_constants(model)
     constants.settle(model.graph)
     inputs, outputs = bind(model.graph.inputs, model.graph.outputs, shapes or {})
     return LoadedModel(
@@ -109,7 +111,10 @@ def _open(source: Any) -> _Source:
     model = source if isinstance(source, onnx_ir.Model) else getattr(source, "model", None)
     if isinstance(model, onnx_ir.Model):
         structure.check_structure(model)
-        return _Source(model.clone())
+        try:
+            return _Source(model.clone())
+        except RuntimeError as error:
+            raise ModelError(f"the onnx_ir.Model is broken: {structure.root_cause(error)}") from None
     # Asked last: ONNXProgram.model_proto serialises all weights, but old ones have nothing else.
     proto = getattr(source, "model_proto", None)
     if isinstance(proto, onnx.ModelProto):
@@ -180,11 +185,13 @@ def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what onnx_ir logs about broken models while it reads them: they are refused, with one message."""
+    """Drop what onnx and onnx_ir say about broken models while they read them: they are refused, with one message."""
     logger = logging.getLogger("onnx_ir.serde")
     logger.addFilter(_drop)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.removeFilter(_drop)
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx_ir.passes import PreconditionError
 from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
@@ -23,6 +25,7 @@ MOST_NODES = 1_000_000  # functions that call functions twice each grow exponent
 
 def check_proto(proto: onnx.ModelProto) -> None:
     """Find what onnx_ir would drop or overwrite without a word when it reads the model. Raises ModelError."""
+    _check_text(proto)
     domains = Counter("" if opset.domain == "ai.onnx" else opset.domain for opset in proto.opset_import)
     for domain, count in domains.items():
         if count > 1:
@@ -36,26 +39,50 @@ def check_proto(proto: onnx.ModelProto) -> None:
         _check_nodes_proto(function.node)
 
 
+def _check_text(message: Message) -> None:
+    """Refuse what is no UTF-8: protobuf hands it out as bytes."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING:
+            for text in value if field.is_repeated else (value,):
+                if isinstance(text, bytes):
+                    raise ModelError(f"a name or text of the model ({field.full_name}) is not UTF-8: {text[:80]!r}")
+        elif field.message_type is onnx.TensorProto.DESCRIPTOR:  # not to copy its data
+            for tensor in value if field.is_repeated else (value,):
+                if isinstance(tensor.name, bytes):
+                    raise ModelError(f"the name of a tensor is not UTF-8: {tensor.name[:80]!r}")
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else (value,):
+                _check_text(inner)
+
+
 def _check_graph_proto(graph: onnx.GraphProto) -> None:
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(f"initializer '{name}' is sparse, which is not supported; store it as a dense tensor")
     for kind, items in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
         for name, count in Counter(item.name for item in items).items():
-            _check_text(name, f"{kind} name")
             if not name:
                 raise ModelError(f"graph '{graph.name}' has an {kind} without a name")
             if count > 1:
                 raise ModelError(f"graph '{graph.name}' has {count} {kind}s called '{name}'")
+    for tensor in graph.initializer:
+        _check_external(tensor, f"tensor '{tensor.name}'")
     _check_nodes_proto(graph.node)
+
+
+def _check_external(tensor: onnx.TensorProto, where: str) -> None:
+    for entry in tensor.external_data:
+        if entry.key in ("offset", "length") and not (entry.value.isascii() and entry.value.isdigit()):
+            location = next((other.value for other in tensor.external_data if other.key == "location"), "")
+            raise ModelError(
+                f"{where}: the {entry.key} of external data '{location}' is '{entry.value}', not a number of bytes; "
+                f"save the model again"
+            )
 
 
 def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
-        for text in (node.op_type, node.domain, node.name, *node.input, *node.output):
-            _check_text(text, "name in a node")
         for name, count in Counter(attribute.name for attribute in node.attribute).items():
-            _check_text(name, f"attribute name of {node.op_type} '{node.name}'")
             if count > 1:
                 raise ModelError(f"{node.op_type} '{node.name}' has {count} attributes called '{name}'")
         for attribute in node.attribute:
@@ -63,11 +90,8 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
                 _check_graph_proto(attribute.g)
             for graph in attribute.graphs:
                 _check_graph_proto(graph)
-
-
-def _check_text(text: str | bytes, what: str) -> None:
-    if isinstance(text, bytes):  # protobuf gives what is no UTF-8 as it is
-        raise ModelError(f"{what} is not UTF-8: {text[:80]!r}")
+            for tensor in (attribute.t, *attribute.tensors):
+                _check_external(tensor, f"attribute '{attribute.name}' of {node.op_type} '{node.name}'")
 
 
 def check_structure(model: onnx_ir.Model) -> None:
@@ -86,7 +110,14 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
         if value.name and value.name in names:
             raise ModelError(f"{where} defines '{value.name}' twice")
         names.add(value.name or "")
+    if not all(value.name for value in (*graph.inputs, *graph.outputs)):
+        raise ModelError(f"{where} has an input or output without a name")
     for node in graph:
+        for attribute in node.attributes.values():
+            if attribute.is_ref() and attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
+                raise ModelError(
+                    f"{node.op_type} '{node.name}' in {where} takes a subgraph from a function's attribute"
+                )
         for read in node.inputs:
             if read is not None and not _defined(read, scope):
                 raise ModelError(f"{node.op_type} '{node.name}' in {where} reads '{read.name}', which nothing produces")
@@ -139,6 +170,13 @@ def _cycle(graph: onnx_ir.Graph) -> str:
         names = [f"{node.op_type} '{node.name}'" for node in error.args[1]]
         return " -> ".join(names if len(names) <= 8 else [*names[:7], "..."])
     return "between a subgraph and its node"
+
+
+def name_domains(model: onnx_ir.Model) -> None:
+    """Call ONNX's own domain '' in all opset imports, as the nodes do, and not by its other name 'ai.onnx'."""
+    for opsets in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        if "ai.onnx" in opsets:
+            opsets.setdefault("", opsets.pop("ai.onnx"))
 
 
 def check_opset(model: onnx_ir.Model) -> None:

@@ -1,0 +1,744 @@
+"""Loading: sources, external data, functions, structure, opsets, bound sizes, and files that are broken or hostile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir
+import pytest
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from onnx2ncnn_opt.errors import ConversionError, ModelError, UsageError
+from onnx2ncnn_opt.ir.dim import symbol
+from onnx2ncnn_opt.onnx.load import load_model
+
+WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3, 1, 1)
+
+SMALL = """<ir_version: 10, opset_import: ["": 18], producer_name: "pytorch", producer_version: "2.13">
+net (float[N,3,8,8] x) => (float[N,4,8,8] y) { c = Conv(x, w)  y = Relu(c)  unused = Sigmoid(c) }"""
+
+CALLS = """<ir_version: 10, opset_import: ["": 18, "local": 1]>
+net (float[N,3,8,8] x, float[N,3,8,8] other) => (float[N,4,8,8] y, float z) {
+  c = Conv(x, w)
+  y = local.twice(c)
+  ones = Constant<value = float[2] {1.0, 1.0}>()
+  true = Constant<value = bool {1}>()
+  z = If(true) <then_branch = a () => (float za) { za = ReduceSum<keepdims = 0>(ones) },
+                else_branch = b () => (float zb) { zb = ReduceMax<keepdims = 0>(y) }>
+}
+<domain: "local", opset_import: ["": 18]>
+leaky<slope>(a) => (r) { r = LeakyRelu<alpha: float = @slope>(a) }
+<domain: "local", opset_import: ["": 18, "local": 1]>
+twice(a) => (r) { b = local.leaky<slope = 0.5>(a)  r = local.leaky<slope = 0.25>(b) }
+"""
+
+
+def parse(text: str) -> onnx.ModelProto:
+    """A model from ONNX's text form, with the initializer w."""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "w"))
+    return model
+
+
+def external(
+    location: str, offset: object = None, length: object = None, dims: tuple[int, ...] = WEIGHT.shape
+) -> onnx.ModelProto:
+    """SMALL with the weight in another file."""
+    model = parse(SMALL)
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        if value is not None:
+            tensor.external_data.add(key=key, value=str(value))
+    model.graph.initializer[0].CopyFrom(tensor)
+    return model
+
+
+def write(folder: Path, model: onnx.ModelProto) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def arrays(*graphs: onnx_ir.Graph) -> list[np.ndarray]:
+    """All initializers."""
+    tensors = [value.const_value for graph in graphs for value in graph.initializers.values()]
+    return [tensor.numpy() for tensor in tensors if tensor is not None]
+
+
+class TestSources:
+    @pytest.mark.parametrize("kind", ["path", "str", "bytes", "bytearray", "proto", "ir", "program", "old program"])
+    def test_every_source_gives_the_same_graph(self, kind: str, tmp_path: Path) -> None:
+        model = parse(CALLS)
+        path = write(tmp_path, model)
+        data = path.read_bytes()
+        sources: dict[str, object] = {
+            "path": path,
+            "str": str(path),
+            "bytes": data,
+            "bytearray": bytearray(data),
+            "proto": model,
+            "ir": onnx_ir.load(path),
+            "program": SimpleNamespace(model=onnx_ir.load(path)),
+            "old program": SimpleNamespace(model_proto=model),
+        }
+        loaded = load_model(sources[kind])
+        assert [node.op_type for node in loaded.graph] == ["Conv", "LeakyRelu", "LeakyRelu", "If"]
+        assert [node.attributes["alpha"].as_float() for node in loaded.graph if node.op_type == "LeakyRelu"] == [
+            0.5,
+            0.25,
+        ]
+        np.testing.assert_array_equal(loaded.initializer("w"), WEIGHT)
+        assert [info.name for info in loaded.inputs] == ["x", "other"]
+        assert loaded.inputs[0].shape == (symbol("N"), 3, 8, 8)
+        assert loaded.inputs[0].dtype is onnx_ir.DataType.FLOAT
+        assert [(info.name, info.shape) for info in loaded.outputs] == [("y", (symbol("N"), 4, 8, 8)), ("z", ())]
+        assert loaded.opsets[""] == 18
+        assert loaded.folder == (tmp_path if kind in ("path", "str") else None)
+        assert loaded.name == ("model" if kind in ("path", "str") else "net")
+        if kind not in ("ir", "program"):
+            assert loaded.source_sha256 == hashlib.sha256(data).hexdigest()
+
+    def test_a_proto_is_not_changed(self) -> None:
+        model = parse(CALLS)
+        before = model.SerializeToString(deterministic=True)
+        load_model(model, shapes={"x": (1, 3, 8, 8)})
+        assert model.SerializeToString(deterministic=True) == before
+
+    def test_an_ir_model_is_not_changed(self) -> None:
+        model = onnx_ir.from_proto(parse(CALLS))
+        before = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+        load_model(model, shapes={"x": (1, 3, 8, 8)})
+        assert onnx_ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+    def test_producer_and_relative_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(tmp_path, parse(SMALL))
+        monkeypatch.chdir(tmp_path)
+        loaded = load_model("model.onnx")
+        assert loaded.producer == "pytorch 2.13"
+        assert loaded.folder == tmp_path
+
+    @pytest.mark.parametrize("source", [None, 3, object(), SimpleNamespace(model=3)])
+    def test_no_model(self, source: object) -> None:
+        with pytest.raises(UsageError, match="is no model"):
+            load_model(source)
+
+
+class TestConstants:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.array([1.5, -2], np.float16),
+            np.array([1.5, -2], np.float64),
+            np.array([[1, 2]], np.int64),
+            np.array([True, False]),
+            np.array(3, np.int32),
+            np.zeros((0, 4), np.float32),
+            np.array([1.5, 3.140625], onnx_ir.DataType.BFLOAT16.numpy()),
+            np.array([[-8, 7, 3]], onnx_ir.DataType.INT4.numpy()),
+        ],
+        ids=lambda array: str(array.dtype),
+    )
+    @pytest.mark.parametrize("where", ["raw", "typed", "external"])
+    def test_element_types_are_kept(self, array: np.ndarray, where: str, tmp_path: Path) -> None:
+        model = parse(SMALL)
+        tensor = onnx_ir.to_proto(onnx_ir.Tensor(array, name="k"))
+        if where == "typed":
+            tensor = helper.make_tensor("k", tensor.data_type, array.shape, array.reshape(-1).astype(float).tolist())
+        elif where == "external":
+            (tmp_path / "k.bin").write_bytes(b"head" + tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="k.bin")
+            tensor.external_data.add(key="offset", value="4")
+        model.graph.initializer.append(tensor)
+        model.graph.node.append(helper.make_node("Identity", ["k"], ["same"]))
+        model.graph.output.append(helper.make_empty_tensor_value_info("same"))
+        found = load_model(write(tmp_path, model)).initializer("k")
+        assert found.dtype == array.dtype
+        assert found.shape == array.shape
+        np.testing.assert_array_equal(found, array)
+
+    def test_constant_nodes_become_initializers(self) -> None:
+        loaded = load_model(
+            parse("""<ir_version: 10, opset_import: ["": 18]> net (float[2] x) => (float[2] y, float[2] kept) {
+            a = Constant<value_floats = [1.0, 2.0]>()  b = Constant<value_int = 3>()
+            kept = Constant<value_ints = [4]>()
+            s = Slice(a, kept, kept, b)  y = Add(x, s) }""")
+        )
+        assert [node.op_type for node in loaded.graph] == ["Constant", "Slice", "Add"]
+        np.testing.assert_array_equal(loaded.initializer("a"), np.array([1, 2], np.float32))
+        assert loaded.initializer("b").dtype == np.int64
+        assert loaded.initializer("b").shape == ()
+
+    def test_an_input_with_an_initializer_is_a_constant(self) -> None:
+        model = parse(SMALL)
+        model.ir_version = 3
+        model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, WEIGHT.shape))
+        loaded = load_model(model)
+        assert [info.name for info in loaded.inputs] == ["x"]
+        np.testing.assert_array_equal(loaded.initializer("w"), WEIGHT)
+
+    def test_unused_nodes_and_initializers_go(self) -> None:
+        model = parse(SMALL)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "nobody's"))
+        loaded = load_model(model)
+        assert [node.op_type for node in loaded.graph] == ["Conv", "Relu"]
+        assert list(loaded.graph.initializers) == ["w"]
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"raw_data": WEIGHT.tobytes()[:-4]}, r"'w' holds 44 bytes, but its dims \[4, 3, 1, 1\] need 48"),
+            ({"raw_data": b""}, "'w' holds 0 bytes"),
+            ({"dims": [2**40, 2**40]}, "impossible dims"),
+            ({"dims": [-4, -3, 1, 1]}, "impossible dims"),
+            ({"dims": [0, 2**62, 2**62]}, "need 0"),
+            ({"dims": [2**20, 2**10]}, "need 4294967296"),
+            ({"data_type": 0}, "UNDEFINED"),
+            ({"data_type": 99}, "99"),
+            ({"data_type": TensorProto.INT4, "dims": [2**20]}, "need 524288"),
+            ({"raw_data": None}, "holds no data, but has dims"),
+            ({"raw_data": None, "float_data": [1.0] * 11}, "holds other data than its dims"),
+            ({"raw_data": None, "int64_data": [1] * 12}, "holds other data than its dims"),
+            ({"raw_data": None, "int32_data": [1] * 5, "data_type": TensorProto.INT4}, "holds 5 bytes"),
+        ],
+    )
+    def test_data_that_does_not_fit_its_dims(self, change: dict[str, object], message: str) -> None:
+        model = parse(SMALL)
+        tensor = model.graph.initializer[0]
+        for field, value in change.items():
+            tensor.ClearField(field)
+            if isinstance(value, list):
+                getattr(tensor, field).extend(value)
+            elif value is not None:
+                setattr(tensor, field, value)
+        with pytest.raises(ModelError, match=message):
+            load_model(model)
+
+
+class TestExternalData:
+    @pytest.mark.parametrize("location", ["w.bin", "weights/deep/w.bin", "./w.bin"])
+    def test_inside_the_folder(self, location: str, tmp_path: Path) -> None:
+        path = tmp_path / location
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 7 + WEIGHT.tobytes() + b"tail")
+        loaded = load_model(write(tmp_path, external(location, 7, 48)))
+        np.testing.assert_array_equal(loaded.initializer("w"), WEIGHT)
+        assert not loaded.initializer("w").flags.writeable
+
+    def test_a_link_that_stays_inside(self, tmp_path: Path) -> None:
+        (tmp_path / "real.bin").write_bytes(WEIGHT.tobytes())
+        (tmp_path / "w.bin").symlink_to("real.bin")
+        np.testing.assert_array_equal(load_model(write(tmp_path, external("w.bin"))).initializer("w"), WEIGHT)
+
+    def test_a_folder_that_is_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "real" / "w.bin").write_bytes(WEIGHT.tobytes())
+        write(tmp_path / "real", external("w.bin"))
+        (tmp_path / "link").symlink_to("real")
+        np.testing.assert_array_equal(load_model(tmp_path / "link" / "model.onnx").initializer("w"), WEIGHT)
+
+    @pytest.mark.parametrize(
+        "location",
+        ["../w.bin", "sub/../../w.bin", "..\\w.bin", "/etc/passwd", "C:\\w.bin", "\\\\host\\w", "", "w\0.bin"],
+    )
+    def test_no_path_leads_outside(self, location: str, tmp_path: Path) -> None:
+        inner = tmp_path / "inner"
+        inner.mkdir()
+        (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
+        with pytest.raises(
+            ModelError, match=r"tensor 'w'.*(inside the model's folder|without a location).*save the model"
+        ):
+            load_model(write(inner, external(location)))
+
+    @pytest.mark.parametrize("link_the", ["file", "folder"])
+    def test_no_link_leads_outside(self, link_the: str, tmp_path: Path) -> None:
+        inner = tmp_path / "inner"
+        inner.mkdir()
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "w.bin").write_bytes(WEIGHT.tobytes())
+        if link_the == "file":
+            (inner / "w.bin").symlink_to("../data/w.bin")
+        else:
+            (inner / "sub").symlink_to("../data")
+        location = "w.bin" if link_the == "file" else "sub/w.bin"
+        with pytest.raises(ModelError, match=r"outside the model's folder.*put a copy"):
+            load_model(write(inner, external(location)))
+
+    def test_no_hard_link(self, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_bytes(WEIGHT.tobytes())
+        os.link(tmp_path / "secret", tmp_path / "w.bin")
+        with pytest.raises(ModelError, match="several hard links"):
+            load_model(write(tmp_path, external("w.bin")))
+
+    @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "missing", "empty"])
+    def test_no_file(self, kind: str, tmp_path: Path) -> None:
+        path = tmp_path / "w.bin"
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "loop":
+            path.symlink_to("w.bin")
+        elif kind == "empty":
+            path.touch()
+        with pytest.raises(ModelError, match=r"tensor 'w'.*'w\.bin'"):
+            load_model(write(tmp_path, external("w.bin")))
+
+    @pytest.mark.parametrize(
+        ("offset", "length", "dims", "message"),
+        [
+            (4, 48, (4, 3, 1, 1), "ends at byte 48"),
+            (48, None, (4, 3, 1, 1), "ends at byte 48"),
+            (2**63, 48, (4, 3, 1, 1), "ends at byte 48"),
+            (-4, 48, (4, 3, 1, 1), r"the offset of external data 'w\.bin' is '-4', not a number"),
+            (0, -48, (4, 3, 1, 1), r"the length of external data 'w\.bin' is '-48'"),
+            ("many", 48, (4, 3, 1, 1), r"the offset of external data 'w\.bin' is 'many'"),
+            (0, 44, (4, 3, 1, 1), "is 44 bytes at offset 0, but dims .* need 48"),
+            (0, 48, (4, 3, 2, 1), "is 48 bytes at offset 0, but dims .* need 96"),
+            (None, None, (4, 3, 2, 1), "ends at byte 48"),
+            (None, None, (2**40, 2**40), "impossible dims"),
+            (None, None, (-1, -12), "impossible dims"),
+        ],
+    )
+    def test_lies(self, offset: object, length: object, dims: tuple[int, ...], message: str, tmp_path: Path) -> None:
+        (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
+        with pytest.raises(ModelError, match=message):
+            load_model(write(tmp_path, external("w.bin", offset, length, dims)))
+
+    def test_a_model_from_memory_has_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
+        monkeypatch.chdir(tmp_path)
+        model = external("w.bin")
+        for source in (model, model.SerializeToString(), onnx_ir.from_proto(model)):
+            with pytest.raises(ModelError, match=r"tensor 'w' is in the file 'w\.bin'.*give the path"):
+                load_model(source)
+        loaded = load_model(onnx_ir.load(write(tmp_path, model)))  # onnx_ir remembers the folder
+        np.testing.assert_array_equal(loaded.initializer("w"), WEIGHT)
+
+    def test_constants_of_nodes_functions_and_subgraphs(self, tmp_path: Path) -> None:
+        model = parse(CALLS)
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "sub" / "ones.bin").write_bytes(np.ones(2, np.float32).tobytes())
+        tensor = external("sub/ones.bin", dims=(2,)).graph.initializer[0]
+        model.graph.node[2].attribute[0].t.CopyFrom(tensor)
+        model.functions[0].node.insert(0, helper.make_node("Constant", [], ["k"], value=tensor))
+        model.functions[0].node[1].input[0] = "k"
+        model.graph.node[4].attribute[1].g.node.insert(0, helper.make_node("Constant", [], ["q"], value=tensor))
+        model.graph.node[4].attribute[1].g.node[1].input[0] = "q"
+        loaded = load_model(write(tmp_path, model))
+        found = [array for array in arrays(loaded.graph, *loaded.graph.subgraphs()) if array.shape == (2,)]
+        assert [array.tolist() for array in found] == [[1, 1]] * 3
+
+    def test_more_tensors_than_file_descriptors(self, tmp_path: Path) -> None:
+        model = parse(SMALL)
+        (tmp_path / "w.bin").write_bytes(np.arange(2000, dtype=np.float32).tobytes())
+        tensor = external("w.bin", dims=()).graph.initializer[0]
+        for i in range(2000):
+            tensor.name = f"k{i}"
+            tensor.external_data[-1 if i else 0].key = "location"
+            del tensor.external_data[1:]
+            tensor.external_data.add(key="offset", value=str(4 * i))
+            model.graph.initializer.append(tensor)
+        model.graph.node.append(helper.make_node("Sum", [f"k{i}" for i in range(2000)], ["sum"]))
+        model.graph.output.append(helper.make_empty_tensor_value_info("sum"))
+        before = len(os.listdir("/proc/self/fd"))
+        loaded = load_model(write(tmp_path, model))
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        assert [float(loaded.initializer(f"k{i}")) for i in (0, 1, 1999)] == [0, 1, 1999]
+
+    def test_weights_are_mapped_not_read(self, tmp_path: Path) -> None:
+        size = 200 * 2**20
+        with open(tmp_path / "w.bin", "wb") as file:
+            for _ in range(200):  # written, not sparse: pages of a hole could be shared
+                file.write(b"\1" * 2**20)
+        path = write(tmp_path, external("w.bin", dims=(size // 4 // 3, 3, 1, 1), length=size // 12 * 12))
+        code = f"""
+import resource, time
+from onnx2ncnn_opt.onnx.load import load_model
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+loaded = load_model({str(path)!r})
+w = loaded.initializer("w")
+assert w[-1, 0, 0, 0] != 0 and loaded.initializer("w").base is not None
+print(peak() - before)
+"""
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        assert int(result.stdout) < 16 * 1024  # kB; reading would need 204,800
+
+
+class TestFunctions:
+    def test_recursion_is_refused(self) -> None:
+        with pytest.raises(ModelError, match=r"call each other in a circle.*local::ping"):
+            load_model(
+                parse("""<ir_version: 10, opset_import: ["": 18, "local": 1]>
+                net (float[2] x) => (float[2] y) { y = local.ping(x) }
+                <domain: "local", opset_import: ["": 18, "local": 1]> ping(a) => (r) { r = local.pong(a) }
+                <domain: "local", opset_import: ["": 18, "local": 1]> pong(a) => (r) { r = local.ping(a) }""")
+            )
+
+    def test_exponential_growth_is_refused_quickly(self) -> None:
+        functions = "".join(
+            f'<domain: "local", opset_import: ["": 18, "local": 1]> f{i}(a) => (r) '
+            f"{{ b = local.f{i - 1}(a)  r = local.f{i - 1}(b) }}"
+            for i in range(1, 41)
+        )
+        start = time.monotonic()
+        with pytest.raises(ModelError, match=f"expand to {2**40} nodes"):
+            load_model(
+                parse(f"""<ir_version: 10, opset_import: ["": 18, "local": 1]>
+                net (float[2] x) => (float[2] y) {{ y = local.f40(x) }}
+                <domain: "local", opset_import: ["": 18]> f0(a) => (r) {{ r = Relu(a) }} {functions}""")
+            )
+        assert time.monotonic() - start < 5
+
+    def test_another_opset_is_refused(self) -> None:
+        model = parse(CALLS)
+        model.functions[0].opset_import[0].version = 17
+        with pytest.raises(ModelError, match="cannot be inlined: Opset mismatch"):
+            load_model(model)
+
+    def test_too_many_inputs_are_refused(self) -> None:
+        model = parse(CALLS)
+        model.graph.node[1].input.append("x")
+        with pytest.raises(ModelError, match="cannot be inlined: Input mismatch"):
+            load_model(model)
+
+    def test_shared_constants_of_a_function_are_read_once(self) -> None:
+        model = parse(CALLS)
+        model.functions[0].node.insert(0, helper.make_node("Constant", [], ["k"], value=model.graph.initializer[0]))
+        model.functions[0].node.append(helper.make_node("Mul", ["q", "k"], ["r"]))
+        model.functions[0].node[1].output[0] = "q"
+        loaded = load_model(model)
+        _, first, second = (array for array in arrays(loaded.graph) if array.shape == WEIGHT.shape)
+        assert np.shares_memory(first, second)
+
+
+class TestOpsets:
+    @pytest.mark.parametrize("domain", ["", "ai.onnx"])
+    @pytest.mark.parametrize("opset", [7, 17, onnx.defs.onnx_opset_version()])
+    def test_known(self, opset: int, domain: str) -> None:
+        model = parse(SMALL)
+        model.opset_import[0].domain, model.opset_import[0].version = domain, opset
+        assert load_model(model).opsets[""] == opset
+
+    @pytest.mark.parametrize(
+        ("opset", "hint"),
+        [
+            (1, "version_converter"),
+            (6, "version_converter"),
+            (onnx.defs.onnx_opset_version() + 1, "upgrade onnx"),
+            (-5, ""),
+        ],
+    )
+    def test_unknown(self, opset: int, hint: str) -> None:
+        model = parse(SMALL)
+        model.opset_import[0].version = opset
+        with pytest.raises(ModelError, match=rf"uses opset {opset}\b.*{hint}"):
+            load_model(model)
+
+    def test_missing(self) -> None:
+        model = parse(SMALL)
+        del model.opset_import[:]
+        with pytest.raises(ModelError, match="does not say which opset"):
+            load_model(model)
+
+    def test_two(self) -> None:
+        model = parse(SMALL)
+        model.opset_import.add(domain="ai.onnx", version=17)
+        with pytest.raises(ModelError, match=r"'ai\.onnx' 2 times"):
+            load_model(model)
+
+
+class TestStructure:
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            ("y = Relu(nowhere)", "Relu '.*' in the graph reads 'nowhere', which nothing produces"),
+            ("a = Relu(x)", "output 'y' of the graph is produced by nothing"),
+            ("y = Relu(x) y = Abs(x)", "'y' is redeclared"),
+            ("x = Relu(x) y = Relu(x)", "'x' is redeclared"),
+            ("a = Add(x, b) b = Relu(a) y = Relu(b)", "the graph has a cycle: .*Add.*Relu|Relu.*Add"),
+            ("a = Relu(a) y = Relu(x)", "cycle"),
+            (
+                "c = Constant<value = bool {1}>() y = If(c)<then_branch = t () => (float[2] z) { z = Relu(lost) },"
+                "else_branch = e () => (float[2] z) { z = Relu(x) }>",
+                "Relu '.*' in a subgraph of If '.*' reads 'lost'",
+            ),
+            (
+                "c = Constant<value = bool {1}>() y = If(c)<then_branch = t () => (float[2] z) { z = Relu(y) },"
+                "else_branch = e () => (float[2] z) { z = Relu(x) }>",
+                "cycle",
+            ),
+        ],
+    )
+    def test_broken_graphs(self, body: str, message: str) -> None:
+        text = f'<ir_version: 10, opset_import: ["": 18]> net (float[2] x) => (float[2] y) {{ {body} }}'
+        with pytest.raises(ModelError, match=message):
+            load_model(onnx.parser.parse_model(text))
+
+    def test_nodes_out_of_order_are_sorted(self) -> None:
+        model = parse(SMALL)
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(model.graph.node)]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+        assert [node.op_type for node in load_model(model).graph] == ["Conv", "Relu"]
+        assert [node.op_type for node in load_model(onnx_ir.from_proto(model)).graph] == ["Conv", "Relu"]
+
+    def test_what_the_reader_would_drop(self) -> None:
+        def refuse(message: str) -> None:
+            with pytest.raises(ModelError, match=message):
+                load_model(model)
+
+        model = parse(SMALL)
+        model.graph.sparse_initializer.add().values.name = "thin"
+        refuse("'thin' is sparse")
+        model = parse(SMALL)
+        model.graph.initializer.append(model.graph.initializer[0])
+        refuse("2 initializers called 'w'")
+        model = parse(SMALL)
+        model.graph.input.append(model.graph.input[0])
+        refuse("2 inputs called 'x'")
+        model = parse(SMALL)
+        model.graph.output.append(model.graph.output[0])
+        refuse("2 outputs called 'y'")
+        model = parse(SMALL)
+        model.graph.initializer[0].name = ""
+        refuse("an initializer without a name")
+        model = parse(SMALL)
+        model.graph.node[0].attribute.extend([helper.make_attribute("group", 1), helper.make_attribute("group", 2)])
+        refuse("2 attributes called 'group'")
+        model = parse(SMALL)
+        del model.graph.output[:]
+        refuse("no outputs")
+        model = parse(CALLS)
+        model.functions.append(model.functions[0])
+        refuse("'local::leaky' is defined 2 times")
+        model = parse(SMALL)
+        data = model.SerializeToString().replace(b"Sigmoid", b"Sigm\xff\xfed")
+        with pytest.raises(ModelError, match="not UTF-8"):
+            load_model(data)
+
+    def test_inputs_that_are_no_tensors(self) -> None:
+        model = parse(SMALL)
+        model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
+        with pytest.raises(ModelError, match=r"input 'x' is of type Sequence.*only tensors"):
+            load_model(model)
+        model.graph.input[0].ClearField("type")
+        with pytest.raises(ModelError, match="input 'x' is of type unknown"):
+            load_model(model)
+
+
+DYNAMIC = """<ir_version: 10, opset_import: ["": 18]>
+net (float[N,3,H,W] x, int64[N,7] ids, float[?,2] free) => (float[N,3,H,W] y, float[M] z) {
+  y = Relu(x)  z = Identity(free) }"""
+
+
+class TestBinding:
+    def test_open_sizes_stay_symbols(self) -> None:
+        loaded = load_model(onnx.parser.parse_model(DYNAMIC))
+        n, h, w = map(symbol, "NHW")
+        assert [info.shape for info in loaded.inputs] == [(n, 3, h, w), (n, 7), (symbol("free_0"), 2)]
+        assert [info.shape for info in loaded.outputs] == [(n, 3, h, w), (symbol("M"),)]
+
+    def test_a_symbol_has_one_value_everywhere(self) -> None:
+        loaded = load_model(onnx.parser.parse_model(DYNAMIC), shapes={"x": [2, 3, 32, 64]})
+        assert [info.shape for info in loaded.inputs] == [(2, 3, 32, 64), (2, 7), (symbol("free_0"), 2)]
+        assert loaded.outputs[0].shape == (2, 3, 32, 64)
+
+    @given(n=st.integers(1, 2**31 - 1), h=st.integers(1, 2**31 - 1))
+    def test_any_size_that_ncnn_can_count(self, n: int, h: int) -> None:
+        loaded = load_model(onnx.parser.parse_model(DYNAMIC), shapes={"ids": (n, 7), "x": (n, 3, h, 1)})
+        assert loaded.inputs[0].shape == (n, 3, h, 1)
+
+    @pytest.mark.parametrize(
+        ("shapes", "message"),
+        [
+            (
+                {"img": (1, 3, 4, 4)},
+                r"no input is called 'img'; inputs are: x: float\[N, 3, H, W\]; ids: int64\[N, 7\]",
+            ),
+            ({"x": (3, 4, 4)}, "has 3 sizes, the model wants 4"),
+            ({"x": (1, 4, 4, 4)}, "axis 1 is 3 in the model, not 4"),
+            ({"x": (0, 3, 4, 4)}, "0 is no possible size"),
+            ({"x": (-1, 3, 4, 4)}, "-1 is no possible size"),
+            ({"x": (2**31, 3, 4, 4)}, "2147483648 is no possible size"),
+            ({"x": (1, 3, 4, 4), "ids": (2, 7)}, "size 'N' cannot be both 1 and 2"),
+        ],
+    )
+    def test_shapes_that_do_not_fit(self, shapes: dict[str, tuple[int, ...]], message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            load_model(onnx.parser.parse_model(DYNAMIC), shapes=shapes)
+
+    def test_odd_ways_to_write_a_dim(self) -> None:
+        model = parse(SMALL)
+        dims = model.graph.input[0].type.tensor_type.shape.dim
+        dims[0].dim_param = "3*s53"
+        dims[1].dim_param = "3"
+        dims[2].dim_value = -1
+        dims[3].Clear()
+        shape = load_model(model).inputs[0].shape
+        assert shape == (symbol("3*s53"), 3, symbol("x_2"), symbol("x_3"))
+
+    def test_new_symbols_do_not_meet_old_ones(self) -> None:
+        model = parse(SMALL)
+        dims = model.graph.input[0].type.tensor_type.shape.dim
+        dims[0].dim_param = "x_2"
+        dims[2].Clear()
+        assert load_model(model).inputs[0].shape == (symbol("x_2"), 3, symbol("x_2_"), 8)
+
+    def test_an_unranked_input_needs_a_shape(self) -> None:
+        model = parse(SMALL)
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        with pytest.raises(ModelError, match=r"'x' declares no shape; give one, e\.g\. --shape x:"):
+            load_model(model)
+        assert load_model(model, shapes={"x": (1, 3, 8, 8)}).inputs[0].shape == (1, 3, 8, 8)
+
+
+class TestBrokenFiles:
+    @pytest.mark.parametrize(
+        ("data", "message"),
+        [
+            (b"", "empty"),
+            (b"hello, world\n" * 20, "no ONNX model"),
+            (b"7767517\n2 2\n", "ncnn .param file"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+            (b"PK\x03\x04" + bytes(60), "torch.onnx.export"),
+            (b"\x80\x02}q\x00.", "torch.onnx.export"),
+            (b"<!DOCTYPE html><html></html>", "HTML"),
+            (bytes(1000), "no ONNX model"),
+            (b"\x08\x0a", "no ONNX model"),
+        ],
+    )
+    def test_no_model_at_all(self, data: bytes, message: str, tmp_path: Path) -> None:
+        path = tmp_path / "a.onnx"
+        path.write_bytes(data)
+        for source in (path, data):
+            with pytest.raises(ModelError, match=message):
+                load_model(source)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=r"none\.onnx does not exist"):
+            load_model(tmp_path / "none.onnx")
+        with pytest.raises(ModelError, match="is a folder"):
+            load_model(tmp_path)
+        with pytest.raises(ModelError, match="not a plain file"):
+            load_model("/dev/zero")
+        with pytest.raises(ModelError, match="cannot be read"):
+            load_model("a\0b")
+        with open(tmp_path / "huge.onnx", "wb") as file:
+            file.truncate(2**31)
+        with pytest.raises(ModelError, match=r"more than protobuf can read.*external data"):
+            load_model(tmp_path / "huge.onnx")
+
+    def test_truncated_anywhere(self) -> None:
+        data = parse(CALLS).SerializeToString()
+        for end in range(len(data)):
+            try:
+                loaded = load_model(data[:end])
+            except ModelError:
+                continue
+            # Cut between two functions, it is a whole model that calls what it does not define.
+            assert "local" in {node.domain for node in loaded.graph}
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_flipped_bytes(self, seed: int) -> None:
+        rng = random.Random(seed)
+        data = parse(CALLS).SerializeToString()
+        loads = 0
+        for _ in range(300):
+            changed = bytearray(data)
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                changed[rng.randrange(len(data))] = rng.randrange(256)
+            loads += survives(bytes(changed))
+        assert 0 < loads < 300
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("as_ir", [False, True])
+    def test_changed_fields(self, seed: int, as_ir: bool) -> None:
+        rng = random.Random(seed)
+        loads = 0
+        for _ in range(150):
+            model = parse(CALLS)
+            for _ in range(rng.choice((1, 2, 3, 8))):
+                mutate(model, rng)
+            if as_ir:
+                try:
+                    source: object = onnx_ir.from_proto(model)
+                except onnx_ir.serde.SerdeError:
+                    continue
+            else:
+                source = model
+            loads += survives(source)
+        assert 0 < loads < 150
+
+
+def survives(source: object) -> bool:
+    """Whether the model loads; a refusal must be one of ours, and either must be quick."""
+    start = time.monotonic()
+    message = "loaded, no error"
+    try:
+        load_model(source)
+    except (ConversionError, UsageError) as error:
+        message = str(error)
+    assert time.monotonic() - start < 5
+    assert 10 < len(message) < 1000
+    return message == "loaded, no error"
+
+
+STRINGS = ("", "x", "y", "w", "N", "ai.onnx", "..", "/etc/passwd", "Constant", "local", "twice", "a" * 300)
+INTEGERS = (0, 1, -1, 2, 7, 16, 2**31 - 1, 2**62, -(2**63), 8, 22, 23)
+
+
+def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
+    """Change one field anywhere: to an odd value, away, twice, or to a copy of another message of its type."""
+    messages: list[Any] = [model]
+    for message in messages:
+        for field, inner in message.ListFields():
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                messages.extend(inner if field.is_repeated else [inner])
+    message = rng.choice(messages)
+    field = rng.choice(list(message.DESCRIPTOR.fields))
+    value: Any
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        value = rng.choice([m for m in messages if m.DESCRIPTOR is field.message_type] or [None])
+    elif field.type == FieldDescriptor.TYPE_ENUM:
+        value = rng.choice(field.enum_type.values).number
+    elif field.type == FieldDescriptor.TYPE_STRING:
+        value = rng.choice(STRINGS)
+    elif field.type == FieldDescriptor.TYPE_BYTES:
+        value = rng.choice(STRINGS).encode()
+    elif field.type in (FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE):
+        value = rng.choice((0.0, 1.0, float("nan"), 1e30))
+    else:
+        value = rng.choice([i for i in INTEGERS if abs(i) < 2**31 or field.type == FieldDescriptor.TYPE_INT64])
+        value = abs(value) if field.type == FieldDescriptor.TYPE_UINT64 else value
+    if rng.random() < 0.2 or value is None:
+        message.ClearField(field.name)
+    elif field.is_repeated:
+        items = getattr(message, field.name)
+        if len(items) and rng.random() < 0.5:
+            del items[rng.randrange(len(items))]
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            items.add().ParseFromString(value.SerializeToString())
+        else:
+            items.append(value)
+    elif field.type == FieldDescriptor.TYPE_MESSAGE:
+        data = value.SerializeToString()
+        getattr(message, field.name).ParseFromString(data)
+    else:
+        setattr(message, field.name, value)
