@@ -110,18 +110,18 @@ class ImportContext:
         return Refusal(reason, hint)
 
     def layer(
-        self, type: str, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+        self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
     ) -> Blob:
         """Append a layer with one output; see `layers` for more."""
-        return self.layers(type, *inputs, weights=weights, outputs=outputs, **params)[0]
+        return self.layers(kind, *inputs, weights=weights, outputs=outputs, **params)[0]
 
     def layers(
-        self, type: str, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+        self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
         """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
         name = self._unique(self._label, self._layer_names)
         floats = {key: self.f32(array) for key, array in (weights or {}).items()}
-        new = Layer(type, name, inputs, (), params, floats, (self._label,))
+        new = Layer(kind, name, inputs, (), params, floats, (self._label,))
         for key in [key for key in new.params if _is_default(new, str(key))]:
             del new.params[key]
         inferred = infer_shapes_of(new, outputs)
@@ -199,10 +199,10 @@ class ImportContext:
         """An elementwise layer's output: it lies as its operand does."""
         return Tensor(blob, x.view, x.dtype)
 
-    def unary(self, x: Value, type: str, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
+    def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
         """An elementwise layer on the tensor in whatever form it is."""
         x = self.tensor(x)
-        return self.like(x, self.layer(type, x.blob, weights=weights, **params))
+        return self.like(x, self.layer(kind, x.blob, weights=weights, **params))
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
         """The tensor in a form in which each of these axes is a Mat dim of its own (see `View.dim_of`).

@@ -1,0 +1,167 @@
+"""The Python interface: convert a model, look at its graph, verify it, save it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.onnx.importer import Port, import_model
+from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from onnx2ncnn_opt.verify.verify import VerifyReport
+
+NCNN_VERSION = "1.0.20261020"
+"""The ncnn release whose behaviour the converter was checked against."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a net was saved."""
+
+    param: Path
+    bin: Path
+    manifest: Path
+
+    @classmethod
+    def at(cls, prefix: str | os.PathLike[str]) -> Files:
+        """PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json."""
+        base = os.fspath(prefix)
+        return cls(*(Path(f"{base}.ncnn.{suffix}") for suffix in ("param", "bin", "json")))
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A converted model, in memory.
+
+    `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out, `events`
+    what the passes did and what they nearly did. `layers_before` counts the layers that would have been written
+    without passes.
+    """
+
+    model: LoadedModel
+    source: Path | bytes
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    events: tuple[Event, ...]
+    layers_before: int
+
+    @property
+    def applied(self) -> tuple[Applied, ...]:
+        """The rewrites that happened, in order."""
+        return tuple(event for event in self.events if isinstance(event, Applied))
+
+    @property
+    def near_misses(self) -> tuple[NearMiss, ...]:
+        """Patterns that were found but could not be rewritten, with the reasons."""
+        return tuple(event for event in self.events if isinstance(event, NearMiss))
+
+    def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
+        """What PREFIX.ncnn.json says; `names` are the blobs' names in the .param file where they differ."""
+        listing = list_layers(self.graph)
+        known = names or listing.names
+        return Manifest(
+            inputs=tuple(_entry(port, known) for port in self.inputs),
+            outputs=tuple(_entry(port, known) for port in self.outputs),
+            source=Source(self.model.source_sha256, self.model.opsets.get("", 1)),
+            tool=f"onnx2ncnn-opt {version('onnx2ncnn-opt')}",
+            ncnn=NCNN_VERSION,
+            layers=LayerCount(self.layers_before, len(listing.lines)),
+            passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
+        )
+
+    @contextmanager
+    def drafts(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
+        """The files under temporary names, which take their places when the block ends without an error."""
+        files = Files.at(prefix)
+        with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
+            names = write_drafts(self.graph, param, bin)
+            manifest.write_text(self.manifest(names).to_json())
+            yield Files(param, bin, manifest)
+
+    def save(self, prefix: str | os.PathLike[str]) -> Files:
+        """Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json: all of them, or none."""
+        with self.drafts(prefix):
+            pass
+        return Files.at(prefix)
+
+    def verify(self, **options: Any) -> VerifyReport:
+        """Compare the net with ONNX Runtime on the original model; options as `verify_net` takes them."""
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+            files = self.save(Path(folder) / "net")
+            return self.verify_files(files, **options)
+
+    def verify_files(self, files: Files, **options: Any) -> VerifyReport:
+        """As `verify`, for files that are written already."""
+        from onnx2ncnn_opt.verify.verify import verify_net  # both runtimes
+
+        return verify_net(self.source, files.param, files.bin, manifest=self.manifest(), **options)
+
+
+def convert(
+    model: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    optimize: bool = True,
+    skip: Collection[str] = (),
+    limit: int | None = None,
+) -> Conversion:
+    """Convert an ONNX model to an ncnn graph.
+
+    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. `shapes` binds the sizes of
+    inputs by name; sizes that stay open are open in the net too. `skip` names passes to leave out, `limit` stops after
+    so many rewrites.
+
+    Raises:
+        ModelError: the model is broken or unsafe to open.
+        UnsupportedError: ncnn cannot express some nodes; it names all of them.
+        UsageError: `shapes` or `skip` do not fit.
+    """
+    loaded = load_model(model, shapes=shapes)
+    imported = import_model(loaded)
+    before = len(list_layers(imported.graph).lines)
+    events = passes.run(imported.graph, skip=skip, limit=limit) if optimize else []
+    source = Path(model) if isinstance(model, (str, os.PathLike)) else _bytes(model)
+    return Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, tuple(events), before)
+
+
+def _bytes(model: Any) -> bytes:
+    """The model as ONNX Runtime takes it."""
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return bytes(model)
+    if hasattr(model, "SerializeToString"):
+        return bytes(model.SerializeToString())
+    import onnx_ir  # loaded already
+
+    inner = model if isinstance(model, onnx_ir.Model) else getattr(model, "model", None)
+    if isinstance(inner, onnx_ir.Model):
+        return bytes(onnx_ir.to_proto(inner).SerializeToString())
+    return bytes(model.model_proto.SerializeToString())
+
+
+def _entry(port: Port, names: Mapping[Blob, str]) -> Tensor:
+    return Tensor(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis)
+
+
+def _sizes(shape: Shape) -> tuple[int | str | None, ...]:
+    return tuple(size if isinstance(size, int) else str(size) for size in shape)
+
+
+def _dtype(dtype: np.dtype[np.generic]) -> str:
+    return dtype.name
