@@ -17,6 +17,10 @@ def require_private(match: Match) -> None:
             require(not blob.is_output, f"'{blob.name}' is an output of the net")
             for user in blob.users:
                 require(user in inside, f"'{blob.name}' is also used by {user.type} '{user.name}'")
+    inner = {blob for layer in match.layers[1:] for blob in layer.outputs}
+    for captured in match.captures.values():
+        # One and the same blob as an inner blob and as an operand: the result would need what is removed.
+        require(captured not in inner, f"'{captured.name}' is needed for itself, too")
     for layer in match.layers:
         for name in layer.params:
             require(isinstance(name, str), f"parameter {name} of {layer.type} '{layer.name}' is unknown")

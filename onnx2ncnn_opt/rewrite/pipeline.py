@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.edit import eliminate, require_private, substitute
 from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
@@ -102,8 +102,7 @@ class _Run:
             self._give_names(layers)
             substitute(self.graph, match, layers)
             for layer in layers[:-1]:
-                for blob, (shape, batch) in zip(layer.outputs, infer_shapes(layer), strict=True):
-                    blob.shape, blob.batch = shape, batch
+                assign_shapes(layer)
             touched = tuple(layers)
         self._note(p, before, refs(tuple(layers)))
         self._revisit(touched, used)

@@ -1,0 +1,25 @@
+"""Small graphs for the engine's tests."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.param.text import parse_param
+
+
+def net(*lines: str) -> Graph:
+    """The graph of .param lines; every layer comes from an ONNX node of its own name."""
+    tops = sum(int(line.split()[3]) for line in lines)
+    graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
+    for layer in graph:
+        layer.origin = (f"/{layer.name}",)
+    infer_graph(graph)
+    return graph
+
+
+def shown(graph: Graph) -> list[str]:
+    """The layers as ``Type name: inputs -> outputs``."""
+    return [
+        f"{layer.type} {layer.name}: {' '.join(b.name for b in layer.inputs)} -> {' '.join(b.name for b in layer.outputs)}"
+        for layer in graph
+    ]

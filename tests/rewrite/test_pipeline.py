@@ -1,0 +1,261 @@
+"""What holds for every rewrite: inner blobs, public names, origins, events, limits and the fixpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from nets import net, shown
+
+from onnx2ncnn_opt.errors import GraphError, UsageError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.passes import PASSES
+from onnx2ncnn_opt.passes import run as optimise
+from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.pipeline import run
+from onnx2ncnn_opt.rewrite.rule import Change, Rewrite, graph_pass, require, rewrite
+
+X = "Input x 0 1 x 0=4 1=4 2=3"
+
+
+@rewrite(op("ReLU", "outer")(op("ReLU", "inner")("x")), exact=True)
+def merge(inner: Layer, outer: Layer, x: Blob) -> Layer:
+    """two ReLUs   ⇒   one"""
+    require(inner["slope"] == 0 and outer["slope"] == 0, "a slope")
+    return inner.having(inputs=[x])
+
+
+@rewrite(op("Swish", "swish")("x"), exact=False)
+def expand(swish: Layer, x: Blob) -> list[Layer]:
+    """Swish   ⇒   Sigmoid, product"""
+    gate = Blob("gate")
+    sigmoid = Layer("Sigmoid", f"{swish.name}_gate", [x], [gate])
+    return [sigmoid, Layer("BinaryOp", swish.name, [x, gate], (), {"op_type": 2})]
+
+
+@rewrite(op("Dropout")("x"), exact=True)
+def drop(x: Blob) -> Blob:
+    """Dropout   ⇒   nothing"""
+    return x
+
+
+def applied(events: list[Event]) -> list[str]:
+    return [event.pass_name for event in events if isinstance(event, Applied)]
+
+
+def reasons(events: list[Event]) -> list[str]:
+    return [event.reason for event in events if isinstance(event, NearMiss)]
+
+
+def test_a_layer_takes_the_place_and_the_output_of_the_root() -> None:
+    graph = net(X, "ReLU a 1 1 x p", "ReLU b 1 1 p q", "Sigmoid s 1 1 q y")
+    events = run(graph, [merge], check=True)
+    assert shown(graph) == ["Input x:  -> x", "ReLU a: x -> q", "Sigmoid s: q -> y"]
+    assert events == [Applied("merge", (LayerRef("ReLU", "a"), LayerRef("ReLU", "b")), (LayerRef("ReLU", "a"),))]
+    assert str(events[0]) == "merge: ReLU 'a' + ReLU 'b' => ReLU 'a'"
+
+
+def test_origins_and_feature_masks_are_united() -> None:
+    graph = net(X, "ReLU a 1 1 x p 31=1", "ReLU b 1 1 p q", "ReLU c 1 1 q y 31=4")
+    run(graph, [merge])
+    (_, relu) = graph.layers
+    assert relu.origin == ("/a", "/b", "/c")
+    assert relu["featmask"] == 5
+
+
+def test_constants_that_were_folded_are_an_origin_too() -> None:
+    graph = net(X, "MemoryData c 0 1 c 0=1", "BinaryOp m 2 1 x c y 0=2")
+    graph.layers[1].weights["data"] = [2.0]  # type: ignore[assignment]
+    optimise(graph)
+    (_, product) = graph.layers
+    assert product.origin == ("/m", "/c")
+    assert product["b"] == 2.0
+
+
+def test_a_shape_hint_is_that_of_the_root() -> None:
+    graph = net(X, "ReLU a 1 1 x p -23330=4,3,9,9,9", "ReLU b 1 1 p y -23330=4,3,4,4,3")
+    run(graph, [merge])
+    assert graph.layers[1]["shape_hints"] == (3, 4, 4, 3)
+    graph = net(X, "ReLU a 1 1 x p -23330=4,3,4,4,3", "ReLU b 1 1 p y")
+    run(graph, [merge])
+    assert graph.layers[1]["shape_hints"] == ()
+
+
+def test_an_inner_blob_that_is_used_elsewhere() -> None:
+    graph = net(X, "ReLU a 1 1 x p", "Split s 1 2 p r t", "ReLU b 1 1 r q", "BinaryOp m 2 1 q t y 0=0")
+    before = shown(graph)
+    events = run(graph, [merge], check=True)
+    assert shown(graph) == before
+    assert events == [
+        NearMiss("merge", (LayerRef("ReLU", "a"), LayerRef("ReLU", "b")), "'p' is also used by BinaryOp 'm'")
+    ]
+
+
+def test_an_inner_blob_that_is_an_operand_of_the_result() -> None:
+    @rewrite(op("BinaryOp")(op("ReLU")("a"), op("ReLU")("b")), exact=True)
+    def both(a: Blob, b: Blob) -> Layer:
+        """two ReLUs and a sum   ⇒   a sum"""
+        return Layer("BinaryOp", "sum", [a, b])
+
+    graph = net(X, "ReLU a 1 1 x p", "Split s 1 2 p q r", "ReLU b 1 1 q t", "BinaryOp m 2 1 t r y 0=1")
+    assert reasons(run(graph, [both], check=True)) == ["'p' is needed for itself, too"]
+
+
+def test_an_inner_blob_that_is_an_output() -> None:
+    graph = net(X, "ReLU a 1 1 x p", "Split s 1 2 p r z", "ReLU b 1 1 r y")
+    assert reasons(run(graph, [merge], check=True)) == ["'z' is an output of the net"]
+
+
+def test_a_requirement_that_fails() -> None:
+    graph = net(X, "ReLU a 1 1 x p 0=0.5", "ReLU b 1 1 p y")
+    (miss,) = run(graph, [merge])
+    assert str(miss) == "merge: ReLU 'a' + ReLU 'b': a slope"
+
+
+def test_an_unknown_parameter_is_never_lost() -> None:
+    graph = net(X, "ReLU a 1 1 x p 9=1", "ReLU b 1 1 p y")
+    assert reasons(run(graph, [merge])) == ["parameter 9 of ReLU 'a' is unknown"]
+
+
+def test_near_misses_that_came_to_be_rewritten_are_forgotten() -> None:
+    graph = net(X, "Swish s 1 1 x a", "ReLU b 1 1 a c", "Split t 1 2 c d e", "ReLU f 1 1 d y", "ReLU g 1 1 e z")
+    graph.outputs = graph.outputs[:1]
+    assert reasons(run(graph, [merge])) == ["'c' is also used by ReLU 'g'", "'c' is also used by ReLU 'f'"]
+
+    @graph_pass(exact=True)
+    def remove_dead(graph: Graph) -> Iterator[Change]:
+        """dead   ⇒   nothing"""
+        for layer in reversed(graph):
+            if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
+                graph.remove(layer)
+                yield Change((layer,))
+
+    # The merge comes first, is refused, and is asked again once the second use is gone.
+    events = run(graph, [merge, remove_dead], check=True)
+    assert applied(events) == ["remove_dead", "merge"]
+    assert not reasons(events)
+
+
+def test_elimination_keeps_the_names_of_inputs_and_outputs() -> None:
+    inside = net(X, "Dropout a 1 1 x p", "ReLU b 1 1 p q", "Dropout c 1 1 q y")
+    run(inside, [drop], check=True)
+    assert shown(inside) == ["Input x:  -> x", "ReLU b: x -> y"]
+    assert [blob.name for blob in inside.outputs] == ["y"]
+
+    across = net(X, "Dropout a 1 1 x y")
+    assert reasons(run(across, [drop])) == ["both 'x' and 'y' are public names: an input and an output"]
+
+    outputs = net(X, "ReLU b 1 1 x p", "Split s 1 2 p q z", "Dropout a 1 1 q y")
+    assert reasons(run(outputs, [drop])) == ["both 'z' and 'y' are outputs of the net"]
+
+
+def test_an_output_keeps_its_position() -> None:
+    graph = net(X, "Split s 1 3 x a b c", "ReLU r 1 1 a p", "Dropout d 1 1 p y", "Sigmoid t 1 1 b z", "TanH u 1 1 c w")
+    run(graph, [drop], check=True)
+    assert [blob.name for blob in graph.outputs] == ["y", "z", "w"]
+
+
+def test_expansion_names_its_blobs_apart_and_knows_their_shapes() -> None:
+    graph = net(X, "ReLU r 1 1 x gate", "Swish s 1 1 gate a", "Swish t 1 1 a y")
+    events = run(graph, [expand], check=True)
+    assert shown(graph)[2:] == [
+        "Sigmoid s_gate: gate -> gate_1",
+        "BinaryOp s: gate gate_1 -> a",
+        "Sigmoid t_gate: a -> gate_2",
+        "BinaryOp t: a gate_2 -> y",
+    ]
+    assert {blob.shape for layer in graph for blob in layer.outputs} == {(3, 4, 4)}
+    assert graph.layers[2].origin == graph.layers[3].origin == ("/s",)
+    assert isinstance(events[0], Applied)
+    assert [ref.type for ref in events[0].after] == ["Sigmoid", "BinaryOp"]
+
+
+def test_what_one_pass_makes_another_takes_up() -> None:
+    graph = net(X, "ReLU a 1 1 x p", "Dropout d 1 1 p q", "ReLU b 1 1 q y")
+    assert applied(run(graph, [merge, drop], check=True)) == ["drop", "merge"]
+    assert shown(graph) == ["Input x:  -> x", "ReLU a: x -> y"]
+
+
+@pytest.mark.parametrize("limit", range(6))
+def test_the_limit_counts_rewrites(limit: int) -> None:
+    lines = [f"ReLU r{i} 1 1 {f'b{i - 1}' if i else 'x'} b{i}" for i in range(5)]
+    graph = net(X, *lines)
+    assert len(applied(run(graph, [merge], limit=limit, check=True))) == min(limit, 4)
+    assert len(graph) == 6 - min(limit, 4)
+
+
+def test_the_limit_holds_for_graph_passes() -> None:
+    graph = net(X, *(f"ReLU r{i} 1 1 {f'b{i - 1}' if i else 'x'} b{i}" for i in range(5)))
+    graph.outputs = [graph.layers[0].output]
+    assert len(applied(optimise(graph, limit=3))) == 3
+    assert len(graph) == 3
+
+
+def test_passes_that_undo_each_other_are_an_error() -> None:
+    @rewrite(op("ReLU", "layer")("x"), exact=True)
+    def to_sigmoid(layer: Layer, x: Blob) -> Layer:
+        """ReLU   ⇒   Sigmoid"""
+        return Layer("Sigmoid", layer.name, [x])
+
+    @rewrite(op("Sigmoid", "layer")("x"), exact=True)
+    def to_relu(layer: Layer, x: Blob) -> Layer:
+        """Sigmoid   ⇒   ReLU"""
+        return Layer("ReLU", layer.name, [x])
+
+    with pytest.raises(GraphError, match="do not come to an end; the last rewrite was to_"):
+        run(net(X, "ReLU r 1 1 x y"), [to_sigmoid, to_relu])
+
+
+def test_check_finds_the_rewrite_that_breaks_the_graph() -> None:
+    @rewrite(op("ReLU", "layer")("x"), exact=True)
+    def broken(layer: Layer, x: Blob) -> Layer:
+        """ReLU   ⇒   BinaryOp without its second operand"""
+        return Layer("BinaryOp", layer.name, [x, x], (), {"op_type": 99})
+
+    with pytest.raises(GraphError, match="op_type=99"):
+        run(net(X, "ReLU r 1 1 x y"), [broken], check=True)
+
+
+def test_a_rule_names_what_its_pattern_captures() -> None:
+    def function(y: Blob) -> Blob:
+        return y
+
+    with pytest.raises(TypeError, match="does not capture y"):
+        Rewrite("bad", "", True, (op("ReLU")("x"),), function)
+
+
+def test_blobs_of_other_batches_are_not_added_by_eltwise() -> None:
+    lines = (X, "Input z 0 1 z 0=4 1=4 2=3", "BinaryOp m 1 1 x p 0=2 1=1 2=2.0", "BinaryOp a 2 1 p z y 0=0")
+    graph = net(*lines)
+    graph.inputs[0].batch = graph.layers[2].output.batch = graph.layers[3].output.batch = 5
+    assert "fuse_binaryop_eltwise" not in applied(optimise(graph))
+    assert "fuse_binaryop_eltwise" in applied(optimise(net(*lines)))
+
+
+def test_names_of_passes_are_unique_and_can_be_skipped() -> None:
+    assert len({p.name for p in PASSES}) == len(PASSES)
+    assert all(p.summary and "⇒" in p.summary for p in PASSES)
+    lines = (X, "ReLU r 1 1 x a", "Dropout d 1 1 a y")
+    assert applied(optimise(net(*lines))) == ["eliminate_dropout"]
+    assert not applied(optimise(net(*lines), skip=["eliminate_dropout"]))
+    with pytest.raises(UsageError, match="no pass called eliminate_nothing"):
+        optimise(net(*lines), skip=["eliminate_nothing"])
+
+
+@pytest.mark.parametrize("size", [200, 400])
+def test_work_grows_with_the_net_not_with_its_square(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+    original = Rewrite.matches
+
+    def counted(self: Rewrite, root: Layer) -> Iterator[object]:
+        nonlocal tries
+        tries += 1
+        return original(self, root)
+
+    monkeypatch.setattr(Rewrite, "matches", counted)
+    lines = [f"Dropout d{i} 1 1 {f'b{i - 1}' if i else 'x'} b{i}" for i in range(size)]
+    graph = net(X, *lines, f"ReLU r 1 1 b{size - 1} y")
+    optimise(graph)
+    assert len(graph) == 2
+    assert tries <= 8 * size
