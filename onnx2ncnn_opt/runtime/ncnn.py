@@ -228,7 +228,7 @@ class NcnnRunner:
 def _send(process: subprocess.Popen[bytes], message: dict[str, Any], *arrays: Array) -> None:
     assert process.stdin is not None
     process.stdin.write(json.dumps(message).encode() + b"\n")
-    for array in arrays:
+    for array in arrays:  # reshape puts any array into C order
         process.stdin.write(array.reshape(-1).view(np.uint8).data)
     process.stdin.flush()
 
@@ -243,10 +243,7 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def _feed(blob: str, feed: Feed | Array) -> Feed:
-    """A feed that the binding takes: C-contiguous float32 or int32, one to four dimensions besides the batch.
-
-    The binding crashes on 64 bit elements, and misreads arrays that are not contiguous.
-    """
+    """A feed that the binding takes: float32 or int32, as it crashes on 64 bits, in one to four dimensions."""
     feed = feed if isinstance(feed, Feed) else Feed(feed)
     array = as_ncnn(feed.array)
     dims = array.ndim - (feed.batch_axis is not None)
@@ -271,7 +268,7 @@ def as_ncnn(array: Array) -> Array:
         dtype: type[np.generic] = np.int32
     else:
         dtype = np.float32
-    return np.ascontiguousarray(np.atleast_1d(array), dtype=dtype)
+    return np.atleast_1d(array).astype(dtype, copy=False)
 
 
 def _cause(code: int) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -182,6 +183,25 @@ def test_runners_take_turns_in_one_worker(tmp_path: Path, worker: NcnnWorker) ->
     for _ in range(2):
         np.testing.assert_array_equal(relu.run({"x": X})["y"], np.maximum(X, 0))
         np.testing.assert_array_equal(negative.run({"x": X})["y"], -X)
+
+
+def test_a_refused_net_ends_nothing_but_the_net_before_it(tmp_path: Path, worker: NcnnWorker) -> None:
+    relu = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker)
+    with worker.session(relu) as process:
+        pass
+    with pytest.raises(RunError):
+        NcnnRunner(*write_net(tmp_path, "Foo f 0 1 x", stem="foo"), worker=worker).output_names()
+    np.testing.assert_array_equal(relu.run({"x": X})["y"], np.maximum(X, 0))
+    with worker.session(relu) as same:
+        assert same is process
+
+
+def test_an_interrupt_is_for_the_caller_alone(tmp_path: Path, worker: NcnnWorker) -> None:
+    # The terminal sends it to both.
+    relu = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker)
+    with worker.session(relu) as process:
+        process.send_signal(signal.SIGINT)
+    assert "y" in relu.run({"x": X})
 
 
 def test_large_arrays_pass_through_whole(tmp_path: Path, worker: NcnnWorker) -> None:

@@ -89,6 +89,12 @@ def test_integers_are_values_or_bits(values: list[int]) -> None:
         assert compare(reference.astype(np.float32), reference).ok
 
 
+def test_wrong_bits_are_told_as_the_numbers_that_they_are() -> None:
+    bits = np.array([-1, 5], np.int32).view(np.float32)
+    assert compare(bits, np.array([-1, 7])).max_abs == 2
+    assert compare(np.array([-1, 5], np.float32), np.array([-1, 7])).max_abs == 2
+
+
 def test_integers_have_to_be_right_however_large() -> None:
     reference = np.array([5000, 1])
     assert not compare(np.array([5001, 1], np.float32), reference).ok

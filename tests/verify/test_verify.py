@@ -100,6 +100,22 @@ def test_other_names_are_matched_by_order_and_shape(tmp_path: Path) -> None:
     assert [output.blob for output in report.outputs] == ["second", "first"]
 
 
+def test_an_output_that_the_net_goes_on_from(tmp_path: Path) -> None:
+    # A blob that is consumed is none of the net's outputs, but can be had before the others.
+    model = write_model(tmp_path, "(float[1, 4] x) => (float[1, 4] z, float[1, 4] y) { y = Relu(x) z = Neg(y) }")
+    net = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 y z 0=1")
+    report = verify_net(model, *net)
+    assert report.ok
+    assert [output.blob for output in report.outputs] == ["z", "y"]
+
+
+def test_an_input_that_no_mat_can_hold_is_reported(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 2, 2, 1, 2, 2] x) => (float[1, 2, 2, 1, 2, 2] y) { y = Relu(x) }")
+    report = verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"))
+    assert statuses(report) == {"y": "refused"}
+    assert "one to four dimensions" in report.outputs[0].message
+
+
 def test_each_wrong_output_has_its_own_record(tmp_path: Path) -> None:
     graph = (
         "(float[1, 8] x) =>"
