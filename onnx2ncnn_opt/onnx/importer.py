@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.shapes import infer_shapes
-from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Reorder, Shuffle, Step, View, flat, plan
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Reorder, Shuffle, Step, View, flat, plan
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.batch import batch_axes
@@ -142,11 +142,7 @@ class ImportContext:
 
     def formed(self, x: Tensor, form: Form) -> Tensor:
         """The tensor in a form, by as few layers as possible; every form of a blob is made once."""
-        dims, batch = form.atoms(x.view)
-        blob = x.blob
-        for step in plan(x.view, dims, batch):
-            blob = self._step(blob, step)
-        return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
+        return self._lying(x, *form.atoms(x.view))
 
     def channels(self, x: Value) -> Blob:
         """The tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
@@ -213,16 +209,14 @@ class ImportContext:
         wanted = [axis for axis in axes if x.view.axes[axis]]
         if all(x.view.dim_of(axis) is not None for axis in wanted):
             return x
-        batch = x.view.batch if not any(a in x.view.batch for axis in wanted for a in x.view.axes[axis]) else ()
-        for order in (flat(x.view.dims), flat(x.view.axes)):
-            rest = tuple(atom for atom in order if atom not in batch)
-            dims = _around(rest if batch == x.view.batch else flat(x.view.axes), [x.view.axes[a] for a in wanted])
-            if dims is not None and len(dims) <= MAX_DIMS:
-                blob = x.blob
-                for step in plan(x.view, dims, batch):
-                    blob = self._step(blob, step)
-                return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
-        raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+        options = [
+            (len(plan(x.view, dims, batch)), order, dims, batch)
+            for order, (dims, batch) in enumerate(_separations(x.view, wanted))
+        ]
+        if not options:
+            raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+        _, _, dims, batch = min(options, key=lambda option: option[:2])
+        return self._lying(x, dims, batch)
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
@@ -382,16 +376,16 @@ class ImportContext:
         if declared.type in (Array, Ints, Sizes):
             if isinstance(operand, Tensor):
                 raise Refusal(f"input {declared.name} must be constant", "it is computed when the model runs")
-            if declared.type is Sizes:
+            if declared.type == Sizes:
                 return tuple(int(size) if not isinstance(size, Sym) else size for size in operand.array.reshape(-1))
             if operand.is_symbolic:
                 raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
-            return tuple(map(int, operand.array.reshape(-1))) if declared.type is Ints else operand.array
+            return tuple(map(int, operand.array.reshape(-1))) if declared.type == Ints else operand.array
         if isinstance(operand, Constant) and operand.is_symbolic:
             raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
         if isinstance(operand, Tensor) and not op.integers and not is_float(operand.dtype):
             raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn calculates with floats only here")
-        return self.tensor(operand) if declared.type is Tensor else operand
+        return self.tensor(operand) if declared.type == Tensor else operand
 
     # ---- the ends of the graph
 
@@ -436,6 +430,12 @@ class ImportContext:
                 self.graph.remove(layer)
 
     # ---- pieces
+
+    def _lying(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
+        blob = x.blob
+        for step in plan(x.view, dims, batch):
+            blob = self._step(blob, step)
+        return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
 
     def _step(self, blob: Blob, step: Step) -> Blob:
         key = (blob, step)
@@ -506,28 +506,34 @@ def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]
     return infer_shapes(layer)
 
 
-def _around(order: tuple[Atom, ...], groups: Sequence[tuple[Atom, ...]]) -> tuple[tuple[Atom, ...], ...] | None:
-    """`order` cut so that each group is a dim, and whatever lies between is one; None where a group is not together."""
-    firsts = {group[0]: group for group in groups}
-    dims: list[tuple[Atom, ...]] = []
-    rest: list[Atom] = []
+def _separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]:
+    """Dims and batch in which each of the axes is a dim: in the tensor's own axes first, then with the rest merged."""
+    wanted = [view.axes[axis] for axis in axes]
+    batch = view.batch if not set(view.batch) & set(flat(wanted)) else ()
+    natural = tuple(group for group in view.axes if group and not set(group) <= set(batch))
+    for dims in (
+        natural if flat(natural) == tuple(atom for atom in flat(view.axes) if atom not in batch) else None,
+        _around(flat(view.dims) if batch == view.batch else view.batch + flat(view.dims), wanted),
+        _around(tuple(atom for atom in flat(view.axes) if atom not in batch), wanted),
+    ):
+        if dims is not None and len(dims) <= MAX_DIMS:
+            yield dims, batch
+
+
+def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
+    """`order` cut so that each group is a dim, and what lies between is one; None where a group is not together."""
+    dims: list[list[Atom]] = [[]]
     i = 0
     while i < len(order):
-        group = firsts.get(order[i])
+        group = next((g for g in groups if g == order[i : i + len(g)]), None)
         if group is None:
-            rest.append(order[i])
+            dims[-1].append(order[i])
             i += 1
-            continue
-        if order[i : i + len(group)] != group:
-            return None
-        if rest:
-            dims.append(tuple(rest))
-            rest = []
-        dims.append(group)
-        i += len(group)
-    if rest:
-        dims.append(tuple(rest))
-    return tuple(dims) if sum(group in dims for group in groups) == len(groups) else None
+        else:
+            dims += [list(group), []]
+            i += len(group)
+    found = tuple(tuple(dim) for dim in dims if dim)
+    return found if all(group in found for group in groups) else None
 
 
 def _expression(im: ImportContext, dims: Shape, blob: Blob) -> str:
