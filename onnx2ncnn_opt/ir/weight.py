@@ -90,6 +90,9 @@ class Weights(MutableMapping[str, Array]):
     def __delitem__(self, name: str) -> None:
         del self._blocks[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._blocks
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._blocks)
 

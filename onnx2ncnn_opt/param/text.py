@@ -127,7 +127,9 @@ def _entry(line: str, number: int, file: str) -> _Entry:
         raise ParamError(f"{where}: layer '{_excerpt(name)}' has the blob counts '{_excerpt(' '.join(counts))}'")
     bottom_count, top_count = map(int, counts)
     blob_count = bottom_count + top_count
-    rest = re.split(rf"[{_BLANKS}]+", words[4], maxsplit=blob_count) if len(words) > 4 else []
+    rest = words[4:]
+    if rest and blob_count:
+        rest = re.split(rf"[{_BLANKS}]+", rest[0], maxsplit=blob_count)
     blobs, tail = rest[:blob_count], "".join(rest[blob_count:])
     if len(blobs) < blob_count:
         raise ParamError(f"{where}: layer '{_excerpt(name)}' should name {blob_count} blobs, but the line ends early")

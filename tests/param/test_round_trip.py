@@ -59,7 +59,7 @@ def without_splits(graph: Graph) -> tuple[list[Layer], dict[Blob, Blob]]:
 
 
 def same_net(graph: Graph, copy: Graph) -> None:
-    """Both compute the same from the same: layers, weights, wiring, and what the names of inputs and outputs stand for."""
+    """Both compute the same from the same: layers, weights, wiring, and what their public names stand for."""
     mine, made = without_splits(graph)
     theirs, made_there = without_splits(copy)
     assert [layer.type for layer in mine] == [layer.type for layer in theirs]

@@ -1,0 +1,103 @@
+"""Floats in .param files: what ncnn reads is, bit for bit, what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.param.text import float_text, format_param, parse_param
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+
+FLT_MAX = float(np.finfo(np.float32).max)
+SPECIAL = [0.0, -0.0, 1.0, 0.1, 1e-45, -1e-45, 1.17549435e-38, 1.1754942e-38, FLT_MAX, -FLT_MAX]
+SPECIAL += [2.0**24, 2.0**24 + 2, 1e9, 4294967296.0, 123456.789, 9.5367431640625e-07, 8388607.5]
+
+
+def from_bits(bits: int) -> np.float32:
+    return np.float32(np.uint32(bits).view(np.float32))
+
+
+def finite_floats(count: int) -> Array:
+    """Floats of all magnitudes, denormals included."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 2 * count, np.uint32).view(np.float32)
+    numbers = np.concatenate([np.array(SPECIAL, np.float32), bits[np.isfinite(bits)]])
+    return numbers[:count]
+
+
+@settings(max_examples=500, derandomize=True, deadline=None)
+@given(st.integers(0, 2**32 - 1).map(from_bits).filter(np.isfinite))
+def test_text_is_short_and_reads_back(number: np.float32) -> None:
+    text = float_text(float(number))
+    assert len(text) <= 15
+    assert "." in text or "e" in text
+    assert np.float32(text).tobytes() == number.tobytes()
+    line = f"7767517\n2 2\nInput i 0 1 x\nReLU r 1 1 x y 0={text}\n"
+    assert np.float32(parse_param(line).graph.layers[1]["slope"]).tobytes() == number.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0.0, "0.0"), (-0.0, "-0.0"), (1, "1.0"), (0.1, "0.1"), (1e-5, "1e-5"), (1e9, "1e9"), (-1e-45, "-1e-45"),
+        (16777216, "16777216.0"), (FLT_MAX, "3.4028235e38"), (np.float64(0.1), "0.1"), (123456.789, "123456.79"),
+        (-1.1754944e-38, "-1.1754944e-38"), (np.inf, "3.402823e38"), (-np.inf, "-3.402823e38"), (1e300, "3.402823e38"),
+    ],
+)  # fmt: skip
+def test_texts(number: float, text: str) -> None:
+    assert float_text(number) == text
+
+
+def test_what_is_no_float() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        float_text(float("nan"))
+    graph = Graph()
+    graph.add(Layer("Input", "in", (), [Blob("x")]))
+    graph.add(Layer("Clip", "clip", graph.inputs, [Blob("y")], {"min": float("nan")}))
+    with pytest.raises(GraphError, match="Clip 'clip': min=nan: NaN cannot be written"):
+        format_param(graph)
+
+
+def test_ncnn_reads_the_same_bits(tmp_path: Path) -> None:
+    """Padding writes its parameter into the output without calculating, so that even denormals arrive."""
+    numbers = finite_floats(2000)
+    graph = Graph()
+    source = Blob("in")
+    graph.add(Layer("Input", "in", (), [source]))
+    padded = []
+    for i, number in enumerate(numbers):
+        padded.append(Blob(f"p{i}"))
+        graph.add(Layer("Padding", f"p{i}", [source], padded[-1:], {"left": 1, "value": float(number)}))
+    result = Blob("out")
+    graph.add(Layer("Concat", "concat", padded, [result]))
+    graph.outputs = [result]
+    (tmp_path / "net.param").write_text(format_param(graph))
+    (tmp_path / "net.bin").write_bytes(b"")
+    with NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin") as runner:
+        found = runner.run({"in": np.ones(1, np.float32)})["out"]
+    assert found[0::2].tobytes() == numbers.tobytes()
+
+
+def test_ncnn_reads_arrays_of_floats(tmp_path: Path) -> None:
+    """An Eltwise sum of ones with one coefficient each, the other zero; denormals would be flushed there."""
+    numbers = [number for number in finite_floats(300) if abs(number) > np.finfo(np.float32).tiny]
+    graph = Graph()
+    source = Blob("in")
+    graph.add(Layer("Input", "in", (), [source]))
+    sums = []
+    for i, number in enumerate(numbers):
+        sums.append(Blob(f"s{i}"))
+        coeffs = (float(number), 0.0)
+        graph.add(Layer("Eltwise", f"s{i}", [source, source], sums[-1:], {"op_type": 1, "coeffs": coeffs}))
+    graph.add(Layer("Concat", "concat", sums, [Blob("out")]))
+    (tmp_path / "net.param").write_text(format_param(graph))
+    (tmp_path / "net.bin").write_bytes(b"")
+    with NcnnRunner(tmp_path / "net.param", tmp_path / "net.bin") as runner:
+        found = runner.run({"in": np.ones(1, np.float32)})["out"]
+    assert found.tobytes() == np.array(numbers).tobytes()
