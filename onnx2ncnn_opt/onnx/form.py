@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from onnx2ncnn_opt.ir.dim import Dim
-from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, plan, refine
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, plan, refine
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,16 @@ def _merged(axes: list[int], present: list[tuple[bool, ...]], whole: int | None)
         group.append(axis)
     if group:
         yield tuple(group)
+
+
+def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, form: Form) -> View:
+    """The view of a layer's result of `rank` axes, made of fine `axes` of several operands, lying in `form`.
+
+    Its atoms are new: operands may share theirs, and then one atom would stand for two axes of the result.
+    """
+    fresh = tuple(tuple(Atom(atom.size) for atom in group) for group in axes)
+    dims, batch = form.atoms(View((), (), fresh))
+    return View(batch, dims, tuple(flat(g for g, o in zip(fresh, origin, strict=True) if o == a) for a in range(rank)))
 
 
 def broadcast(a: Dim, b: Dim) -> Dim | None:

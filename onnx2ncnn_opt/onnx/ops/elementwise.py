@@ -13,8 +13,8 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.view import View, flat, sizes
-from onnx2ncnn_opt.onnx.form import Form, align, broadcast, common_form
+from onnx2ncnn_opt.ir.view import View, sizes
+from onnx2ncnn_opt.onnx.form import Form, align, broadcast, combined, common_form
 from onnx2ncnn_opt.onnx.importer import DIM_PARAMS, ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
@@ -50,11 +50,8 @@ def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     right = _fit(im, right, left, form)
     left = _fit(im, left, right, form)
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
-    axes = tuple(x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True))
-    merged = tuple(flat(axes[i] for i, o in enumerate(origin) if o == axis) for axis in range(rank))
-    lying = View((), (), axes)
-    dims, batch = form.atoms(lying)
-    return Tensor(blob, View(batch, dims, merged), a.dtype)
+    axes = [x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True)]
+    return Tensor(blob, combined(axes, origin, rank, form), a.dtype)
 
 
 def _operand(im: ImportContext, x: Value, view: View, form: Form) -> tuple[Blob, View]:

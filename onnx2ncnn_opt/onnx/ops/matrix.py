@@ -6,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View, flat
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.form import Form, align
+from onnx2ncnn_opt.onnx.form import Form, align, combined
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
 from onnx2ncnn_opt.onnx.ops.normalization import rows
@@ -108,9 +108,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     blob = im.layer("MatMul", a.blob, b.blob, transB=int(trans_b))
     axes = [p or q for p, q in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
     axes += [a.view.axes[row], b.view.axes[column]]
-    dims, lying_batch = form.atoms(View((), (), tuple(axes)))
-    merged = tuple(flat(axes[i] for i, o in enumerate(origin) if o == axis) for axis in range(rank))
-    return Tensor(blob, View(lying_batch, dims, merged), x.dtype)
+    return Tensor(blob, combined(axes, origin, rank, form), x.dtype)
 
 
 def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
-from onnx2ncnn_opt.ir.view import MAX_DIMS, View, flat
+from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.form import align, common_form
+from onnx2ncnn_opt.onnx.form import align, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick, resized
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -96,7 +96,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
         raise im.refuse("the factors of the operands' axes do not match")
     views, origin = aligned
     whole = origin.index(axis)
-    form = common_form(views, [x.blob.producer is None for x in tensors], whole)
+    form = common_form(views, [False] * len(views), whole)
     if form is None:
         raise im.refuse("the operands have no common form of at most four dims")
     made = [im.formed(Tensor(x.blob, view, x.dtype), form) for x, view in zip(tensors, views, strict=True)]
@@ -104,10 +104,10 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
     assert blob.shape is not None
     joined = View.of((blob.shape[dim],), [[0]]).axes[0]
-    axes = tuple(joined if i == whole else group for i, group in enumerate(made[0].view.axes))
-    dims, batch = form.atoms(View((), (), axes))
-    merged = tuple(flat(axes[i] for i, o in enumerate(origin) if o == a) for a in range(rank))
-    return Tensor(blob, View(batch, dims, merged), tensors[0].dtype)
+    axes = [
+        joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
+    ]
+    return Tensor(blob, combined(axes, origin, rank, form), tensors[0].dtype)
 
 
 @onnx_op("Split")
