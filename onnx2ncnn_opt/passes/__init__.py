@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.passes import fuse_activation, fuse_affine
+from onnx2ncnn_opt.passes import fuse_activation, fuse_affine, fuse_padding
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_flatten_after_innerproduct import eliminate_flatten_after_innerproduct
@@ -23,6 +23,7 @@ from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminat
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
+from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
 from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
 from onnx2ncnn_opt.passes.fuse_hardsigmoid import fuse_hardsigmoid
 from onnx2ncnn_opt.passes.fuse_hardswish import fuse_hardswish
@@ -42,6 +43,7 @@ PASSES: tuple[Pass, ...] = (
     eliminate_flatten_after_global_pooling,
     eliminate_reshape_after_global_pooling,
     eliminate_flatten_after_innerproduct,
+    fuse_crop_slice,
     fuse_memorydata_binaryop,
     replace_prelu_with_leaky_relu,
     fuse_swish,
@@ -49,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_hardswish,
     fuse_gelu,
     fuse_fast_gelu,
+    *fuse_padding.PASSES,
     *fuse_affine.PASSES,
     fuse_innerproduct_dropout,
     *fuse_activation.PASSES,

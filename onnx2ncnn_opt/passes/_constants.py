@@ -21,10 +21,19 @@ def constant_array(const: Layer) -> Array:
     return data
 
 
+def element_count(const: Layer) -> int:
+    """The number of values of a MemoryData."""
+    return math.prod(max(int(const[size]), 1) for size in "whdc")
+
+
+def is_single(const: Layer) -> bool:
+    """Whether a MemoryData has one value."""
+    return element_count(const) == 1
+
+
 def scalar(const: Layer, x: Blob) -> float:
-    """The one value of a constant beside `x`; refused unless it leaves the shape of `x` as it is."""
+    """The one value of a constant that `is_single` beside `x`; refused if it changes the shape of `x`."""
     data = constant_array(const)
-    require(data.size == 1, f"'{const.name}' is no scalar")
     _require_no_higher_rank(data, const, x)
     return float(data.reshape(()))
 

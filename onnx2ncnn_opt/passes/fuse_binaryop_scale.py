@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import constant_array, per_channel
+from onnx2ncnn_opt.passes._constants import element_count, per_channel
 from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, linear
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
@@ -11,19 +11,26 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _COMMUTING, _OTHERS = frozenset({MUL, ADD}), frozenset({DIV, SUB, RSUB, RDIV})
 
 
-@rewrite(
-    op("BinaryOp", "binary", op_type=_COMMUTING | _OTHERS, with_scalar=0)("x", const("constant")),
-    op("BinaryOp", "binary", op_type=_OTHERS, with_scalar=0)(const("constant"), "x"),
-    exact=False,
-)
+def _has_channel_count(binary: Layer) -> bool:
+    """Whether one operand is as large as the other one has channels, if that is known."""
+    sizes = [element_count(blob.producer) for blob in binary.inputs if blob.producer and _is_constant(blob)]
+    channels = [blob.shape[0] for blob in binary.inputs if blob.shape and not _is_constant(blob)]
+    return bool(sizes) and sizes[0] > 1 and (not channels or sizes[0] == channels[0])
+
+
+def _is_constant(blob: Blob) -> bool:
+    return blob.producer is not None and blob.producer.type == "MemoryData"
+
+
+_BINARY = op("BinaryOp", "binary", _has_channel_count, op_type=_COMMUTING | _OTHERS, with_scalar=0)
+_ONE_SIDED = op("BinaryOp", "binary", _has_channel_count, op_type=_OTHERS, with_scalar=0)
+
+
+@rewrite(_BINARY("x", const("constant")), _ONE_SIDED(const("constant"), "x"), exact=False)
 def fuse_binaryop_scale(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value per channel) ── BinaryOp ──   ⇒   x ── Scale ──"""
     require(x.shape is not None, f"the shape of '{x.name}' is unknown")
-    assert x.shape is not None
-    channels = x.shape[0]
-    require(isinstance(channels, int), f"the number of channels of '{x.name}' is known only at run time")
-    assert isinstance(channels, int)
-    require(constant_array(constant).size == channels > 1, f"'{constant.name}' is not one value for each channel")
+    channels = element_count(constant)
     value = per_channel(constant, x, channels)
     scale, shift = linear(binary, value, const_first=binary.inputs[0].producer is constant)
     weights = {"scale_data": scale.astype(np.float32)}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import finite_float32, scalar
+from onnx2ncnn_opt.passes._constants import finite_float32, is_single, scalar
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -11,8 +11,8 @@ _EXCHANGED |= {b: a for a, b in _EXCHANGED.items()}
 
 
 @rewrite(
-    op("BinaryOp", "binary", with_scalar=0)("x", const("constant")),
-    op("BinaryOp", "binary", with_scalar=0, op_type=frozenset(_EXCHANGED))(const("constant"), "x"),
+    op("BinaryOp", "binary", with_scalar=0)("x", const("constant", is_single)),
+    op("BinaryOp", "binary", with_scalar=0, op_type=frozenset(_EXCHANGED))(const("constant", is_single), "x"),
     exact=True,
 )
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:

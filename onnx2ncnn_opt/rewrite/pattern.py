@@ -74,9 +74,9 @@ def kept(pattern: Op) -> Op:
     return replace(pattern, is_kept=True)
 
 
-def const(capture: str) -> Op:
+def const(capture: str, where: Callable[[Layer], bool] | None = None) -> Op:
     """A constant operand; captures its MemoryData layer, which is kept."""
-    return kept(op("MemoryData", capture))
+    return kept(op("MemoryData", capture, where))
 
 
 @dataclass(frozen=True)
