@@ -1,0 +1,253 @@
+"""Hold the converter against ONNX's own conformance suite, in the real ncnn.
+
+Every node test of the installed onnx package is converted, run in ncnn, and compared with ONNX Runtime (or, where that
+does not take the model, with the suite's own data). It comes in two variants: as it is, and with its integer inputs and
+its float inputs after the first turned into initializers, as exporters write weights, shapes and axes. The outcome of
+each case stands in fixtures/conformance.tsv:
+
+    right              ncnn computes what the reference does
+    refused            the converter names a reason
+    WRONG, CRASH, TRACEBACK    never
+
+    python scripts/conformance.py            run everything and rewrite the table
+    python scripts/conformance.py --check    compare with the table; exit code 1 where they differ
+    python scripts/conformance.py -k Resize  only cases whose name contains this, printed
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import io
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
+BAD = ("WRONG", "CRASH", "TRACEBACK")
+
+# What is allowed to one element: this share of itself, and this share of the largest one (sums cancel). ncnn's vectorised
+# exp, log and tanh are off by up to 1e-6.
+RELATIVE, OF_LARGEST = 2e-5, 2e-6
+# References of 16 bits are rounded in each of their steps.
+_LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its inputs, and the outputs that ONNX's suite expects."""
+
+    name: str
+    model: onnx.ModelProto
+    feeds: Mapping[str, Any]
+    expected: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case, and why."""
+
+    kind: str
+    reason: str = ""
+
+
+def collect() -> list[Case]:
+    """All cases of the suite in both variants."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # the suite divides by zero on purpose
+        tests = collect_testcases(None)
+    cases = []
+    for test in tests:
+        [(inputs, outputs), *_] = test.data_sets
+        names = [value.name for value in test.model.graph.input]
+        feeds = dict(zip(names, map(_array, inputs), strict=False))
+        plain = Case(test.name.removeprefix("test_"), test.model, feeds, [_array(output) for output in outputs])
+        cases += [plain, *with_initializers(plain)]
+    return sorted(cases, key=lambda case: case.name)
+
+
+def _array(data: Any) -> Any:
+    """The suite writes element types that numpy does not have as TensorProto, and sequences as lists."""
+    return numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else data
+
+
+def with_initializers(case: Case) -> Iterator[Case]:
+    """The case with its integer inputs, and its float inputs after the first, as initializers; none if it has none."""
+    floats = [name for name, array in case.feeds.items() if isinstance(array, np.ndarray) and array.dtype.kind in "fV"]
+    fixed = [
+        name
+        for name, array in case.feeds.items()
+        if isinstance(array, np.ndarray) and (array.dtype.kind in "iub" or name in floats[1:])
+    ]
+    if not fixed:
+        return
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    inputs = [value for value in model.graph.input if value.name not in fixed]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(numpy_helper.from_array(case.feeds[name], name) for name in fixed)
+    feeds = {name: array for name, array in case.feeds.items() if name not in fixed}
+    yield Case(f"{case.name} (constants)", model, feeds, case.expected)
+
+
+class Harness:
+    """Converts and runs cases, in one long-lived ncnn process."""
+
+    def __init__(self) -> None:
+        self._worker = NcnnWorker()
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+        self._folder.cleanup()
+
+    def judge(self, case: Case) -> Outcome:
+        """Convert, run and compare one case."""
+        try:
+            conversion = convert(case.model)
+        except UnsupportedError as error:
+            return Outcome("refused", "; ".join(dict.fromkeys(f"{n.operator}: {n.reason}" for n in error.nodes)))
+        except Error as error:
+            return Outcome("refused", str(error))
+        except Exception:  # what must never happen is what this script is there to find
+            return Outcome("TRACEBACK", _last_lines())
+        try:
+            actual = self.run(conversion, case.feeds)
+        except CrashError as error:
+            return Outcome("CRASH", str(error))
+        except Error as error:
+            return Outcome("WRONG", str(error))
+        except Exception:
+            return Outcome("TRACEBACK", _last_lines())
+        differences = []
+        for reference in references(case):
+            differences.append(first_difference(actual, reference))
+            if not differences[-1]:
+                return Outcome("right", "" if len(differences) == 1 else "as the suite says, not as ONNX Runtime")
+        return Outcome("WRONG", " / ".join(differences))
+
+    def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array]:
+        """The outputs in the model's order."""
+        files = conversion.save(Path(self._folder.name) / "net")
+        manifest = conversion.manifest()
+        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self._worker)
+        given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+        results = runner.extract(given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs])
+        arrays = []
+        for entry in manifest.outputs:
+            result = results[entry.blob]
+            if isinstance(result, Failure):
+                raise (CrashError if result.crashed else RunError)(result.reason)
+            arrays.append(result)
+        return arrays
+
+
+def _last_lines() -> str:
+    return " | ".join(line.strip() for line in traceback.format_exc().strip().splitlines()[-3:])
+
+
+def references(case: Case) -> Iterator[Sequence[Any]]:
+    """ONNX Runtime's outputs, if it takes the model, and the suite's."""
+    try:
+        results = OrtRunner(case.model.SerializeToString()).run(case.feeds)
+        yield list(results.values())
+    except RunError:
+        pass
+    yield case.expected
+
+
+def first_difference(actual: Sequence[Array], reference: Sequence[Any]) -> str:
+    """Where the outputs differ, in words; empty if nowhere."""
+    for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
+        found = difference(a, np.asarray(b))
+        if found:
+            return f"output {i}: {found}"
+    return ""
+
+
+def difference(actual: Array, reference: Array) -> str:
+    """How an output of ncnn differs from its reference; empty if it does not."""
+    if actual.shape != (reference.shape or (1,)):
+        return f"shape {list(actual.shape)} for {list(reference.shape)}"
+    actual = actual.reshape(reference.shape)
+    b = reference.astype(np.float64)
+    if reference.dtype.kind in "iub":
+        same = (actual == b) | (actual.view(np.int32) == b)
+        return "" if same.all() else f"integers differ: {actual[~same][0]} for {reference[~same][0]}"
+    a = actual.astype(np.float64)
+    largest = np.abs(b[np.isfinite(b)]).max(initial=0)
+    bit = 4 * _LAST_BIT.get(reference.dtype.name, 0.0)
+    with np.errstate(all="ignore"):
+        near = np.abs(a - b) <= (RELATIVE + bit) * np.abs(b) + (OF_LARGEST + bit / 4) * largest
+    same = near | (a == b) | (np.isnan(a) & np.isnan(b))
+    return "" if same.all() else f"{(~same).sum()} of {a.size} differ, {a[~same][0]:.9g} for {b[~same][0]:.9g}"
+
+
+def rows(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The lines of the table."""
+    return [f"{name}\t{outcome.kind}\t{_short(outcome.reason)}" for name, outcome in sorted(outcomes.items())]
+
+
+def _short(reason: str) -> str:
+    text = " ".join(reason.split())
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def read_table() -> dict[str, str]:
+    """The table's lines by case."""
+    return {line.split("\t")[0]: line for line in TABLE.read_text(encoding="utf-8").splitlines()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the suite."""
+    parser = argparse.ArgumentParser(description="ONNX's conformance suite through convert and ncnn")
+    parser.add_argument("--check", action="store_true", help="compare with the table instead of rewriting it")
+    parser.add_argument("-k", dest="part", default="", help="only cases whose name contains this; prints outcomes")
+    options = parser.parse_args(arguments)
+    cases = [case for case in collect() if options.part in case.name]
+    outcomes = run(cases)
+    lines = rows(outcomes)
+    counts = collections.Counter(outcome.kind for outcome in outcomes.values())
+    summary = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    bad = [line for line in lines if line.split("\t")[1] in BAD]
+    if options.part:
+        print("\n".join(lines))
+    elif not options.check:
+        TABLE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    known = read_table()
+    changed = [line for line in lines if known.get(line.split("\t")[0]) != line] if options.check else []
+    print("\n".join(dict.fromkeys([*bad, *changed])))
+    print(f"{len(outcomes)} cases: {summary}" + (f"; {len(changed)} not as in {TABLE.name}" if changed else ""))
+    return 1 if bad or changed else 0
+
+
+def run(cases: Iterable[Case]) -> dict[str, Outcome]:
+    """The outcome of every case."""
+    with Harness() as harness:
+        return {case.name: harness.judge(case) for case in cases}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
