@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import ParamError, UsageError
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph, check_blob_counts
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, write_weights
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import DroppedSplit, format_listing, parse_param
@@ -57,6 +57,8 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike) -> Mapping
 
 def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path) -> Mapping[Blob, str]:
     """As `write_net`, straight into these files; for a caller who has more files to bring in place with them."""
+    for layer in graph:
+        check_blob_counts(layer)
     listing = list_layers(graph)
     param_draft.write_bytes(format_listing(listing).encode())
     with bin_draft.open("wb") as stream:

@@ -102,8 +102,11 @@ def test_edits_that_cannot_be() -> None:
         graph.replace(graph.layers[1], Layer("Noop", "two", graph.inputs, [Blob("x"), Blob("y")]))
 
 
+ACTIONS = ["keep", "remove", "replace", "add before", "add behind", "remove next", "remove both"]
+
+
 @settings(max_examples=150, derandomize=True, deadline=None)
-@given(st.lists(st.sampled_from(["keep", "remove", "replace", "add before", "add behind", "remove next"]), max_size=12))
+@given(st.lists(st.sampled_from(ACTIONS), max_size=12))
 def test_iteration_sees_every_layer_once_whatever_happens(actions: list[str]) -> None:
     graph = chain(*["ReLU"] * len(actions))
     plan = dict(zip([f"l{i}" for i in range(len(actions))], actions, strict=True))
@@ -128,8 +131,11 @@ def test_iteration_sees_every_layer_once_whatever_happens(actions: list[str]) ->
         elif action == "add behind" and layer.output.users:
             behind = layer.output.users[0]
             graph.add(Layer("AbsVal", "behind", [layer.input], [Blob(f"{layer.name}-y")]), before=behind)
-        elif action == "remove next" and layer.output.users and layer.output.users[0].name in plan:
-            remove(layer.output.users[0])
+        elif action.startswith("remove"):
+            if layer.output.users and layer.output.users[0].name in plan:
+                remove(layer.output.users[0])
+            if action == "remove both":
+                remove(layer)
         graph.check()
     kept = [name for name in seen if name.startswith("l") and name not in removed]
     assert kept == [name for name in plan if name not in removed]

@@ -82,6 +82,14 @@ def test_int8_needs_a_layer_that_knows() -> None:
         dump(graph)
 
 
+def test_a_constant_may_be_int8() -> None:
+    graph = parsed("MemoryData m 0 1 y 0=3 21=0")
+    block = u32(0x000D4B38) + np.array([1, -2, 3], np.int8).tobytes() + bytes(1)
+    assert load(graph, block) == 0
+    assert graph.layers[1].weights["data"].tolist() == [1, -2, 3]
+    assert dump(graph) == block
+
+
 def test_block_quantised_bytes() -> None:
     graph = parsed("Gemm g 1 1 x y 3=1 5=1 7=0 8=3 9=35 18=401")
     packed, scales = bytes(range(3 * 18)) + bytes(2), np.ones(3, "<f4").tobytes()

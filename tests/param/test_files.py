@@ -70,6 +70,14 @@ def test_a_failure_leaves_the_old_files(tmp_path: Path) -> None:
     assert folder_of(tmp_path) == before
 
 
+def test_a_net_that_would_crash_ncnn_is_not_written(tmp_path: Path) -> None:
+    graph = graph_with_weights()
+    graph.add(Layer("MatMul", "product", graph.inputs, [Blob("z")]))
+    with pytest.raises(GraphError, match="MatMul 'product' has 1 inputs, needs 2"):
+        write_net(graph, tmp_path / "net.param", tmp_path / "net.bin")
+    assert folder_of(tmp_path) == {}
+
+
 def test_an_exception_in_between_leaves_nothing(tmp_path: Path) -> None:
     def interrupted() -> None:
         with all_or_nothing(tmp_path / "a", tmp_path / "b") as (a, b):
