@@ -37,6 +37,11 @@ class _Operator:
     since: int = 7
 
 
+def can_fold(node: onnx_ir.Node) -> bool:
+    """Whether a node of this operator may fold, if all its inputs are constant."""
+    return node.domain == "" and (node.op_type in _OPERATORS or node.op_type == "Shape")
+
+
 def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int], *, limit: int = LIMIT) -> list[Array]:
     """The results of a node with constant inputs (None for an input that is left out), at the model's opsets.
 

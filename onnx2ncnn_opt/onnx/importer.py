@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Reorder, Shuffle,
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.batch import batch_axes
-from onnx2ncnn_opt.onnx.evaluate import CannotFold, evaluate_node
+from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp, find
@@ -297,7 +297,9 @@ class ImportContext:
         results: Sequence[Value | None] = [None] * len(node.outputs)
         try:
             if poisoned:
-                self._known(node)
+                # Whether a node that folds constants would have had any is not known any more.
+                if not can_fold(node):
+                    self._known(node)
             else:
                 results = self._results(node, operands)
         except Refusal as refusal:

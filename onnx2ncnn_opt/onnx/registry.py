@@ -49,6 +49,11 @@ class OnnxOp:
     integers: bool
     summary: str
 
+    @property
+    def qualified_name(self) -> str:
+        """The name with its domain, if that is not ONNX's own."""
+        return f"{self.domain}::{self.name}" if self.domain else self.name
+
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
         return list(inspect.signature(self.function).parameters.values())[1:]

@@ -135,17 +135,36 @@ def div(im: ImportContext, a: Value, b: Value) -> Value:
     return binary(im, DIV, a, b)
 
 
+# Exponents that UnaryOp has, exactly.
+_POWERS = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}
+_LARGEST_PRODUCT = 16
+
+
 @onnx_op("Pow", since=7)
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
-    """BinaryOp pow; squares and roots as UnaryOp."""
-    exponent = b.scalar if isinstance(b, Constant) else None
-    if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= a.rank:
-        if exponent == 1.0:
-            return a
-        code = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}.get(exponent) if exponent is not None else None
-        if code is not None:
-            return im.unary(a, "UnaryOp", op_type=code)
-    return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+    """UnaryOp for squares and roots, products for other whole exponents, else BinaryOp pow.
+
+    ncnn's vectorised pow is exp(b * log(a)): garbage for a negative base, where ONNX multiplies or gives NaN.
+    """
+    exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
+    if not isinstance(a, Tensor) or exponent is None:
+        return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+    if exponent == 1:
+        return a
+    if exponent in _POWERS:
+        return im.unary(a, "UnaryOp", op_type=_POWERS[exponent])
+    if exponent == int(exponent) and 0 < exponent <= _LARGEST_PRODUCT:
+        return _whole_power(im, a, int(exponent))
+    return im.unary(a, "BinaryOp", op_type=POW, with_scalar=1, b=exponent)
+
+
+def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
+    """x to a whole power by squaring."""
+    if exponent == 1:
+        return x
+    half = _whole_power(im, x, exponent // 2)
+    square = im.unary(half, "UnaryOp", op_type=4)
+    return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
 
 
 @onnx_op("Mod", since=10)

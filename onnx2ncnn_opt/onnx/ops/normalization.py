@@ -7,8 +7,9 @@ import numpy as np
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Array], **params: float) -> Tensor:
@@ -29,12 +30,17 @@ def batch_norm(
     momentum: float = 0.9,
     spatial: int = 1,
     training_mode: int = 0,
-) -> Tensor:
-    """BatchNorm, with the running statistics."""
+) -> Value:
+    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features."""
     if training_mode:
         raise im.refuse("training_mode is 1: it would use the statistics of its input", "export the model in eval mode")
     if not spatial:
         raise im.refuse("spatial is 0: statistics per element")
+    if x.rank == 2 and x.view.axes[0] and not x.view.batch:
+        # Rows of features: as a batch they would have to be taken apart and put together again.
+        factor = scale.astype(np.float64) / np.sqrt(var.astype(np.float64) + epsilon)
+        shift = bias - mean * factor
+        return binary(im, ADD, binary(im, MUL, x, Constant(factor)), Constant(shift))
     weights = {"slope_data": scale, "mean_data": mean, "var_data": var, "bias_data": bias}
     return _channelwise(im, x, "BatchNorm", weights, channels=scale.size, eps=epsilon)
 
