@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_blob_counts
@@ -21,22 +19,11 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, Param
 from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name
 from onnx2ncnn_opt.param.splits import Line, Listing, list_layers
+from onnx2ncnn_opt.param.values import BLANKS, Value, as_kind, excerpt, format_value, read_values
 
 MAGIC = 7767517
 MAX_LAYERS = 1_000_000  # ncnn's own limit, for layers and for blobs
-_ARRAY_ID = -23300  # old style: -23300 - id stands for an array
-_MAX_VALUE_CHARS = 127
-_MAX_STRING_BYTES = 255
-_INT32 = range(-(2**31), 2**31)
-_INFINITY = "3.402823e38"
-
-_BLANKS = " \t\v\f"
-_INT = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
-_TOKEN = re.compile(rf'([+-]?[0-9]+)=("[^"]*"|[^{_BLANKS}]+)(?:[{_BLANKS}]+|$)', re.ASCII)
 _HEADER = re.compile(rb"\s*([^\s]+)\s+([^\s]+)\s+([^\s]+)")
-
-Value = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +91,7 @@ def _entries(data: bytes, file: str) -> list[_Entry]:
         counts = " ".join(token.decode() for token in header.groups()[1:])
         raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are no numbers from 1 to {MAX_LAYERS}")
     rest = data[header.end() :].decode().replace("\r\n", "\n").replace("\r", "\n")
-    entries = [_entry(line, number, file) for number, line in enumerate(rest.split("\n"), at) if line.strip(_BLANKS)]
+    entries = [_entry(line, number, file) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
     if len(entries) != layer_count:
         raise ParamError(f"{file}:{at}: the header says {layer_count} layers, but {len(entries)} follow")
     tops = sum(len(entry.tops) for entry in entries)
@@ -119,100 +106,27 @@ def _header_number(token: bytes) -> int | None:
 
 def _entry(line: str, number: int, file: str) -> _Entry:
     where = f"{file}:{number}"
-    words = re.split(rf"[{_BLANKS}]+", line.strip(_BLANKS), maxsplit=4)
+    words = re.split(rf"[{BLANKS}]+", line.strip(BLANKS), maxsplit=4)
     if len(words) < 4:
-        raise ParamError(f"{where}: a layer needs type, name and two blob counts, found '{_excerpt(line)}'")
+        raise ParamError(f"{where}: a layer needs type, name and two blob counts, found '{excerpt(line)}'")
     type, name, *counts = words[:4]
     if not all(re.fullmatch(r"[+-]?[0-9]{1,7}", count, re.ASCII) and int(count) >= 0 for count in counts):
-        raise ParamError(f"{where}: layer '{_excerpt(name)}' has the blob counts '{_excerpt(' '.join(counts))}'")
+        raise ParamError(f"{where}: layer '{excerpt(name)}' has the blob counts '{excerpt(' '.join(counts))}'")
     bottom_count, top_count = map(int, counts)
     blob_count = bottom_count + top_count
     rest = words[4:]
     if rest and blob_count:
-        rest = re.split(rf"[{_BLANKS}]+", rest[0], maxsplit=blob_count)
+        rest = re.split(rf"[{BLANKS}]+", rest[0], maxsplit=blob_count)
     blobs, tail = rest[:blob_count], "".join(rest[blob_count:])
     if len(blobs) < blob_count:
-        raise ParamError(f"{where}: layer '{_excerpt(name)}' should name {blob_count} blobs, but the line ends early")
+        raise ParamError(f"{where}: layer '{excerpt(name)}' should name {blob_count} blobs, but the line ends early")
     for word in (type, name, *blobs):
         if len(word.encode()) > MAX_NAME_BYTES:
-            raise ParamError(f"{where}: the name '{_excerpt(word)}' is longer than {MAX_NAME_BYTES} bytes")
+            raise ParamError(f"{where}: the name '{excerpt(word)}' is longer than {MAX_NAME_BYTES} bytes")
     where = f"{where}: layer '{name}'"
-    return _Entry(number, type, name, tuple(blobs[:bottom_count]), tuple(blobs[bottom_count:]), _values(tail, where))
-
-
-def _values(text: str, where: str) -> dict[int, Value]:
-    """The parameters of a layer by id; of a repeated id the last one counts."""
-    values: dict[int, Value] = {}
-    position = 0
-    while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
-            raise ParamError(f"{where}: '{_excerpt(text[position:])}' is not a parameter like 0=1 or 6=\"0w,1\"")
-        position = token.end()
-        key, value = token.groups()
-        id = int(key) if len(key) <= 16 else MAX_PARAM_ID + 1
-        if id <= _ARRAY_ID:
-            id = _ARRAY_ID - id
-            parsed: Value = _old_array(value, f"{where}, {key}")
-        else:
-            parsed = _value(value, f"{where}, {key}")
-        if not 0 <= id <= MAX_PARAM_ID:
-            raise ParamError(f"{where}: there is no parameter id {_excerpt(key)}, ids go from 0 to {MAX_PARAM_ID}")
-        values[id] = parsed
-    return values
-
-
-def _value(text: str, where: str) -> Value:
-    if text[0] == '"' or (text[0].isascii() and text[0].isalpha()):
-        quoted = text[0] == '"'
-        string = text[1:-1] if quoted else text
-        closed = not quoted or (len(text) > 1 and text[-1] == '"' and '"' not in string)
-        if not closed or len(string.encode()) > _MAX_STRING_BYTES:
-            raise ParamError(
-                f"{where}: the string {_excerpt(text)} is not closed or has over {_MAX_STRING_BYTES} bytes"
-            )
-        return string
-    if "," not in text:
-        return _number(text, where)
-    elements = text.removesuffix(",").split(",")
-    if _is_float(elements[0]):
-        return tuple(float(_number(element, where)) for element in elements)
-    numbers = tuple(_number(element, where) for element in elements)
-    if any(isinstance(number, float) for number in numbers):
-        raise ParamError(f"{where}: the array starts with an integer but goes on with floats; write them all as floats")
-    return numbers
-
-
-def _old_array(text: str, where: str) -> Value:
-    count, *elements = text.split(",")
-    if not _INT.fullmatch(count) or len(count) > 16 or int(count) != len(elements):
-        raise ParamError(f"{where}: the array says '{_excerpt(count)}' elements and has {len(elements)}")
-    numbers = tuple(_number(element, where) for element in elements)
-    if len(set(map(type, numbers))) > 1:
-        raise ParamError(f"{where}: ncnn cannot read an array that mixes integers and floats; write them all as floats")
-    return numbers
-
-
-def _is_float(text: str) -> bool:
-    return any(c in ".eE" for c in text)
-
-
-def _number(text: str, where: str) -> int | float:
-    """An integer, or a float rounded to float32 the way ncnn does it (through a double)."""
-    if len(text) <= _MAX_VALUE_CHARS:
-        if not _is_float(text):
-            if _INT.fullmatch(text) and int(text) in _INT32:
-                return int(text)
-        elif _FLOAT.fullmatch(text):
-            with np.errstate(over="ignore"):
-                number = np.float32(float(text))
-            if np.isfinite(number):
-                return float(number)
-    raise ParamError(f"{where}: '{_excerpt(text)}' is not a 32-bit number")
-
-
-def _excerpt(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    return _Entry(
+        number, type, name, tuple(blobs[:bottom_count]), tuple(blobs[bottom_count:]), read_values(tail, where)
+    )
 
 
 def _connect(entries: Sequence[_Entry], file: str) -> ParsedNet:
@@ -290,7 +204,7 @@ def _layer(entry: _Entry, inputs: Sequence[Blob], outputs: Sequence[Blob], file:
         param = spec.by_id.get(id) if spec else None
         if param is None:
             params[id] = value
-        elif (understood := _as_kind(param.kind, value)) is not None:
+        elif (understood := as_kind(param.kind, value)) is not None:
             params[param.name] = understood
     layer = Layer(entry.type, entry.name, inputs, outputs, params)
     try:
@@ -300,7 +214,7 @@ def _layer(entry: _Entry, inputs: Sequence[Blob], outputs: Sequence[Blob], file:
     if not isinstance(entry.values.get(FEATMASK_ID, 0), int):
         raise ParamError(f"{where}: layer '{entry.name}': the feature mask (31) must be an integer")
     if SHAPE_HINTS_ID in entry.values:
-        hints = _as_kind("int[]", entry.values[SHAPE_HINTS_ID])
+        hints = as_kind("int[]", entry.values[SHAPE_HINTS_ID])
         if not isinstance(hints, tuple) or len(hints) not in (0, 4 * len(outputs), 5 * len(outputs)):
             raise ParamError(f"{where}: layer '{entry.name}': shape hints (30) are 4 or 5 integers for each output")
         size = len(hints) // max(len(outputs), 1)
@@ -318,25 +232,6 @@ def _shape(dims: Any, w: Any, h: Any, d: Any, c: Any) -> Shape | None:
     """The numpy shape of a Mat, None where the sizes make none."""
     shape = {1: (w,), 2: (h, w), 3: (c, h, w), 4: (c, d, h, w)}.get(dims)
     return shape if shape and all(size > 0 for size in shape) else None
-
-
-def _as_kind(kind: Kind, value: Value) -> Value | None:
-    """The value as a parameter of this kind reads it; None where it takes its default instead."""
-    if kind == "string":
-        return value if isinstance(value, str) else None
-    if kind in ("int", "float"):
-        if isinstance(value, (str, tuple)):
-            return None
-        return _float32(value) if kind == "float" else value if isinstance(value, int) else None
-    if not isinstance(value, tuple):
-        return None
-    if kind == "float[]":
-        return tuple(_float32(element) for element in value)
-    return value if all(isinstance(element, int) for element in value) else None
-
-
-def _float32(value: float) -> float:
-    return float(np.float32(value))
 
 
 def format_param(graph: Graph) -> str:
@@ -374,7 +269,7 @@ def _format_params(layer: Layer) -> Iterator[str]:
         values[id] = kind, name, _current_hints(layer, value) if id == SHAPE_HINTS_ID else value
     for id, (kind, name, value) in sorted(values.items()):
         try:
-            yield _format_value(id, kind, value)
+            yield format_value(id, kind, value)
         except ValueError as error:
             raise GraphError(f"{layer.type} '{layer.name}': {name}={value!r}: {error}") from None
 
@@ -393,63 +288,3 @@ def _hint(shape: Sequence[Any], *, five: bool) -> tuple[int, ...]:
     """The hint for one blob: ``dims,w,h,c``, or ``dims,w,h,d,c``."""
     c, d, h, w = {1: (1, 1, 1, *shape), 2: (1, 1, *shape), 3: (shape[0], 1, *shape[1:]), 4: tuple(shape)}[len(shape)]
     return (len(shape), w, h, d, c) if five else (len(shape), w, h, c)
-
-
-def _format_value(id: int, kind: Kind | None, value: Any) -> str:
-    """One ``id=value`` token; ValueError where the format has no way to say it."""
-    kind = kind or _kind_of(value)
-    if kind == "string":
-        return f"{id}={_string_text(value)}"
-    if kind == "int":
-        return f"{id}={_int_text(value)}"
-    if kind == "float":
-        return f"{id}={float_text(value)}"
-    write = _int_text if kind == "int[]" else float_text
-    elements = [write(element) for element in value]
-    return f"{_ARRAY_ID - id}=" + ",".join((str(len(elements)), *elements))
-
-
-def _kind_of(value: Any) -> Kind:
-    """The kind of a parameter that the table does not know."""
-    if isinstance(value, str):
-        return "string"
-    if isinstance(value, (Sequence, np.ndarray)):
-        return "float[]" if any(isinstance(element, (float, np.floating)) for element in value) else "int[]"
-    return "float" if isinstance(value, (float, np.floating)) else "int"
-
-
-def _int_text(value: Any) -> str:
-    if not isinstance(value, (int, np.integer)) or int(value) not in _INT32:
-        raise ValueError("not a 32-bit integer")
-    return str(int(value))
-
-
-def _string_text(value: Any) -> str:
-    if not isinstance(value, str) or len(value.encode()) > _MAX_STRING_BYTES or re.search(r"[\0\n\r]", value):
-        raise ValueError(f"not a string of at most {_MAX_STRING_BYTES} bytes on one line")
-    if '"' not in value:
-        return f'"{value}"'
-    # There is no escape for a quote, but a word may hold one inside.
-    if value[0].isascii() and value[0].isalpha() and not re.search(rf"[{_BLANKS}]", value):
-        return value
-    raise ValueError("ncnn cannot read a string with both quotes and blanks")
-
-
-def float_text(value: float) -> str:
-    """The shortest text that ncnn reads as this float32; an infinity becomes the largest finite number it can read.
-
-    Raises ValueError for NaN, which ncnn would take for a string.
-    """
-    if not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ValueError("not a number")
-    with np.errstate(over="ignore"):
-        number = np.float32(value)
-    if np.isnan(number):
-        raise ValueError("NaN cannot be written")
-    if np.isinf(number):
-        return _INFINITY if number > 0 else f"-{_INFINITY}"
-    text = np.format_float_scientific(number, unique=True, trim="-", exp_digits=1).replace("e+", "e")
-    plain = np.format_float_positional(number, unique=True, trim="0")
-    # Older parsers collect the digits on either side of the point in 32 bits.
-    whole, _, fraction = plain.lstrip("-").partition(".")
-    return plain if len(plain) <= len(text) + 2 and len(whole) <= 9 and len(fraction) <= 9 else text

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.param.text import float_text, format_param, parse_param
+from onnx2ncnn_opt.param.text import format_param, parse_param
+from onnx2ncnn_opt.param.values import float_text
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 
 FLT_MAX = float(np.finfo(np.float32).max)

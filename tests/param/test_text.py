@@ -229,6 +229,8 @@ def test_written_parameters(type: str, params: dict[str | int, Any], text: str) 
         ("Reshape", {"shape_expr": 'a "b"'}, "ncnn cannot read a string with both quotes and blanks"),
         ("Reshape", {"shape_expr": '"b"'}, "ncnn cannot read a string"),
         ("Reduction", {"axes": (0.0,)}, r"axes=\(0.0,\): not a 32-bit integer"),
+        ("Reduction", {"axes": 0}, "axes=0: not an array"),
+        ("Reduction", {"axes": "0"}, "axes='0': not an array"),
         ("My Type", {}, "'My Type' cannot be a layer type"),
         ("", {}, "'' cannot be a layer type"),
     ],

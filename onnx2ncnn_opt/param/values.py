@@ -1,0 +1,180 @@
+"""Parameter values in .param text: ``id=value`` tokens read the way ncnn reads them, and written so that it can."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import ParamError
+from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind
+
+_ARRAY_ID = -23300  # old style: -23300 - id stands for an array
+_MAX_VALUE_CHARS = 127
+_MAX_STRING_BYTES = 255
+_INT32 = range(-(2**31), 2**31)
+_INFINITY = "3.402823e38"
+
+BLANKS = " \t\v\f"
+_INT = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_TOKEN = re.compile(rf'([+-]?[0-9]+)=("[^"]*"|[^{BLANKS}]+)(?:[{BLANKS}]+|$)', re.ASCII)
+
+Value = int | float | str | tuple[int, ...] | tuple[float, ...]
+
+
+def read_values(text: str, where: str) -> dict[int, Value]:
+    """The parameters of a layer by id; of a repeated id the last one counts."""
+    values: dict[int, Value] = {}
+    position = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            raise ParamError(f"{where}: '{excerpt(text[position:])}' is not a parameter like 0=1 or 6=\"0w,1\"")
+        position = token.end()
+        key, value = token.groups()
+        id = int(key) if len(key) <= 16 else MAX_PARAM_ID + 1
+        if id <= _ARRAY_ID:
+            id = _ARRAY_ID - id
+            parsed: Value = _old_array(value, f"{where}, {key}")
+        else:
+            parsed = _value(value, f"{where}, {key}")
+        if not 0 <= id <= MAX_PARAM_ID:
+            raise ParamError(f"{where}: there is no parameter id {excerpt(key)}, ids go from 0 to {MAX_PARAM_ID}")
+        values[id] = parsed
+    return values
+
+
+def _value(text: str, where: str) -> Value:
+    if text[0] == '"' or (text[0].isascii() and text[0].isalpha()):
+        quoted = text[0] == '"'
+        string = text[1:-1] if quoted else text
+        closed = not quoted or (len(text) > 1 and text[-1] == '"' and '"' not in string)
+        if not closed or len(string.encode()) > _MAX_STRING_BYTES:
+            raise ParamError(f"{where}: the string {excerpt(text)} is not closed or has over {_MAX_STRING_BYTES} bytes")
+        return string
+    if "," not in text:
+        return _number(text, where)
+    elements = text.removesuffix(",").split(",")
+    if _is_float(elements[0]):
+        return tuple(float(_number(element, where)) for element in elements)
+    numbers = tuple(_number(element, where) for element in elements)
+    if any(isinstance(number, float) for number in numbers):
+        raise ParamError(f"{where}: the array starts with an integer but goes on with floats; write them all as floats")
+    return numbers
+
+
+def _old_array(text: str, where: str) -> Value:
+    count, *elements = text.split(",")
+    if not _INT.fullmatch(count) or len(count) > 16 or int(count) != len(elements):
+        raise ParamError(f"{where}: the array says '{excerpt(count)}' elements and has {len(elements)}")
+    numbers = tuple(_number(element, where) for element in elements)
+    if len(set(map(type, numbers))) > 1:
+        raise ParamError(f"{where}: ncnn cannot read an array that mixes integers and floats; write them all as floats")
+    return numbers
+
+
+def _is_float(text: str) -> bool:
+    return any(c in ".eE" for c in text)
+
+
+def _number(text: str, where: str) -> int | float:
+    """An integer, or a float rounded to float32 the way ncnn does it (through a double)."""
+    if len(text) <= _MAX_VALUE_CHARS:
+        if not _is_float(text):
+            if _INT.fullmatch(text) and int(text) in _INT32:
+                return int(text)
+        elif _FLOAT.fullmatch(text):
+            with np.errstate(over="ignore"):
+                number = np.float32(float(text))
+            if np.isfinite(number):
+                return float(number)
+    raise ParamError(f"{where}: '{excerpt(text)}' is not a 32-bit number")
+
+
+def excerpt(text: str) -> str:
+    """The beginning of a text, for an error message."""
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def as_kind(kind: Kind, value: Value) -> Value | None:
+    """The value as a parameter of this kind reads it; None where it takes its default instead."""
+    if kind == "string":
+        return value if isinstance(value, str) else None
+    if kind in ("int", "float"):
+        if isinstance(value, (str, tuple)):
+            return None
+        return _float32(value) if kind == "float" else value if isinstance(value, int) else None
+    if not isinstance(value, tuple):
+        return None
+    if kind == "float[]":
+        return tuple(_float32(element) for element in value)
+    return value if all(isinstance(element, int) for element in value) else None
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def format_value(id: int, kind: Kind | None, value: Any) -> str:
+    """One ``id=value`` token; ValueError where the format has no way to say it."""
+    kind = kind or _kind_of(value)
+    if kind == "string":
+        return f"{id}={_string_text(value)}"
+    if kind == "int":
+        return f"{id}={_int_text(value)}"
+    if kind == "float":
+        return f"{id}={float_text(value)}"
+    if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
+        raise ValueError("not an array")
+    write = _int_text if kind == "int[]" else float_text
+    elements = [write(element) for element in value]
+    return f"{_ARRAY_ID - id}=" + ",".join((str(len(elements)), *elements))
+
+
+def _kind_of(value: Any) -> Kind:
+    """The kind of a parameter that the table does not know."""
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, (Sequence, np.ndarray)):
+        return "float[]" if any(isinstance(element, (float, np.floating)) for element in value) else "int[]"
+    return "float" if isinstance(value, (float, np.floating)) else "int"
+
+
+def _int_text(value: Any) -> str:
+    if not isinstance(value, (int, np.integer)) or int(value) not in _INT32:
+        raise ValueError("not a 32-bit integer")
+    return str(int(value))
+
+
+def _string_text(value: Any) -> str:
+    if not isinstance(value, str) or len(value.encode()) > _MAX_STRING_BYTES or re.search(r"[\0\n\r]", value):
+        raise ValueError(f"not a string of at most {_MAX_STRING_BYTES} bytes on one line")
+    if '"' not in value:
+        return f'"{value}"'
+    # There is no escape for a quote, but a word may hold one inside.
+    if value[0].isascii() and value[0].isalpha() and not re.search(rf"[{BLANKS}]", value):
+        return value
+    raise ValueError("ncnn cannot read a string with both quotes and blanks")
+
+
+def float_text(value: float) -> str:
+    """The shortest text that ncnn reads as this float32; an infinity becomes the largest number that every ncnn can.
+
+    Raises ValueError for NaN, which ncnn would take for a string.
+    """
+    if not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ValueError("not a number")
+    with np.errstate(over="ignore"):
+        number = np.float32(value)
+    if np.isnan(number):
+        raise ValueError("NaN cannot be written")
+    if np.isinf(number):
+        return _INFINITY if number > 0 else f"-{_INFINITY}"
+    text = np.format_float_scientific(number, unique=True, trim="-", exp_digits=1).replace("e+", "e")
+    plain = np.format_float_positional(number, unique=True, trim="0")
+    # Older parsers collect the digits on either side of the point in 32 bits.
+    whole, _, fraction = plain.lstrip("-").partition(".")
+    return plain if len(plain) <= len(text) + 2 and len(whole) <= 9 and len(fraction) <= 9 else text
