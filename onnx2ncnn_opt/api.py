@@ -49,9 +49,9 @@ class Files:
 class Conversion:
     """A converted model, in memory.
 
-    `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out, `events`
-    what the passes did and what they nearly did. `layers_before` counts the layers that would have been written
-    without passes.
+    `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
+    `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
+    written without passes.
     """
 
     model: LoadedModel

@@ -1,0 +1,126 @@
+"""``onnx2ncnn-opt convert``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, verification_options
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.api import Files
+    from onnx2ncnn_opt.report.verification import OutputRow
+
+_NO_PREFIX = (".param", ".bin", ".ncnn.json")
+
+
+@click.command()
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
+@click.option(
+    "-o",
+    "output",
+    metavar="PREFIX",
+    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files of the model's name into the folder "
+    "PREFIX.  [default: the model's path without .onnx]",
+)
+@verification_options
+@click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
+@click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
+@click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
+@click.option("--no-optimize", is_flag=True, help="Leave all passes out.")
+@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and those that nearly were, with the reason.")
+def convert(
+    model: Path,
+    output: str | None,
+    shapes: dict[str, list[int]],
+    inputs: Path | None,
+    seed: int,
+    no_verify: bool,
+    keep_failed: bool,
+    skip: tuple[str, ...],
+    no_optimize: bool,
+    verbose: bool,
+) -> None:
+    """Convert MODEL.onnx to an optimised ncnn net, and verify it.
+
+    The files appear only when all of it has succeeded.
+    """
+    start = time.perf_counter()
+    if no_verify and (inputs or keep_failed):
+        raise click.UsageError("--inputs and --keep-failed are about verification, but --no-verify leaves that out")
+    from onnx2ncnn_opt import api
+    from onnx2ncnn_opt.report.console import show, working
+    from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
+    from onnx2ncnn_opt.runtime.base import require
+
+    prefix = _prefix(model, output)
+    files = api.Files.at(prefix)
+    _check_target(files, model)
+    if not no_verify:
+        require("onnxruntime")
+        require("ncnn")
+    with working(f"converting {model}", sys.stderr):
+        conversion = api.convert(model, shapes=shapes, optimize=not no_optimize, skip=skip)
+    report, rows = None, None
+    try:
+        with conversion.drafts(prefix) as drafts:
+            if not no_verify:
+                with working("verifying the net against ONNX Runtime", sys.stderr):
+                    report = conversion.verify_files(drafts, shapes=shapes, feeds=inputs, seed=seed)
+                rows = [_renamed(row, drafts, files) for row in output_rows(report)]
+                if not keep_failed:
+                    report.check()
+    except VerificationError:
+        if report is None:
+            raise
+    written = report is None or report.ok or keep_failed
+    summary = ConversionSummary(
+        model=str(model),
+        producer=conversion.model.producer,
+        manifest=conversion.manifest(),
+        applied=conversion.applied,
+        near_misses=conversion.near_misses,
+        verified=rows,
+        files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
+        seconds=time.perf_counter() - start,
+    )
+    show(conversion_blocks(summary, verbose=verbose), sys.stdout)
+    if report is not None and not report.ok:
+        raise failure(report, "the files are kept for study" if written else "no files are written (see --keep-failed)")
+
+
+def _prefix(model: Path, output: str | None) -> Path:
+    stem = model.name.removesuffix(".onnx")
+    if output is None:
+        return model.with_name(stem)
+    if output.endswith(_NO_PREFIX):
+        raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.ncnn.param and its companions")
+    path = Path(output)
+    return path / stem if path.is_dir() or output.endswith(os.sep) else path
+
+
+def _check_target(files: Files, model: Path) -> None:
+    """Find out before the work whether its result could be written."""
+    folder = files.param.parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {files.param}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {files.param}: no permission to write into {folder.absolute()}")
+    for path in astuple(files):
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder")
+        if path.exists() and path.samefile(model):
+            raise UsageError(f"cannot write {path}: it is the model itself")
+
+
+def _renamed(row: OutputRow, drafts: Files, files: Files) -> OutputRow:
+    """The row with the files' names as they are to be, not as they were while it was made."""
+    message = row.message.replace(str(drafts.param), str(files.param)).replace(str(drafts.bin), str(files.bin))
+    return replace(row, message=message)

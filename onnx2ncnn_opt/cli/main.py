@@ -1,0 +1,80 @@
+"""The entry point: the group of commands, and how every kind of end becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+from onnx2ncnn_opt.cli.convert import convert
+from onnx2ncnn_opt.cli.ops import ops
+from onnx2ncnn_opt.cli.passes import passes
+from onnx2ncnn_opt.cli.verify import verify
+from onnx2ncnn_opt.errors import Error
+
+PROGRAM = "onnx2ncnn-opt"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=PROGRAM)
+def cli() -> None:
+    """Turn ONNX models exported from PyTorch into optimised ncnn models, and prove that they compute the same.
+
+    \b
+    Exit codes: 0 done, 1 cannot convert, 2 wrong usage, 3 verification failed.
+    """
+
+
+for _command in (convert, verify, passes, ops):
+    cli.add_command(_command)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code, and lets nothing but bugs of its own become a traceback."""
+    _prepare_process()
+    try:
+        with cli.make_context(PROGRAM, list(sys.argv[1:] if args is None else args)) as context:
+            cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except Error as error:
+        return _fail(str(error), error.exit_code)
+    except MemoryError:
+        return _fail("out of memory", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 128 + signal.SIGINT)
+    except BrokenPipeError:
+        # Whoever read the output has had enough; what is left of it must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        return _fail(str(error), 1)
+    return 0
+
+
+def _prepare_process() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # the locale's encoding may not have all characters
+    # Being told to stop is no reason to leave half-written files or child processes behind.
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _stop)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _fail(message: str, code: int) -> int:
+    from onnx2ncnn_opt.report.console import printable
+
+    click.echo(f"Error: {printable(message)}", err=True)
+    return code

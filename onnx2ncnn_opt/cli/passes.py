@@ -1,0 +1,17 @@
+"""``onnx2ncnn-opt passes``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command()
+def passes() -> None:
+    """List the optimisation passes, in the order in which they run."""
+    from onnx2ncnn_opt.passes import PASSES
+    from onnx2ncnn_opt.report.console import Table, show
+
+    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in PASSES)
+    show([Table(("pass", "bit-equal", "what it does"), rows, named=(1,))], sys.stdout)

@@ -1,0 +1,64 @@
+"""What the commands that verify have in common: their options, and how a result is shown and ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx2ncnn_opt.errors import VerificationError
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.report.verification import OutputRow
+    from onnx2ncnn_opt.verify.verify import VerifyReport
+
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int]]:
+    """Sizes by input name, from ``name:1,3,224,224``; the name may have colons in it."""
+    shapes: dict[str, list[int]] = {}
+    for value in values:
+        name, _, sizes = value.rpartition(":")
+        if not name or not re.fullmatch(r"(\d+(,\d+)*)?", sizes):
+            raise click.BadParameter(f"'{value}' is not of the form name:1,3,224,224", ctx, param)
+        if name in shapes:
+            raise click.BadParameter(f"two shapes for input '{name}'", ctx, param)
+        shapes[name] = [int(size) for size in sizes.split(",") if size]
+    return shapes
+
+
+def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --shape, --inputs and --seed, as `shapes`, `inputs` and `seed`."""
+    shape = click.option(
+        "--shape",
+        "shapes",
+        multiple=True,
+        callback=_shapes,
+        metavar="NAME:SIZES",
+        help="Shape of an input, e.g. x:1,3,224,224; may be given several times.",
+    )
+    inputs = click.option(
+        "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays to verify with, by the inputs' names."
+    )
+    seed = click.option(
+        "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the inputs if none are given."
+    )
+    return shape(inputs(seed(command)))
+
+
+def output_rows(report: VerifyReport) -> list[OutputRow]:
+    """The outputs as the report shows them."""
+    from onnx2ncnn_opt.report.verification import OutputRow
+
+    return [OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, o.message) for o in report.outputs]
+
+
+def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
+    """The error that a command ends with when outputs differ; the outputs themselves have been shown."""
+    wrong = sum(output.status != "ok" for output in report.outputs)
+    message = f"{wrong} of {len(report.outputs)} outputs differ from ONNX Runtime's"
+    return VerificationError(f"{message}; {consequence}" if consequence else message)

@@ -1,0 +1,46 @@
+"""``onnx2ncnn-opt verify``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, verification_options
+
+
+@click.command()
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
+@click.argument("param", type=EXISTING_FILE, metavar="NET.param")
+@click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
+@click.option(
+    "--manifest",
+    "manifest_path",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
+)
+@verification_options
+def verify(
+    model: Path,
+    param: Path,
+    bin: Path,
+    manifest_path: Path | None,
+    shapes: dict[str, list[int]],
+    inputs: Path | None,
+    seed: int,
+) -> None:
+    """Run a net against MODEL.onnx in ONNX Runtime, whatever converted it."""
+    from onnx2ncnn_opt.manifest import read_manifest
+    from onnx2ncnn_opt.report.console import show, working
+    from onnx2ncnn_opt.report.verification import output_table
+    from onnx2ncnn_opt.verify.beside import manifest_beside
+    from onnx2ncnn_opt.verify.verify import verify_net
+
+    manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
+    with working(f"running {param} against {model}", sys.stderr):
+        report = verify_net(model, param, bin, manifest=manifest, feeds=inputs, shapes=shapes, seed=seed)
+    show([*([f"note: {note}"] if note else []), output_table(output_rows(report))], sys.stdout)
+    if not report.ok:
+        raise failure(report)

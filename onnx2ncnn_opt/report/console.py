@@ -1,0 +1,83 @@
+"""Where a report goes: tables and a spinner on a terminal, plain lines for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header.
+
+    Plain lines have no header: there `label` starts every line, so that it can be searched for, and the cells of the
+    `named` columns come with their column's name.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    label: str = ""
+    named: tuple[int, ...] = ()
+
+    def plain(self) -> list[str]:
+        """A line for each row, its cells aligned and separated by two spaces."""
+        rows = [
+            [f"{self.columns[i]} {cell}" if i in self.named else cell for i, cell in enumerate(row)]
+            for row in self.rows
+        ]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        label = f"{self.label}: " if self.label else ""
+        return [
+            label + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+
+
+Block = str | Table
+
+
+def show(blocks: Sequence[Block], stream: TextIO) -> None:
+    """Write lines and tables to a stream: with rich if it is a terminal, without a single escape code if it is not."""
+    if stream.isatty():
+        _show_rich(blocks, stream)
+        return
+    for block in blocks:
+        for line in block.plain() if isinstance(block, Table) else [block]:
+            stream.write(printable(line) + "\n")
+
+
+def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
+    from rich import box  # only a terminal needs it
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False)
+    for block in blocks:
+        if isinstance(block, str):
+            console.print(Text(printable(block)), soft_wrap=True)
+            continue
+        table = RichTable(*block.columns, box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in block.rows:
+            table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
+        console.print(table)
+
+
+@contextmanager
+def working(what: str, stream: TextIO) -> Iterator[None]:
+    """A spinner that says what takes the time, if the stream is a terminal."""
+    if not stream.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(file=stream).status(Text(printable(what))):
+        yield
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a name from somebody's model could do to a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

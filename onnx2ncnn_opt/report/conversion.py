@@ -1,0 +1,60 @@
+"""What `convert` tells about its work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.report.console import Block, Table
+from onnx2ncnn_opt.report.verification import OutputRow, output_table
+from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
+
+
+@dataclass(frozen=True)
+class ConversionSummary:
+    """A conversion that is done. `files` are paths and sizes in bytes; `verified` is None if nothing was."""
+
+    model: str
+    producer: str
+    manifest: Manifest
+    applied: Sequence[Applied]
+    near_misses: Sequence[NearMiss]
+    verified: Sequence[OutputRow] | None
+    files: Sequence[tuple[str, int]]
+    seconds: float
+
+
+def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
+    """The summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and what nearly was one."""
+    manifest = summary.manifest
+    blocks: list[Block] = [f"model: {summary.model} (opset {manifest.source.opset}, {summary.producer})"]
+    if verbose:
+        blocks += [_port("input", tensor) for tensor in manifest.inputs]
+        blocks += [_port("output", tensor) for tensor in manifest.outputs]
+        blocks += [f"rewrite: {event}" for event in summary.applied]
+        blocks += [f"near miss: {event}" for event in summary.near_misses]
+    blocks.append(f"layers: {manifest.layers.before} -> {manifest.layers.after}")
+    passes = Counter(event.pass_name for event in summary.applied)
+    if passes:
+        blocks.append(Table(("pass", "rewrites"), tuple((name, str(n)) for name, n in passes.items()), "pass"))
+    if summary.verified is not None:
+        blocks.append(output_table(summary.verified))
+    blocks += [f"wrote: {path} ({_bytes(size)})" for path, size in summary.files]
+    blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
+    return blocks
+
+
+def _port(kind: str, tensor: Tensor) -> str:
+    shape = ", ".join("?" if size is None else str(size) for size in tensor.shape)
+    batch = "" if tensor.batch_axis is None else f", without its batch axis {tensor.batch_axis}"
+    return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"
+
+
+def _bytes(size: int) -> str:
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB"):
+        if value >= 1000:
+            value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"

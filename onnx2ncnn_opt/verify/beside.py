@@ -1,0 +1,32 @@
+"""The manifest beside a net, if it is really about this net and this model."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
+
+
+def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
+    """NET.json for NET.param, and why it is not used although it is there (empty if it is used, or not there).
+
+    It lies there with any net that was later written under the same name, by whatever converter, and stays when the
+    model is exported once more: it is about these two only if it has the model's hash and the net has its blobs.
+    """
+    path = param.with_suffix(".json")
+    if path == param or not path.is_file():
+        return None, ""
+    try:
+        manifest = read_manifest(path)
+    except UsageError as error:
+        return None, f"not used: {error}"
+    if manifest.source.sha256 != hashlib.sha256(model.read_bytes()).hexdigest():
+        return None, f"{path} is not used: it was written for another model"
+    # Enough to tell nets apart, and works for one that no parser would take.
+    words = set(param.read_text(errors="replace").split())
+    missing = [t.blob for t in (*manifest.inputs, *manifest.outputs) if t.blob not in words]
+    if missing:
+        return None, f"{path} is not used: {param} has no blob '{missing[0]}'"
+    return manifest, ""
