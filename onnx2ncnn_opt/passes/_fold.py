@@ -23,16 +23,15 @@ class Affine(NamedTuple):
 
 
 def fold(layer: Layer, affine: Affine) -> Layer:
-    """The layer with ``output * scale + shift`` calculated into it; its weights become float32."""
+    """The layer with ``output * scale + shift`` calculated into it; weights that change become float32."""
     scale, shift = affine
     if layer.type == "BatchNorm":
         slope, bias = _blocks(layer, "slope_data", "bias_data")
         return layer.having(weights=_stored(layer, slope_data=slope * scale, bias_data=bias * scale + shift))
-    name = "scale_data" if layer.type == "Scale" else "weight_data"
-    (weight,) = _blocks(layer, name)
-    require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
-    # Output channels are the outermost axis of every weight, the transposed and the grouped ones included.
-    weights = {name: (weight.reshape(len(scale), -1) * scale[:, None]).reshape(weight.shape)}
+    weights = {}
+    if (scale != 1).any():
+        name = "scale_data" if layer.type == "Scale" else "weight_data"
+        weights[name] = _scaled(layer, name, scale)
     bias_term = layer["bias_term"]
     if bias_term:
         (bias,) = _blocks(layer, "bias_data")
@@ -133,6 +132,18 @@ def _known_shape(layer: Layer) -> Shape:
 
 def _blocks(layer: Layer, *names: str) -> tuple[Array, ...]:
     return tuple(layer.weights[name].astype(np.float64) for name in names)
+
+
+def _scaled(layer: Layer, name: str, scale: Array) -> Array:
+    """A weight times a factor for each output channel, which is its outermost axis whatever the layer's type."""
+    weight = layer.weights[name]
+    require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
+    rows = weight.reshape(len(scale), -1)
+    product = np.empty(rows.shape, np.float32)
+    with np.errstate(over="ignore"):
+        # Through a small buffer: a large weight in float64 would take twice its memory.
+        np.multiply(rows, scale[:, None], out=product, dtype=np.float64, casting="same_kind")
+    return product.reshape(weight.shape)
 
 
 def _stored(layer: Layer, **blocks: Array) -> dict[str, Array]:

@@ -32,12 +32,12 @@ def substitute(graph: Graph, match: Match, layers: Sequence[Layer]) -> None:
     They unite the origins and feature masks of what they replace: an opt-out of fp16 must survive a fusion.
     """
     root = match.root
-    origin = tuple(name for layer in (*match.layers[::-1], *match.kept) for name in layer.origin)
+    origin = dict.fromkeys(name for layer in (*match.layers[::-1], *match.kept) for name in layer.origin)
     mask = 0
     for layer in match.layers:
         mask |= layer["featmask"]
     for new in layers:
-        new.origin = tuple(dict.fromkeys(origin))
+        new.origin = tuple(origin)
         new.params.pop("shape_hints", None)
         if mask:
             new.params["featmask"] = mask
@@ -52,7 +52,6 @@ def substitute(graph: Graph, match: Match, layers: Sequence[Layer]) -> None:
 
 def eliminate(graph: Graph, match: Match, blobs: Sequence[Blob]) -> tuple[Layer, ...]:
     """Use blobs instead of the root's outputs, and remove the match; returns the layers that read something else now.
-
     A name that the net's caller knows survives: where the root's output is an output of the net, the blob takes over
     its name. Refused where the blob has such a name itself.
     """

@@ -1,8 +1,9 @@
-"""Random nets of the layers that the passes know, built from lists of small numbers, so that hypothesis can shrink them."""
+"""Random nets of the layers that the passes know, built from lists of small numbers that hypothesis can shrink."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class CnnBuilder:
         self.graph.outputs = [*free, *inner]
         return self.graph
 
-    def add(self, type: str, *inputs: Blob, tops: int = 1, **params: object) -> Blob:
+    def add(self, type: str, *inputs: Blob, tops: int = 1, **params: Any) -> Blob:
         """A layer with random weights; returns its first output."""
         name = f"{type.lower()}_{len(self.graph)}"
         outputs = [Blob(f"{name}_{i}") for i in range(tops)]
@@ -56,11 +57,14 @@ def _channels(x: Blob) -> int:
 
 def _convolution(net: CnnBuilder, x: Blob, variant: int) -> Blob:
     c, bias = _channels(x), variant >> 3 & 1
-    activation: dict[str, object] = {1: {"activation_type": 1}, 2: {"activation_type": 2, "activation_params": (0.1,)}}.get(variant, {})
+    activation: dict[str, Any] = {
+        1: {"activation_type": 1},
+        2: {"activation_type": 2, "activation_params": (0.1,)},
+    }.get(variant, {})
     if len(x.shape or ()) == 1:
         return net.add("InnerProduct", x, num_output=4, bias_term=bias, weight_data_size=4 * c, **activation)
     size = 3 * 3 * c * c
-    kernel: dict[str, object] = {"num_output": c, "kernel_w": 3, "pad_left": 1, "bias_term": bias}
+    kernel: dict[str, Any] = {"num_output": c, "kernel_w": 3, "pad_left": 1, "bias_term": bias}
     if variant % 3 == 0:
         return net.add("Convolution", x, **kernel, **activation, weight_data_size=size)
     if variant % 3 == 1:
@@ -82,7 +86,7 @@ def _constant(net: CnnBuilder, x: Blob, variant: int) -> Blob:
     """An operator with a constant of any form: a scalar, one value per channel, row or column, or all."""
     assert x.shape
     c, *inner = x.shape
-    forms: list[dict[str, object]] = [{"w": 1}, {"w": c}]
+    forms: list[dict[str, Any]] = [{"w": 1}, {"w": c}]
     if inner:
         h, w = inner
         forms += [{"w": 1, "h": 1, "c": c}, {"w": w}, {"w": w, "h": h, "c": c}, {"w": 1, "h": h, "c": c}]
@@ -92,11 +96,13 @@ def _constant(net: CnnBuilder, x: Blob, variant: int) -> Blob:
 
 
 def _scalar(net: CnnBuilder, x: Blob, variant: int) -> Blob:
-    return net.add("BinaryOp", x, op_type=(0, 1, 2, 3, 7)[variant % 5], with_scalar=1, b=(0.75, -1.25, 2.0)[variant % 3])
+    return net.add(
+        "BinaryOp", x, op_type=(0, 1, 2, 3, 7)[variant % 5], with_scalar=1, b=(0.75, -1.25, 2.0)[variant % 3]
+    )
 
 
 def _activation(net: CnnBuilder, x: Blob, variant: int) -> Blob:
-    kinds: tuple[tuple[str, dict[str, object]], ...] = (
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
         ("ReLU", {}),
         ("ReLU", {"slope": 0.1}),
         ("Clip", {"min": -1.0, "max": 1.5}),

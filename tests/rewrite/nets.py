@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from onnx2ncnn_opt.ir.graph import Graph
+from collections.abc import Iterable
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.text import parse_param
 
@@ -19,7 +21,8 @@ def net(*lines: str) -> Graph:
 
 def shown(graph: Graph) -> list[str]:
     """The layers as ``Type name: inputs -> outputs``."""
-    return [
-        f"{layer.type} {layer.name}: {' '.join(b.name for b in layer.inputs)} -> {' '.join(b.name for b in layer.outputs)}"
-        for layer in graph
-    ]
+
+    def names(blobs: Iterable[Blob]) -> str:
+        return " ".join(blob.name for blob in blobs)
+
+    return [f"{layer.type} {layer.name}: {names(layer.inputs)} -> {names(layer.outputs)}" for layer in graph]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from nets import net
 
@@ -40,7 +42,7 @@ def test_types_and_captures() -> None:
         ({"kernel_h": frozenset({1, 5})}, False),
     ],
 )
-def test_parameters_are_compared_with_their_defaults(params: dict[str, object], fits: bool) -> None:
+def test_parameters_are_compared_with_their_defaults(params: dict[str, Any], fits: bool) -> None:
     graph = net(X, "Convolution c 1 1 x y 0=2 1=3 4=1 6=54")
     assert bool(found(op("Convolution", "c", **params), graph)) == fits
 

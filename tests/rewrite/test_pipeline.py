@@ -142,6 +142,7 @@ def test_elimination_keeps_the_names_of_inputs_and_outputs() -> None:
     run(inside, [drop], check=True)
     assert shown(inside) == ["Input x:  -> x", "ReLU b: x -> y"]
     assert [blob.name for blob in inside.outputs] == ["y"]
+    assert [layer.origin for layer in inside] == [("/x",), ("/b",)]
 
     across = net(X, "Dropout a 1 1 x y")
     assert reasons(run(across, [drop])) == ["both 'x' and 'y' are public names: an input and an output"]
