@@ -36,7 +36,7 @@ class CnnBuilder:
         """A layer with random weights; returns its first output."""
         name = f"{type.lower()}_{len(self.graph)}"
         outputs = [Blob(f"{name}_{i}") for i in range(tops)]
-        layer = self.graph.add(Layer(type, name, inputs, outputs, params))
+        layer = self.graph.add(Layer(type, name, inputs, outputs, {**params}))
         for block in weight_blocks(layer):
             values = self.rng.uniform(0.5, 1.5, block.count)
             if block.name not in ("var_data", "data"):
@@ -57,10 +57,8 @@ def _channels(x: Blob) -> int:
 
 def _convolution(net: CnnBuilder, x: Blob, variant: int) -> Blob:
     c, bias = _channels(x), variant >> 3 & 1
-    activation: dict[str, Any] = {
-        1: {"activation_type": 1},
-        2: {"activation_type": 2, "activation_params": (0.1,)},
-    }.get(variant, {})
+    leaky = {"activation_type": 2, "activation_params": (0.1,)}
+    activation: dict[str, Any] = {"activation_type": 1} if variant == 1 else leaky if variant == 2 else {}
     if len(x.shape or ()) == 1:
         return net.add("InnerProduct", x, num_output=4, bias_term=bias, weight_data_size=4 * c, **activation)
     size = 3 * 3 * c * c
