@@ -111,7 +111,9 @@ class Conversion:
         """As `verify`, for files that are written already."""
         from onnx2ncnn_opt.verify.verify import verify_net  # both runtimes
 
-        return verify_net(self.source, files.param, files.bin, manifest=self.manifest(), **options)
+        # An input may have no other shape than the one that was given to the conversion.
+        bound = {port.name: port.shape for port in self.inputs if all(isinstance(size, int) for size in port.shape)}
+        return verify_net(self.source, files.param, files.bin, manifest=self.manifest(), **{"shapes": bound, **options})
 
 
 def convert(
@@ -133,10 +135,11 @@ def convert(
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
         UsageError: `shapes` or `skip` do not fit.
     """
+    chosen = passes.select(skip)
     loaded = load_model(model, shapes=shapes)
     imported = import_model(loaded)
     before = len(list_layers(imported.graph).lines)
-    events = passes.run(imported.graph, skip=skip, limit=limit) if optimize else []
+    events = passes.run(imported.graph, chosen, limit=limit) if optimize else []
     source = Path(model) if isinstance(model, (str, os.PathLike)) else _bytes(model)
     return Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, tuple(events), before)
 

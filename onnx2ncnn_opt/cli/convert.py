@@ -73,7 +73,7 @@ def convert(
         with conversion.drafts(prefix) as drafts:
             if not no_verify:
                 with working("verifying the net against ONNX Runtime", sys.stderr):
-                    report = conversion.verify_files(drafts, shapes=shapes, feeds=inputs, seed=seed)
+                    report = conversion.verify_files(drafts, feeds=inputs, seed=seed)
                 rows = [_renamed(row, drafts, files) for row in output_rows(report)]
                 if not keep_failed:
                     report.check()

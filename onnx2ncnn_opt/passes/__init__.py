@@ -9,6 +9,7 @@ another having run before, only on who is asked first.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
@@ -61,6 +62,16 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+def select(skip: Collection[str], passes: Sequence[Pass] = PASSES) -> tuple[Pass, ...]:
+    """The passes without those named in `skip`; UsageError for a name that none has."""
+    names = [p.name for p in passes]
+    for unknown in sorted(set(skip) - set(names)):
+        close = get_close_matches(unknown, names, n=1)
+        meant = f"did you mean {close[0]}?" if close else "`onnx2ncnn-opt passes` lists them"
+        raise UsageError(f"there is no pass called {unknown}; {meant}")
+    return tuple(p for p in passes if p.name not in skip)
+
+
 def run(
     graph: Graph,
     passes: Sequence[Pass] = PASSES,
@@ -72,7 +83,4 @@ def run(
 
     `skip` names passes to leave out; UsageError for one that does not exist. See `pipeline.run` for the rest.
     """
-    unknown = sorted(set(skip) - {p.name for p in passes})
-    if unknown:
-        raise UsageError(f"there is no pass called {', '.join(unknown)}; `onnx2ncnn-opt passes` lists them")
-    return pipeline.run(graph, [p for p in passes if p.name not in skip], limit=limit, check=check)
+    return pipeline.run(graph, select(skip, passes), limit=limit, check=check)
