@@ -36,7 +36,8 @@ class CnnBuilder:
         """A layer with random weights; returns its first output."""
         name = f"{type.lower()}_{len(self.graph)}"
         outputs = [Blob(f"{name}_{i}") for i in range(tops)]
-        layer = self.graph.add(Layer(type, name, inputs, outputs, {**params}))
+        layer = self.graph.add(Layer(type, name, inputs, outputs))
+        layer.params.update(params)
         for block in weight_blocks(layer):
             values = self.rng.uniform(0.5, 1.5, block.count)
             if block.name not in ("var_data", "data"):
