@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+_TO_THE_END = (-233, 0x7FFFFFFF)
+
+
+class _Part(NamedTuple):
+    """What a Crop keeps of one axis."""
+
+    start: int
+    end: int
+    crop: Layer
+
+
+@graph_pass(exact=True)
+def fuse_crop_slice(graph: Graph) -> Iterator[Change]:
+    """x ── Crop ── a, x ── Crop ── b   ⇒   x ── Slice ── a, b
+
+    Crops of one blob that share it out along one axis without a gap or an overlap.
+    """
+    crops: dict[tuple[Blob, int], list[_Part]] = {}
+    for layer in graph:
+        if layer.type == "Crop" and (found := _part(layer)) is not None:
+            axis, part = found
+            crops.setdefault((layer.input, axis), []).append(part)
+    for (blob, axis), parts in crops.items():
+        shape = blob.shape
+        assert shape is not None
+        ordered = sorted(parts, key=lambda part: part.start)
+        ends = [0, *(part.end for part in ordered)]
+        if (
+            len(parts) > 1
+            and ends[-1] == shape[axis]
+            and all(p.start == end for p, end in zip(ordered, ends, strict=False))
+        ):
+            yield _merge(graph, blob, axis, first=parts[0].crop, ordered=ordered)
+
+
+def _part(crop: Layer) -> tuple[int, _Part] | None:
+    """The axis and the part of it that a Crop keeps, where all of that is known."""
+    if set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"} or len(crop.inputs) != 1:
+        return None
+    shape = crop.input.shape
+    if shape is None or not len(crop["starts"]) == len(crop["ends"]) == len(crop["axes"]) == 1:
+        return None
+    (start,), (end,), (axis,) = crop["starts"], crop["ends"], crop["axes"]
+    axis += len(shape) if axis < 0 else 0
+    size: Dim = shape[axis] if 0 <= axis < len(shape) else 0
+    if not isinstance(size, int):
+        return None
+    start += size if start < 0 else 0
+    end = size if end in _TO_THE_END else end + size if end < 0 else min(end, size)
+    return (axis, _Part(start, end, crop)) if 0 <= start < end else None
+
+
+def _merge(graph: Graph, blob: Blob, axis: int, first: Layer, ordered: list[_Part]) -> Change:
+    """Put one Slice before the first of the Crops, and let it make all of their blobs."""
+    crops = tuple(part.crop for part in ordered)
+    params: dict[str | int, Any] = {"slices": tuple(part.end - part.start for part in ordered), "axis": axis}
+    if mask := reduce(or_, (crop["featmask"] for crop in crops)):
+        params["featmask"] = mask
+    tops = [Blob(crop.output.name, crop.output.shape, crop.output.batch) for crop in crops]
+    origin = [name for crop in crops for name in crop.origin]
+    new = graph.add(Layer("Slice", first.name, [blob], tops, params, origin=origin), before=first)
+    replaced = {crop.output: top for crop, top in zip(crops, tops, strict=True)}
+    for old, top in replaced.items():
+        graph.redirect(old, top)
+    if any(old.is_output for old in replaced):
+        graph.outputs = [replaced.get(output, output) for output in graph.outputs]
+    for crop in crops:
+        graph.remove(crop)
+    return Change(crops, (new,))
