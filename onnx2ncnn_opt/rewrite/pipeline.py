@@ -123,15 +123,18 @@ class _Run:
 
     def _revisit(self, touched: Iterable[Layer], used: Iterable[Blob]) -> None:
         """Queue every layer whose matches may differ: those behind changed layers and blobs, within patterns' reach."""
-        front = dict.fromkeys(touched)
-        front.update(dict.fromkeys(_near_users(used)))
+        changed = dict.fromkeys(touched)
+        front = changed | dict.fromkeys(_near_users(used))
         seen = set(front)
         for distance in range(self.depth):
             for layer in front:
                 for p in self.by_type.get(layer.type, ()):
                     if p.depth > distance:
                         self.queues[p].push(layer)
-            front = dict.fromkeys(user for layer in front for user in _near_users(layer.outputs) if user not in seen)
+            # All users of a changed layer may look at it as a layer that is kept.
+            behind = [*_near_users(blob for layer in front for blob in layer.outputs)]
+            behind += [user for layer in changed for blob in layer.outputs for user in blob.users]
+            front, changed = dict.fromkeys(user for user in behind if user not in seen), {}
             seen.update(front)
 
     def _give_names(self, layers: Sequence[Layer]) -> None:

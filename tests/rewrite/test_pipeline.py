@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from nets import net, shown
 
@@ -176,6 +177,24 @@ def test_what_one_pass_makes_another_takes_up() -> None:
     graph = net(X, "ReLU a 1 1 x p", "Dropout d 1 1 p q", "ReLU b 1 1 q y")
     assert applied(run(graph, [merge, drop], check=True)) == ["drop", "merge"]
     assert shown(graph) == ["Input x:  -> x", "ReLU a: x -> y"]
+
+
+def test_every_user_of_a_new_layer_is_asked_again() -> None:
+    count = 20
+    names = [f"b{i}" for i in range(count)]
+    graph = net(
+        "Input x 0 1 x 0=4",
+        "InnerProduct p 1 1 x a 0=2 2=8",
+        "Noop n 1 1 a b",
+        "Dropout d 1 1 b c 0=2.0",
+        f"Split s 1 {count} c {' '.join(names)}",
+        *(f"Flatten f{i} 1 1 b{i} y{i}" for i in range(count)),
+        f"Concat z {count} 1 {' '.join(f'y{i}' for i in range(count))} z",
+    )
+    graph.layers[1].weights["weight_data"] = np.ones(8, np.float32)
+    optimise(graph, check=True)
+    assert [layer.type for layer in graph] == ["Input", "InnerProduct", "Concat"]
+    assert not applied(optimise(graph))
 
 
 @pytest.mark.parametrize("limit", range(6))
