@@ -154,6 +154,8 @@ class ImportContext:
         """The value as a tensor of the running net; a constant becomes MemoryData."""
         if isinstance(x, Tensor):
             return x
+        if x.is_symbolic:
+            raise self.refuse("it depends on a size that is not fixed", "bind it with --shape")
         array = x.array
         kept = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
         dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
@@ -163,6 +165,8 @@ class ImportContext:
 
     def memory(self, array: Array) -> Blob:
         """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
+        if not array.size:
+            raise self.refuse("a constant is empty, and ncnn has no empty tensors")
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
         key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
         if key not in self._memory:
@@ -270,8 +274,9 @@ class ImportContext:
                 batch = 0
             axes = [axis for axis in range(rank) if axis != batch]
             self._label = info.name
-            if len(axes) > MAX_DIMS:
-                reason = f"shape {_text(info.shape)} has more than four axes besides the batch"
+            if len(axes) > MAX_DIMS or 0 in info.shape:
+                problem = "is empty" if 0 in info.shape else "has more than four axes besides the batch"
+                reason = f"shape {_text(info.shape)} {problem}, and ncnn has no such tensors"
                 self._refused.append(Unsupported(info.name, "graph input", reason))
                 self._values[info.name] = None
                 continue
@@ -397,9 +402,13 @@ class ImportContext:
             value = self._values[info.name]
             assert value is not None
             self._label = info.name
-            x = self.tensor(value)
-            form, batch = self._output_form(info.name, x)
-            blob = self.formed(x, form).blob
+            try:
+                x = self.tensor(value)
+                form, batch = self._output_form(x)
+                blob = self.formed(x, form).blob
+            except Refusal as refusal:
+                unsupported = Unsupported(info.name, "graph output", refusal.reason, refusal.hint)
+                raise UnsupportedError([unsupported]) from None
             if blob.is_input or blob.is_output or (blob.producer and blob.producer.type == "MemoryData" and blob.users):
                 blob = self.layer("Noop", blob)
             self._rename(blob, info.name)
@@ -407,7 +416,7 @@ class ImportContext:
             ports.append(Port(info.name, blob, x.shape, info.dtype.numpy(), batch))
         return tuple(ports)
 
-    def _output_form(self, name: str, x: Tensor) -> tuple[Form, int | None]:
+    def _output_form(self, x: Tensor) -> tuple[Form, int | None]:
         """The form in which an output leaves the net, and its batch axis: the one that costs the fewest layers."""
         options: list[tuple[int, int, Form, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
@@ -421,7 +430,7 @@ class ImportContext:
                 options.append((form.cost(x.view), order, form, batch))
         if not options:
             reason = f"shape {_text(x.shape)} has more than four axes besides the batch"
-            raise UnsupportedError([Unsupported(name, "graph output", reason, "squeeze or reshape it in the model")])
+            raise self.refuse(reason, "squeeze or reshape it in the model")
         _, _, form, batch = min(options, key=lambda option: option[:2])
         return form, batch
 

@@ -18,7 +18,6 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Relu": ("ReLU", {}),
     "Sigmoid": ("Sigmoid", {}),
     "Tanh": ("TanH", {}),
-    "Softplus": ("Softplus", {}),
     "Mish": ("Mish", {}),
     "Erf": ("Erf", {}),
     "HardSwish": ("HardSwish", {"alpha": 1 / 6, "beta": 0.5}),
@@ -28,7 +27,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Ceil": ("UnaryOp", {"op_type": 3}),
     "Sqrt": ("UnaryOp", {"op_type": 5}),
     "Exp": ("UnaryOp", {"op_type": 7}),
-    "Log": ("UnaryOp", {"op_type": 8}),
+    "Log": ("Log", {}),  # UnaryOp's gives NaN for 0
     "Sin": ("UnaryOp", {"op_type": 9}),
     "Cos": ("UnaryOp", {"op_type": 10}),
     "Tan": ("UnaryOp", {"op_type": 11}),
@@ -125,11 +124,25 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
     return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=3))
 
 
+# From here on, softplus(x) is x in float32.
+_SOFTPLUS_LINEAR = 40.0
+
+
+@onnx_op("Softplus")
+def softplus(im: ImportContext, x: Tensor) -> Tensor:
+    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
+    low = im.unary(x, "BinaryOp", op_type=5, with_scalar=1, b=_SOFTPLUS_LINEAR)
+    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=4))
+
+
 @onnx_op("ThresholdedRelu")
 def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    """x * (x > alpha)."""
+    """ReLU(Shrink(x)); for a negative alpha max(x, alpha) * (x > alpha)."""
+    if alpha >= 0:
+        return im.unary(im.unary(x, "Shrink", lambd=alpha), "ReLU")
     gate = im.unary(x, "Threshold", threshold=alpha)
-    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=2))
+    bounded = im.unary(x, "BinaryOp", op_type=4, with_scalar=1, b=alpha)
+    return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=2))
 
 
 @onnx_op("Shrink")

@@ -137,25 +137,39 @@ def div(im: ImportContext, a: Value, b: Value) -> Value:
 
 # Exponents that UnaryOp has, exactly.
 _POWERS = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}
-_LARGEST_PRODUCT = 16
+_LARGEST_PRODUCT = 4
 
 
 @onnx_op("Pow", since=7)
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
-    """UnaryOp for squares and roots, products for other whole exponents, else BinaryOp pow.
+    """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
 
-    ncnn's vectorised pow is exp(b * log(a)): garbage for a negative base, where ONNX multiplies or gives NaN.
+    ncnn's vectorised pow is exp(b * log(a)): garbage for a base of zero or below, where ONNX multiplies or gives NaN.
+    The layer Power takes its time, but is exact.
     """
+    if isinstance(a, Constant) and not is_float(a.dtype):
+        raise im.refuse(f"a base of type {a.dtype}, whose power is cut off to a whole number")
     exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
-    if not isinstance(a, Tensor) or exponent is None:
-        return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+    if isinstance(a, Tensor) and exponent is not None:
+        return _scalar_power(im, a, exponent)
+    if not _is_positive(a):
+        raise im.refuse(
+            "ncnn's power of two tensors is wrong for a base that is not positive, and this one may be",
+            "clamp the base: x.clamp(min=1e-6).pow(y)",
+        )
+    return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+
+
+def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
     if exponent == 1:
-        return a
+        return x
     if exponent in _POWERS:
-        return im.unary(a, "UnaryOp", op_type=_POWERS[exponent])
-    if exponent == int(exponent) and 0 < exponent <= _LARGEST_PRODUCT:
-        return _whole_power(im, a, int(exponent))
-    return im.unary(a, "BinaryOp", op_type=POW, with_scalar=1, b=exponent)
+        return im.unary(x, "UnaryOp", op_type=_POWERS[exponent])
+    if exponent in range(2, _LARGEST_PRODUCT + 1):
+        return _whole_power(im, x, int(exponent))
+    if not np.isfinite(np.float32(exponent)):
+        raise im.refuse(f"the exponent is {exponent}")
+    return im.unary(x, "Power", power=exponent)
 
 
 def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
@@ -167,11 +181,24 @@ def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
     return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
 
 
+def _is_positive(x: Value) -> bool:
+    """Whether every number is surely greater than zero."""
+    if isinstance(x, Constant):
+        return bool((x.array > 0).all())
+    layer = x.blob.producer
+    assert layer is not None
+    if layer.type == "Clip":
+        return bool(layer["min"] > 0)
+    return layer.type == "BinaryOp" and bool(layer["op_type"] == MAX and layer["with_scalar"] and layer["b"] > 0)
+
+
 @onnx_op("Mod", since=10)
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     """BinaryOp fmod; without `fmod` a - floor(a / b) * b, whose sign is the divisor's."""
     if fmod:
         return binary(im, FMOD, a, b)
+    if not isinstance(b, Constant) or not (np.isfinite(b.array) & (b.array != 0)).all():
+        raise im.refuse("its divisor may be 0 or infinite, where the remainder without fmod has a meaning of its own")
     return binary(im, SUB, a, binary(im, MUL, binary(im, FLOOR_DIVIDE, a, b), b))
 
 

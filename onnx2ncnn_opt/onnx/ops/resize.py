@@ -239,11 +239,10 @@ def _matrix(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
     for i, centre in enumerate(_positions(size, out, scale, sampling).astype(np.float64)):
         taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
         weights = _kernel((taps - centre) * shrink, sampling)
-        inside = (taps >= 0) & (taps < size)
-        if sampling.antialias or sampling.exclude_outside:
+        if sampling.exclude_outside:
+            inside = (taps >= 0) & (taps < size)
             taps, weights = taps[inside], weights[inside]
-            weights = weights / weights.sum()
-        np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights)
+        np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights / weights.sum())
     return matrix.astype(np.float32)
 
 
