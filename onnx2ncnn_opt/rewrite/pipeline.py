@@ -89,7 +89,6 @@ class _Run:
                 miss = NearMiss(p.name, refs(match.layers[::-1]), str(refusal))
                 self.near_misses.setdefault((p, root), miss)
             else:
-                self.near_misses.pop((p, root), None)
                 return
 
     def _apply(self, p: Rewrite, match: Match, result: Result) -> None:

@@ -138,6 +138,18 @@ def test_near_misses_that_came_to_be_rewritten_are_forgotten() -> None:
     assert not reasons(events)
 
 
+def test_near_misses_whose_pattern_is_gone_are_forgotten() -> None:
+    @rewrite(op("ReLU", "leaky", slope=0.5)("x"), exact=True)
+    def to_sigmoid(leaky: Layer, x: Blob) -> Layer:
+        """ReLU   ⇒   Sigmoid"""
+        return Layer("Sigmoid", leaky.name, [x])
+
+    graph = net(X, "ReLU a 1 1 x p 0=0.5", "ReLU b 1 1 p y")
+    events = run(graph, [merge, to_sigmoid])
+    assert applied(events) == ["to_sigmoid"]
+    assert not reasons(events)
+
+
 def test_elimination_keeps_the_names_of_inputs_and_outputs() -> None:
     inside = net(X, "Dropout a 1 1 x p", "ReLU b 1 1 p q", "Dropout c 1 1 q y")
     run(inside, [drop], check=True)
