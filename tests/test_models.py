@@ -1,0 +1,79 @@
+"""The exported models in fixtures/models: whole, small, of no place, and skeletons that refill."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+
+from onnx2ncnn_opt.errors import ModelError
+from onnx2ncnn_opt.onnx.load import load_model
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = sorted((ROOT / "fixtures" / "models").glob("*.onnx"))
+NAMES = [path.name.removesuffix(".onnx") for path in MODELS]
+SKELETONS = [path for path in MODELS if b'{"fill"' in path.read_bytes()]
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load_script("refill")
+
+
+def test_both_exporters_and_a_bounded_size() -> None:
+    stems = {name.split(".")[0] for name in NAMES}
+    assert {f"{stem}.{kind}" for stem in stems for kind in ("dyn", "ts")} <= set(NAMES)
+    assert sum(path.stat().st_size for path in MODELS) < 6_000_000
+    assert all(path.stat().st_size < 200_000 for path in set(MODELS) - set(SKELETONS))
+    readme = (ROOT / "fixtures" / "models" / "README.md").read_text()
+    assert [stem for stem in stems if f"`{stem}`" not in readme] == []
+
+
+@pytest.mark.parametrize("path", MODELS, ids=NAMES)
+def test_loads(path: Path) -> None:
+    assert not re.search(rb"/(home|root|work|tmp|usr|site-packages)/", path.read_bytes())
+    model = load_model(SCRIPT.refill(onnx.load(path)))
+    kind = path.name.split(".")[1]
+    assert model.opsets[""] == (20 if kind == "dyn" else 17)
+    assert model.producer.startswith("pytorch 2.13")
+    assert kind != "tsbn" or any(node.op_type == "BatchNormalization" for node in model.graph)
+
+
+@pytest.mark.parametrize("path", SKELETONS, ids=lambda path: path.stem)
+def test_a_skeleton_is_refused_until_it_is_refilled(path: Path) -> None:
+    with pytest.raises(ModelError, match="holds 0 bytes"):
+        load_model(path)
+
+
+def test_stripping_a_refilled_skeleton_gives_the_same_weights() -> None:
+    path = ROOT / "fixtures" / "models" / "resnet18.tsbn.onnx"
+    model = SCRIPT.refill(onnx.load(path))
+    again = SCRIPT.refill(SCRIPT.strip(onnx.ModelProto.FromString(model.SerializeToString())))
+    for a, b in zip(model.graph.initializer, again.graph.initializer, strict=True):
+        # The factors are measured in float32 and rounded to float16 once more.
+        np.testing.assert_allclose(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["resnet18.ts", "mobilenet_v3_small.dyn", "shufflenet_v2_x1_0.tsbn"])
+def test_the_input_is_felt_at_the_end(name: str) -> None:
+    """Weights that drown the signal would hide errors of the first layers."""
+    data = SCRIPT.refill(onnx.load(ROOT / "fixtures" / "models" / f"{name}.onnx")).SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    [declared] = session.get_inputs()
+    rng = np.random.default_rng(0)
+    a, b = (session.run(None, {declared.name: rng.standard_normal(declared.shape, np.float32)})[0] for _ in range(2))
+    assert np.isfinite(a).all()
+    assert np.abs(a - b).max() > 0.05 * np.abs(a).max()
