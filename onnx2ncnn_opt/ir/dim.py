@@ -130,6 +130,14 @@ def product(sizes: Iterable[Dim]) -> Dim:
     return total
 
 
+def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
+    """Sizes that the caller knows to be numbers, as such; TypeError for one that is symbolic."""
+    numbers = tuple(sizes)
+    if not all(isinstance(size, int) for size in numbers):
+        raise TypeError(f"the sizes {', '.join(map(str, numbers))} are not all known")
+    return numbers  # type: ignore[return-value]
+
+
 def exact_div(size: Dim, divisor: Dim) -> Dim | None:
     """`size / divisor` where that is surely a whole number, else None."""
     if isinstance(size, int) and isinstance(divisor, int):

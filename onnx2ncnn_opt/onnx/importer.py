@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.shapes import infer_shapes
@@ -23,6 +23,7 @@ from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp, find
+from onnx2ncnn_opt.onnx.schema import misfit
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float
 
 # Where a Mat's dims stand in the parameters of Input, MemoryData and Reshape, outermost first, by rank.
@@ -225,7 +226,7 @@ class ImportContext:
     def reshape(self, x: Value, shape: Shape) -> Value:
         """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
         if isinstance(x, Constant):
-            return Constant(x.array.reshape([int(size) for size in shape]))
+            return Constant(x.array.reshape(known(shape)))
         view = x.view.reshape(shape)
         if view is not None:
             return x.viewed(view)
@@ -282,8 +283,8 @@ class ImportContext:
                 continue
             view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
             blob = Blob(info.name, view.mat_shape, product(atom.size for atom in view.batch))
-            known = zip(DIM_PARAMS[len(view.dims)], view.mat_shape, strict=True)
-            params = {name: size for name, size in known if isinstance(size, int)}
+            named = zip(DIM_PARAMS[len(view.dims)], view.mat_shape, strict=True)
+            params = {name: size for name, size in named if isinstance(size, int)}
             self.graph.add(Layer("Input", self._unique(info.name, self._layer_names), (), (blob,), params))
             self._values[info.name] = Tensor(blob, view, dtype)
             ports.append(Port(info.name, blob, info.shape, dtype, batch))
@@ -327,6 +328,9 @@ class ImportContext:
         return op
 
     def _results(self, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None]:
+        problem = None if node.domain else misfit(node, self.opset)
+        if problem is not None:
+            raise Refusal(problem)
         constants = [operand for operand in operands if isinstance(operand, Constant)]
         if node.op_type == "Shape" and operands[0] is not None and not node.domain:
             attributes = _attributes(node)
@@ -352,7 +356,7 @@ class ImportContext:
         attributes = _attributes(node)
         for name in attributes:
             if name not in op.attributes:
-                raise Refusal(f"attribute {name} is not known at opset {self.opset}")
+                raise Refusal(f"attribute {name} is not known")
         for name, default in op.attributes.items():
             if default is inspect.Parameter.empty and name not in attributes:
                 raise Refusal(f"attribute {name} is missing")
@@ -366,7 +370,7 @@ class ImportContext:
     def _arguments(self, op: OnnxOp, operands: list[Value | None]) -> list[Any]:
         if len(operands) > len(op.inputs) and op.variadic is None:
             if any(operand is not None for operand in operands[len(op.inputs) :]):
-                raise Refusal(f"it has {len(operands)} inputs, at opset {self.opset} it takes {len(op.inputs)}")
+                raise Refusal(f"it has {len(operands)} inputs, but takes {len(op.inputs)}")
             operands = operands[: len(op.inputs)]
         further = [Input("input", op.variadic, False)] * (len(operands) - len(op.inputs))
         missing = [None] * (len(op.inputs) - len(operands))
@@ -420,9 +424,9 @@ class ImportContext:
         """The form in which an output leaves the net, and its batch axis: the one that costs the fewest layers."""
         options: list[tuple[int, int, Form, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
-        batches: list[int | None] = [a for a in one if a == 0 and x.rank > 1] + [None] + [a for a in one if a != 0]
+        batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
         if x.view.batch:
-            batches = [axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch] + batches
+            batches = [*(axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch), *batches]
         for order, batch in enumerate(batches):
             dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
             form = Form(dims, () if batch is None else (batch,))
@@ -455,7 +459,8 @@ class ImportContext:
                 made = self.layer("Permute", blob, order_type=order_type(step.perm))
             elif isinstance(step, Shuffle):
                 block, mode = _SHUFFLE_PARAMS[step.type]
-                made = self.layer(step.type, blob, **({block: step.block} | ({mode: step.mode} if mode else {})))
+                params: dict[str, Any] = {block: step.block} | ({mode: step.mode} if mode else {})
+                made = self.layer(step.type, blob, **params)
             else:
                 dims = step.dims if step.batch is None else (step.batch, *step.dims)
                 batches = {"input_batch_axis": 0} if step.unbatch else {}
@@ -479,13 +484,13 @@ class ImportContext:
             view = View((), flattened, view.axes)
         return self._reshape_layer(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
 
-    def _reshape_layer(self, blob: Blob, dims: Shape, batches: Mapping[str, int]) -> Blob:
+    def _reshape_layer(self, blob: Blob, dims: Shape, batches: Mapping[str, Any]) -> Blob:
         if len(dims) > MAX_DIMS:
             return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **batches)
         symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
         if len(symbolic) > 1:
             return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **batches)
-        params = {
+        params: dict[str, Any] = {
             name: -1 if isinstance(size, Sym) else size for name, size in zip(DIM_PARAMS[len(dims)], dims, strict=True)
         }
         return self.layer("Reshape", blob, **params, **batches)
@@ -559,13 +564,13 @@ def _expression(im: ImportContext, dims: Shape, blob: Blob) -> str:
             return str(size)
         if size in tokens:
             return tokens[size]
-        for known, token in tokens.items():
-            if known in (0, 1):
+        for other, token in tokens.items():
+            if other in (0, 1):
                 continue
-            factor = exact_div(size, known)
+            factor = exact_div(size, other)
             if isinstance(factor, int) or (factor is not None and factor in tokens):
                 return f"*({token},{term(factor)})"
-            divisor = exact_div(known, size)
+            divisor = exact_div(other, size)
             if isinstance(divisor, int):
                 return f"//({token},{divisor})"
         raise im.refuse(f"the size {size} cannot be calculated from {_text(blob.shape or ())}", "bind it with --shape")

@@ -61,7 +61,7 @@ def _slice(x: Sequence[Array], attributes: Attributes) -> Array:
     else:
         starts, ends = x[1], x[2]
         axes = x[3] if len(x) > 3 else range(len(starts))
-        steps = x[4] if len(x) > 4 else [1] * len(starts)
+        steps = list(map(int, x[4])) if len(x) > 4 else [1] * len(starts)
     index: list[slice] = [slice(None)] * x[0].ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         index[int(axis)] = slice(int(start), int(end), int(step))

@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -93,7 +93,8 @@ def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
     """SELU."""
-    return im.unary(x, "SELU", alpha=alpha, **{"lambda": gamma})
+    params: dict[str, Any] = {"alpha": alpha, "lambda": gamma}
+    return im.unary(x, "SELU", **params)
 
 
 @onnx_op("HardSigmoid")
@@ -170,24 +171,22 @@ def clip11(im: ImportContext, x: Tensor, min: Array | None = None, max: Array | 
 
 
 @onnx_op("Dropout")
-def dropout1(
-    im: ImportContext,
-    x: Value,
-    *,
-    ratio: float = 0.5,
-    seed: int = 0,
-    is_test: int = 1,
-    consumed_inputs: tuple[int, ...] = (),
-) -> Value:
+def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> Value:
     """Nothing at inference."""
     return x
 
 
 @onnx_op("Dropout", since=12)
 def dropout12(
-    im: ImportContext, x: Value, ratio: Array | None = None, training_mode: Array | None = None, *, seed: int = 0
+    im: ImportContext,
+    x: Value,
+    ratio: Value | None = None,
+    training_mode: Array | None = None,
+    *,
+    seed: int | None = None,
 ) -> Value:
     """Nothing at inference; refused where the model was exported to train."""
-    if training_mode is not None and bool(training_mode.reshape(-1)[0]) and (ratio is None or float(ratio) != 0):
+    keeps_all = isinstance(ratio, Constant) and ratio.scalar == 0
+    if training_mode is not None and training_mode.any() and not keeps_all:
         raise im.refuse("training_mode is true", "export the model in eval mode")
     return x

@@ -7,11 +7,12 @@ operands are brought to one form with the dims that are missing as size 1; trail
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.onnx.form import Form, align, broadcast, combined, common_form
@@ -67,10 +68,10 @@ def _operand(im: ImportContext, x: Value, view: View, form: Form) -> tuple[Blob,
             return x.blob, view
         made = im.formed(Tensor(x.blob, view, x.dtype), form)
         return made.blob, made.view
-    array = x.array.reshape([int(n) for n in view.shape])
+    array = x.array.reshape(known(view.shape))
     order = [axis for group in form.dims for axis in group]
     rest = [axis for axis in range(array.ndim) if axis not in order]
-    data = array.transpose(order + rest).reshape([int(n) for n in sizes(dims)])
+    data = array.transpose(order + rest).reshape(known(sizes(dims)))
     while data.ndim > 1 and data.shape[-1] == 1:
         data = data[..., 0]
     return im.memory(data), view
@@ -86,8 +87,9 @@ def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
     )
     if not ambiguous and not lower:
         return x
-    full: Shape = x.shape + (1,) * (len(form.dims) - len(x.shape))
-    return im.layer("Reshape", x, **dict(zip(DIM_PARAMS[len(full)], full, strict=True)))
+    full = x.shape + (1,) * (len(form.dims) - len(x.shape))
+    params: dict[str, Any] = dict(zip(DIM_PARAMS[len(full)], full, strict=True))
+    return im.layer("Reshape", x, **params)
 
 
 def _view(x: Value) -> View:
@@ -202,28 +204,28 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     return binary(im, SUB, a, binary(im, MUL, binary(im, FLOOR_DIVIDE, a, b), b))
 
 
-@onnx_op("Sum", since=8)
+@onnx_op("Sum")
 def sum_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add."""
     return reduce(lambda a, b: binary(im, ADD, a, b), xs)
 
 
-@onnx_op("Max", since=8)
+@onnx_op("Max")
 def max_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
     return reduce(lambda a, b: binary(im, MAX, a, b), xs)
 
 
-@onnx_op("Min", since=8)
+@onnx_op("Min")
 def min_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
     return reduce(lambda a, b: binary(im, MIN, a, b), xs)
 
 
-@onnx_op("Mean", since=8)
+@onnx_op("Mean")
 def mean(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add, and a division by the number of operands."""
-    return binary(im, DIV, sum_(im, *xs), Constant(np.float32([len(xs)])))
+    return binary(im, DIV, sum_(im, *xs), Constant(np.array([len(xs)], np.float32)))
 
 
 @onnx_op("Identity")

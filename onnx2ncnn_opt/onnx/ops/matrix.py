@@ -31,16 +31,16 @@ def gemm(
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T * np.float32(alpha)
         bias = _row_bias(im, c, weight.shape[0], beta)
-        product = linear(im, a, weight, bias)
+        product: Value = linear(im, a, weight, bias)
         if bias is not None or c is None:
             return product
     else:
         product = matmul(im, a, b)
         if alpha != 1:
-            product = binary(im, MUL, product, Constant(np.float32(alpha)))
+            product = binary(im, MUL, product, Constant(np.array(alpha, np.float32)))
     if c is None:
         return product
-    scaled = c if beta == 1 else binary(im, MUL, c, Constant(np.float32(beta)))
+    scaled = c if beta == 1 else binary(im, MUL, c, Constant(np.array(beta, np.float32)))
     return binary(im, ADD, product, scaled)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
@@ -12,7 +15,7 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
-def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Array], **params: float) -> Tensor:
+def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Array], **params: Any) -> Tensor:
     blob = im.layer(kind, im.channels(x), weights=weights, **params)
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
 
@@ -75,8 +78,8 @@ def layer_norm(
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
     size = int(np.prod([int(n) for n in shape if isinstance(n, int)]))
-    gamma = np.broadcast_to(scale, shape).reshape(-1)
-    beta = np.zeros_like(gamma) if bias is None else np.broadcast_to(bias, shape).reshape(-1)
+    gamma = np.broadcast_to(scale, known(shape)).reshape(-1)
+    beta = np.zeros_like(gamma) if bias is None else np.broadcast_to(bias, known(shape)).reshape(-1)
     plain = bool((gamma == 1).all() and (beta == 0).all())
     weights = {} if plain else {"gamma_data": gamma, "beta_data": beta}
     last = rows(im, x, axis)

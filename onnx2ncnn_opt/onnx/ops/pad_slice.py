@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -196,7 +197,7 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
     dims, batch = _pad_form(im, x, inner)
     names = {1: ["w"], 2: ["h", "w"], 3: ["c", "h", "w"], 4: ["c", "d", "h", "w"]}[len(dims)]
     sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
-    params: dict[str, int] = {}
+    params: dict[str, Any] = {}
     for axis, (begin, end) in amounts.items():
         before, behind = sides[names[dims.index((axis,))]]
         params |= {before: begin, behind: end}

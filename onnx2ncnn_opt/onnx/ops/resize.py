@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -162,7 +163,7 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
     )
     if not (aligned or half) or (aligned and any(isinstance(a.size, Sym) or a.out == 1 for a in changed)):
         return None
-    if any(isinstance(a.size, int) and a.scale != a.out / a.size for a in changed):
+    if any(isinstance(a.size, int) and isinstance(a.out, int) and a.scale != a.out / a.size for a in changed):
         return None  # ONNX calculates with a scale that does not quite lead to the size
     return {"resize_type": _BILINEAR if sampling.mode == "linear" else _BICUBIC, "align_corner": int(aligned)}
 
@@ -178,7 +179,7 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
     return bool(np.array_equal(ncnn, _nearest_index(axis.size, axis.out, axis.scale, sampling)))
 
 
-def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, int]) -> Tensor:
+def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
     dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
     blob = im.mat(x, dims, [0])
     height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
@@ -221,7 +222,7 @@ _ROUNDING: dict[str, Callable[[Array], Array]] = {
 def _positions(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
     # In float32, as ONNX Runtime does: at ties the last bit decides which element is nearest.
     index = np.arange(out, dtype=np.float32)
-    return _COORDINATES[sampling.coordinates](index, size, out, np.float32(scale)).astype(np.float32)
+    return _COORDINATES[sampling.coordinates](index, size, out, float(np.float32(scale))).astype(np.float32)
 
 
 def _nearest_index(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
@@ -249,7 +250,7 @@ def _matrix(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
 def _kernel(x: Array, sampling: _Sampling) -> Array:
     x = np.abs(x)
     if sampling.mode == "linear":
-        return np.maximum(0, 1 - x)
+        return np.asarray(np.maximum(0, 1 - x))
     a = sampling.cubic_a
     near = (a + 2) * x**3 - (a + 3) * x**2 + 1
     far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a

@@ -186,7 +186,7 @@ def _tile(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Value:
     grown = [axis for axis, n in enumerate(repeats) if n != 1]
     if not grown:
         return x
-    dims = [(axis,) for axis in range(x.rank) if x.shape[axis] != 1 or axis in grown]
+    dims: list[tuple[int, ...]] = [(axis,) for axis in range(x.rank) if x.shape[axis] != 1 or axis in grown]
     if len(dims) > MAX_DIMS:
         dims = _merged(dims, grown)
     if len(dims) > MAX_DIMS:
@@ -222,7 +222,7 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
 
 
 @onnx_op("SpaceToDepth", batch=0)
-def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int) -> Value:
+def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
     """A regrouping of axes, Reorg when somebody needs it."""
     n, c, h, w = _image(im, x)
     b = blocksize
@@ -231,7 +231,8 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int) -> Value:
         raise im.refuse(f"an image of {h} x {w} does not divide into blocks of {b}")
     parts = im.reshape(x, (n, c, rows, b, columns, b))
     assert isinstance(parts, Tensor)
-    return im.reshape(parts.viewed(parts.view.transpose((0, 3, 5, 1, 2, 4))), (n, c * b * b, rows, columns))
+    perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
+    return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, c * b * b, rows, columns))
 
 
 def _image(im: ImportContext, x: Tensor) -> Shape:
