@@ -42,8 +42,8 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
 BAD = ("WRONG", "CRASH", "TRACEBACK")
 
-# What is allowed to one element: this share of itself, and this share of the largest one (sums cancel). ncnn's vectorised
-# exp, log and tanh are off by up to 1e-6.
+# What is allowed to one element: this share of itself, and this share of the largest one (sums cancel). ncnn's
+# vectorised exp, log and tanh are off by up to 1e-6.
 RELATIVE, OF_LARGEST = 2e-5, 2e-6
 # References of 16 bits are rounded in each of their steps.
 _LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -76,7 +76,9 @@ def collect() -> list[Case]:
         tests = collect_testcases(None)
     cases = []
     for test in tests:
-        [(inputs, outputs), *_] = test.data_sets
+        assert test.model is not None
+        assert test.data_sets is not None
+        inputs, outputs = test.data_sets[0]
         names = [value.name for value in test.model.graph.input]
         feeds = dict(zip(names, map(_array, inputs), strict=False))
         plain = Case(test.name.removeprefix("test_"), test.model, feeds, [_array(output) for output in outputs])

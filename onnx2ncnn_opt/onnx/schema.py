@@ -1,0 +1,41 @@
+"""What ONNX's own schemas say of a node, at the opset of its model.
+
+An importer may serve several versions of its operator: its signature is all that any of them takes. Which attributes
+and inputs a node may have is asked of the schema in force, so that nothing that ONNX would not know is ever obeyed.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir
+
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
+
+
+def misfit(node: onnx_ir.Node, opset: int) -> str | None:
+    """Why a node of ONNX's own domain is no valid use of its operator; None where it is."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset)
+    except onnx.defs.SchemaError:
+        return f"opset {opset} has no such operator"
+    if schema.deprecated:
+        return f"the operator is gone from ONNX since opset {schema.since_version}; the model says opset {opset}"
+    for name, attribute in node.attributes.items():
+        known = schema.attributes.get(name)
+        if known is None:
+            return f"attribute {name} is not known at opset {opset}"
+        if known.type != getattr(onnx.defs.OpSchema.AttrType, attribute.type.name, None):
+            return f"attribute {name} is of type {attribute.type.name}, not {str(known.type).rpartition('.')[2]}"
+    for name, known in schema.attributes.items():
+        if known.required and name not in node.attributes:
+            return f"attribute {name} is missing"
+    if len(node.inputs) > schema.max_input:
+        return f"it has {len(node.inputs)} inputs, at opset {opset} it takes {schema.max_input}"
+    if len(node.outputs) > schema.max_output:
+        return f"it has {len(node.outputs)} outputs, at opset {opset} it gives {schema.max_output}"
+    given = [value is not None for value in node.inputs]
+    for i, declared in enumerate(schema.inputs):
+        required = i < schema.min_input and declared.option != _OPTIONAL
+        if required and not (i < len(given) and given[i]):
+            return f"input {declared.name} is missing"
+    return None

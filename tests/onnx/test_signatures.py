@@ -1,0 +1,127 @@
+"""Every importer's signature against ONNX's own schemas, at every opset that is read."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from onnx.defs import OpSchema
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.onnx.registry import OnnxOp, all_ops, find
+from onnx2ncnn_opt.onnx.structure import OLDEST_OPSET
+
+OPSETS = range(OLDEST_OPSET, onnx.defs.onnx_opset_version() + 1)
+NAMES = sorted({op.name for op in all_ops() if op.domain == ""})
+
+
+def schemas(name: str) -> list[tuple[int, OpSchema]]:
+    """The schema in force at each opset that has the operator."""
+    found = []
+    for opset in OPSETS:
+        try:
+            schema = onnx.defs.get_schema(name, opset)
+        except onnx.defs.SchemaError:
+            continue
+        if not schema.deprecated:
+            found.append((opset, schema))
+    return found
+
+
+def importer(name: str, opset: int) -> OnnxOp:
+    op = find("", name, opset)
+    assert op is not None, f"{name} is not read at opset {opset}"
+    return op
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attributes_and_their_defaults(name: str) -> None:
+    """Every attribute that a schema knows is taken, with its default, and required where it is."""
+    assert schemas(name), f"no opset has {name}"
+    for opset, schema in schemas(name):
+        taken = importer(name, opset).attributes
+        assert set(schema.attributes) <= set(taken), f"opset {opset}"
+        for attribute, known in schema.attributes.items():
+            where = f"{attribute} at opset {opset}"
+            default = taken[attribute]
+            assert (default is inspect.Parameter.empty) == known.required, where
+            if not known.required:
+                written = np.float32(default) if isinstance(default, float) else default
+                assert default_of(known) == (None if default == () else written), where
+
+
+def default_of(attribute: OpSchema.Attribute) -> Any:
+    """The schema's default; None where it has none."""
+    proto = attribute.default_value
+    if proto.type == onnx.AttributeProto.UNDEFINED:
+        return None
+    value = helper.get_attribute_value(proto)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_attribute_is_invented(name: str) -> None:
+    """What a signature takes is known to some schema between its opset and that of the next importer."""
+    for op in (op for op in all_ops() if op.domain == "" and op.name == name):
+        served = [schema for opset, schema in schemas(name) if importer(name, opset) is op]
+        assert served, f"no opset reaches the importer since {op.since}"
+        assert set(op.attributes) <= {attribute for schema in served for attribute in schema.attributes}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs(name: str) -> None:
+    """As many inputs as the schema has, and optional where one of the schemas served says so."""
+    optional = OpSchema.FormalParameterOption.Optional
+    variadic = OpSchema.FormalParameterOption.Variadic
+    for opset, schema in schemas(name):
+        op = importer(name, opset)
+        fixed = [declared for declared in schema.inputs if declared.option != variadic]
+        assert (len(fixed) < len(schema.inputs)) == (op.variadic is not None), f"opset {opset}"
+        assert len(fixed) <= len(op.inputs), f"opset {opset}"
+        for i, taken in enumerate(op.inputs):
+            if i >= len(fixed) or fixed[i].option == optional:
+                assert taken.optional, f"{taken.name} at opset {opset}"
+    for op in (op for op in all_ops() if op.domain == "" and op.name == name):
+        served = [schema for opset, schema in schemas(name) if importer(name, opset) is op]
+        assert len(op.inputs) <= max(len(schema.inputs) for schema in served)
+
+
+def model(operator: str, opset: int, inputs: int, attributes: dict[str, Any]) -> onnx.ModelProto:
+    names = [f"x{i}" for i in range(inputs)]
+    node = helper.make_node(operator, names, ["y"], **attributes)
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 6, 6]) for name in names]
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "g", values, [result])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+@pytest.mark.parametrize(
+    ("operator", "opset", "inputs", "attributes", "reason"),
+    [
+        ("AveragePool", 9, 1, {"kernel_shape": [2, 2], "ceil_mode": 1}, "ceil_mode is not known at opset 9"),
+        ("DepthToSpace", 9, 1, {"blocksize": 2, "mode": "CRD"}, "mode is not known at opset 9"),
+        ("Cast", 18, 1, {"to": 1, "saturate": 0}, "saturate is not known at opset 18"),
+        ("BatchNormalization", 9, 5, {"training_mode": 1}, "training_mode is not known at opset 9"),
+        ("Clip", 11, 1, {"max": 1.0}, "max is not known at opset 11"),
+        ("Softmax", 13, 1, {"axis": 1.5}, "axis is of type FLOAT, not INT"),
+        ("LeakyRelu", 13, 1, {"alpha": [0.1]}, "alpha is of type FLOATS, not FLOAT"),
+        ("MaxPool", 13, 1, {}, "attribute kernel_shape is missing"),
+        ("Upsample", 13, 2, {}, "gone from ONNX since opset 10"),
+        ("Mish", 17, 1, {}, "opset 17 has no such operator"),
+        ("Relu", 13, 2, {}, "it has 2 inputs, at opset 13 it takes 1"),
+        ("Gemm", 9, 2, {}, "input C is missing"),
+        ("Pad", 11, 4, {}, "it has 4 inputs, at opset 11 it takes 3"),
+        ("Add", 13, 1, {}, "input B is missing"),
+    ],
+)
+def test_what_the_opset_does_not_know_is_refused(
+    operator: str, opset: int, inputs: int, attributes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        convert(model(operator, opset, inputs, attributes))
+    assert reason in str(error.value)
