@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import COMMAND, SINE, SINE_AT, SMALL, names, net_files, run, write_model
+
+from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.param.files import read_net
+
+
+def sine_model(folder: Path) -> tuple[Path, Path]:
+    """A model that ncnn computes wrong, and the inputs that show it."""
+    inputs = folder / "in.npz"
+    np.savez(inputs, x=np.asarray(SINE_AT, np.float32))
+    return write_model(folder, SINE), inputs
+
+
+def test_files_lie_beside_the_model_and_belong_together(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    model = write_model(tmp_path / "models", SMALL)
+    ended = run(tmp_path, "convert", "models/model.onnx")
+    assert (ended.code, ended.err) == (0, "")
+    assert names(tmp_path) == {"models"}
+    assert names(model.parent) == {"model.onnx"} | net_files("model")
+    net = read_net(model.parent / "model.ncnn.param", model.parent / "model.ncnn.bin")
+    assert [layer.type for layer in net.graph] == ["Input", "Convolution", "Sigmoid", "BinaryOp", "Softmax"]
+    manifest = read_manifest(model.parent / "model.ncnn.json")
+    assert [(t.name, t.blob, t.shape, t.batch_axis) for t in manifest.inputs] == [("x", "x", (1, 3, 8, 8), 0)]
+    assert [t.name for t in manifest.outputs] == ["y", "z"]
+    assert manifest.source.sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+    assert manifest.passes == ("fuse_convolution_activation",)
+    assert (manifest.layers.before, manifest.layers.after) == (8, 7)  # two Splits among them
+
+
+def test_the_summary_is_plain_lines(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "convert", "model.onnx", "-o", "net")
+    assert ended.code == 0
+    assert names(tmp_path) == {"model.onnx"} | net_files("net")
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == [
+        *("model", "layers", "pass", "output", "output", "wrote", "wrote", "wrote", "time")
+    ]
+    assert ended.lines("model") == [["model.onnx", "(opset", "18,", "unknown)"]]
+    assert ended.lines("layers") == [["8", "->", "7"]]
+    assert ended.lines("pass") == [["fuse_convolution_activation", "1"]]
+    assert [words[0] for words in ended.lines("wrote")] == ["net.ncnn.param", "net.ncnn.bin", "net.ncnn.json"]
+    outputs = ended.lines("output")
+    assert [words[:2] for words in outputs] == [["y", "ok"], ["z", "ok"]]
+    for words in outputs:
+        assert [words[2:4], words[5:7], words[8:9]] == [["max", "error"], ["relative", "error"], ["cosine"]]
+        assert 0 <= float(words[4]) < 1e-5
+        assert 0 <= float(words[7]) < 1e-5
+        assert float(words[9]) == pytest.approx(1)
+
+
+def test_verbose_lists_rewrites_and_near_misses(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", "-v")
+    assert "input: x float32[1, 3, 8, 8] is blob x, without its batch axis 0" in ended.out
+    assert "rewrite: fuse_convolution_activation: Convolution 'c' + ReLU 'r' => Convolution 'c'" in ended.out
+    assert "near miss: fuse_swish: Sigmoid 's' + BinaryOp 'y': 's' is also used by Softmax 'z'" in ended.out
+
+
+@pytest.mark.parametrize("option", [("--skip", "fuse_convolution_activation"), ("--no-optimize",)])
+def test_passes_can_be_left_out(tmp_path: Path, option: tuple[str, ...]) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "convert", "model.onnx", *option)
+    assert ended.code == 0
+    assert ended.lines("layers") == [["8", "->", "8"]]
+    assert "ReLU" in (tmp_path / "model.ncnn.param").read_text()
+
+
+def test_no_verify_needs_neither_runtime(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    code = (
+        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
+        "print('loaded', sorted({'ncnn', 'onnxruntime', 'torch', 'rich'} & set(sys.modules))); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "convert", "model.onnx", "--no-verify"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded []"
+    assert "not verified" in done.stdout
+    assert "output:" not in done.stdout
+    assert names(tmp_path) == {"model.onnx"} | net_files("model")
+
+
+def test_a_folder_as_prefix(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    (tmp_path / "nets").mkdir()
+    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", "nets").code == 0
+    assert names(tmp_path / "nets") == net_files("model")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ("missing/net", "there is no folder missing"),
+        ("missing/", "there is no folder missing"),
+        ("model.onnx/net", "there is no folder model.onnx"),
+        ("net.param", "-o takes a prefix, not 'net.param'"),
+        ("taken", "taken.ncnn.bin: it is a folder"),
+        ("itself", "itself.ncnn.param: it is the model itself"),
+        ("/proc/no", "cannot write /proc/no.ncnn.param"),  # where not even root can write
+    ],
+)
+def test_places_that_cannot_be_written(tmp_path: Path, prefix: str, message: str) -> None:
+    write_model(tmp_path, SMALL)
+    (tmp_path / "taken.ncnn.bin").mkdir()
+    (tmp_path / "itself.ncnn.param").symlink_to("model.onnx")
+    before = names(tmp_path)
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", prefix)
+    assert ended.code == 2
+    assert message in ended.err
+    assert names(tmp_path) == before
+
+
+UNSUPPORTED = (
+    "(float[1, 3, 8, 8] x) => (float[1, 3, 8, 8] y, float[1, 3, 8, 8] z, float[1, 3, 8, 8] v)"
+    "{ [odd] y = made.up.Odd(x) [det] d = Det(x) r = Relu(d) z = Add(r, x) [fine] v = Neg(x) }"
+)
+
+
+def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, UNSUPPORTED)
+    ended = run(tmp_path, "convert", "model.onnx")
+    assert (ended.code, ended.out) == (1, "")
+    first, *nodes = ended.err.splitlines()
+    assert first == "Error: cannot express 2 nodes in ncnn:"
+    hint = "cut the model before it with torch.onnx.export of a smaller module, and do this step outside ncnn"
+    assert nodes == [
+        f"  made.up::Odd 'odd': ncnn has no form of this operator; {hint}",
+        f"  Det 'det': ncnn has no form of this operator; {hint}",
+    ]
+    assert names(tmp_path) == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"PK\x03\x04 a checkpoint", "zip file"),
+        (b"\x08\x08\x3a\xff\xff\xff\x7f", "truncated"),
+        (bytes(range(256)) * 40, "no ONNX model"),
+    ],
+)
+def test_broken_models(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    ended = run(tmp_path, "convert", "model.onnx")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("Error: model.onnx: ")
+    assert message in ended.err
+    assert names(tmp_path) == {"model.onnx"}
+
+
+def test_a_truncated_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path, SMALL)
+    whole = model.read_bytes()
+    for length in (len(whole) // 3, len(whole) - 1):
+        model.write_bytes(whole[:length])
+        ended = run(tmp_path, "convert", "model.onnx", "--no-verify")
+        assert ended.code == 1
+        assert "model.onnx: no ONNX model, or truncated" in ended.err
+        assert names(tmp_path) == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["missing.onnx"], "'missing.onnx' does not exist"),
+        (["."], "'.' is a directory"),
+        ([], "Missing argument 'MODEL.onnx'"),
+        (["model.onnx", "--nonsense"], "--nonsense"),
+        (["model.onnx", "--skip", "fuse_convolution_relu"], "did you mean fuse_convolution_"),
+        (["model.onnx", "--skip", "qqq"], "no pass called qqq; `onnx2ncnn-opt passes` lists them"),
+        (["model.onnx", "--shape", "x"], "'x' is not of the form name:1,3,224,224"),
+        (["model.onnx", "--shape", "x:1,,3"], "'x:1,,3' is not of the form"),
+        (["model.onnx", "--shape", "x:1,-3"], "'x:1,-3' is not of the form"),
+        (["model.onnx", "--shape", "x:1,3", "--shape", "x:1,4"], "two shapes for input 'x'"),
+        (["model.onnx", "--shape", "w:1,3"], "no input is called 'w'; inputs are: x: float[1, 3, 8, 8]"),
+        (["model.onnx", "--shape", "x:1,3,8,9"], "axis 3 is 8 in the model, not 9"),
+        (["model.onnx", "--shape", "x:1,3"], "has 2 sizes, the model wants 4"),
+        (["model.onnx", "--seed", "-1"], "--seed"),
+        (["model.onnx", "--no-verify", "--keep-failed"], "--no-verify leaves that out"),
+        (["model.onnx", "--no-verify", "--inputs", "model.onnx"], "--no-verify leaves that out"),
+        (["model.onnx", "--inputs", "model.onnx"], "model.onnx: no inputs can be read from it"),
+        (["model.onnx", "--inputs", "other.npz"], "given are q"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, args: list[str], message: str) -> None:
+    write_model(tmp_path, SMALL)
+    np.savez(tmp_path / "other.npz", q=np.zeros(3), r=np.zeros(3))
+    ended = run(tmp_path, "convert", *args)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in " ".join(ended.err.split())
+    assert names(tmp_path) == {"model.onnx", "other.npz"}
+
+
+def test_shapes_bind_what_the_model_leaves_open(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[n, c] a_0, float s) => (float[n, c] y) { y = Mul(a_0, s) }")
+    model.write_bytes(model.read_bytes().replace(b"a_0", b"a:0"))  # TensorFlow's names have colons
+    for options, shape in ((["--shape", "a:0:1,5", "--shape", "s:"], (1, 5)), ([], ("n", "c"))):
+        ended = run(tmp_path, "convert", "model.onnx", *options)
+        assert (ended.code, ended.err) == (0, "")
+        assert read_manifest(tmp_path / "model.ncnn.json").outputs[0].shape == shape
+
+
+def test_a_failed_verification_leaves_nothing(tmp_path: Path) -> None:
+    sine_model(tmp_path)
+    (tmp_path / "model.ncnn.param").write_text("what was here before")
+    ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz")
+    assert ended.code == 3
+    assert names(tmp_path) == {"model.onnx", "in.npz", "model.ncnn.param"}
+    assert (tmp_path / "model.ncnn.param").read_text() == "what was here before"
+    y, z = ended.lines("output")
+    assert y[0] == "y"
+    assert y[1] in ("nan", "mismatch")
+    assert z[:2] == ["z", "ok"]
+    assert "wrote:" not in ended.out
+    expected = "Error: 1 of 2 outputs differ from ONNX Runtime's; no files are written (see --keep-failed)\n"
+    assert ended.err == expected
+
+
+def test_a_failed_net_is_kept_on_demand(tmp_path: Path) -> None:
+    sine_model(tmp_path)
+    ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", "--keep-failed")
+    assert ended.code == 3
+    assert names(tmp_path) == {"model.onnx", "in.npz"} | net_files("model")
+    assert len(ended.lines("wrote")) == 3
+    assert ended.err == "Error: 1 of 2 outputs differ from ONNX Runtime's; the files are kept for study\n"
+
+
+def test_inputs_and_seeds_are_what_is_verified_with(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 50] x) => (float[1, 50] y) { y = Sigmoid(x) }")
+    np.savez(tmp_path / "zeros.npz", x=np.zeros((1, 50), np.float32))
+    results = {}
+    for options in (("--seed", "0"), (), ("--seed", "1"), ("--inputs", "zeros.npz")):
+        results[options] = run(tmp_path, "convert", "model.onnx", *options).lines("output")[0]
+    assert results["--seed", "0"] == results[()]
+    assert len({tuple(words) for words in results.values()}) == 3
+    assert results["--inputs", "zeros.npz"][4] == "0.00e+00"
+
+
+def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
+    # Of 16 bit floats ncnn makes 32 bit ones; ONNX Runtime has no such kernel for the type.
+    write_model(tmp_path, "(bfloat16[1, 8] x) => (bfloat16[1, 8] y) { y = HardSwish(x) }")
+    ended = run(tmp_path, "convert", "model.onnx")
+    assert (ended.code, ended.out) == (3, "")
+    assert "ONNX Runtime refuses model.onnx" in ended.err
+    assert "--no-verify" in ended.err
+    assert names(tmp_path) == {"model.onnx"}
+    assert run(tmp_path, "convert", "model.onnx", "--no-verify").code == 0
+
+
+def start_slow_conversion(folder: Path) -> subprocess.Popen[str]:
+    """A conversion that is being verified, and will be for a while: its files are there as drafts."""
+    body = " ".join(f"a{i + 1} = Conv<pads = [1, 1, 1, 1]>(a{i}, w)" for i in range(60))
+    weights = ", ".join(["0.01"] * 8 * 8 * 9)
+    size = "float[1, 8, 1200, 1200]"
+    write_model(folder, f"({size} a0) => ({size} a60) <float[8, 8, 3, 3] w = {{{weights}}}> {{ {body} }}")
+    command = [*COMMAND, "convert", "model.onnx"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    while process.poll() is None and not any(name.startswith(".model.ncnn.json") for name in names(folder)):
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"), [(signal.SIGINT, 130, "Error: interrupted\n"), (signal.SIGTERM, 143, "")]
+)
+def test_an_interrupted_conversion_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
+    process = start_slow_conversion(tmp_path)
+    assert len(names(tmp_path)) == 4
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, message)
+    assert names(tmp_path) == {"model.onnx"}
+
+
+def test_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { [node] y = Det(x) }")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(path.read_bytes().replace(b"node", b"\x1b[2J"))
+    ended = run(tmp_path, "convert", "model.onnx")
+    assert ended.code == 1
+    assert "Det '\\x1b[2J'" in ended.err
+
+
+def test_an_ascii_locale(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL, "mod\N{LATIN SMALL LETTER E WITH DIAERESIS}l.onnx")
+    ended = run(tmp_path, "convert", "mod\N{LATIN SMALL LETTER E WITH DIAERESIS}l.onnx", PYTHONIOENCODING="ascii")
+    assert ended.code == 0
+    assert "mod\\xebl.ncnn.param" in ended.out

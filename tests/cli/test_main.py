@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import COMMAND, SMALL, run, write_model
+
+from onnx2ncnn_opt.onnx.registry import all_ops
+from onnx2ncnn_opt.passes import PASSES
+
+
+@pytest.mark.parametrize("command", [(), ("convert",), ("verify",), ("passes",), ("ops",)])
+def test_help_needs_nothing_heavy(tmp_path: Path, command: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
+        "print('loaded', sorted({'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'ncnn', 'rich'} & set(sys.modules)));"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: {' '.join(('onnx2ncnn-opt', *command))} ")
+    assert done.stdout.splitlines()[-1] == "loaded []"
+
+
+def test_version_and_no_command(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--version")
+    assert ended.code == 0
+    assert re.fullmatch(r"onnx2ncnn-opt, version \d+\.\d+\.\d+\n", ended.out)
+    assert run(tmp_path, "nonsense").code == 2
+    assert run(tmp_path).code == 2
+
+
+def test_the_installed_command_is_the_same() -> None:
+    command = Path(sys.executable).with_name("onnx2ncnn-opt")
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("Usage: onnx2ncnn-opt ")
+
+
+def test_passes_are_listed_in_order(tmp_path: Path) -> None:
+    ended = run(tmp_path, "passes", PYTHONIOENCODING="utf-8")
+    assert ended.code == 0
+    rows = [line.split(maxsplit=3) for line in ended.out.splitlines()]
+    assert rows == [[p.name, "bit-equal", "yes" if p.exact else "no", p.summary] for p in PASSES]
+
+
+def test_ops_are_listed(tmp_path: Path) -> None:
+    ended = run(tmp_path, "ops")
+    assert ended.code == 0
+    rows = [line.split(maxsplit=3) for line in ended.out.splitlines()]
+    assert rows == [[op.qualified_name, "opset", str(op.since), op.summary] for op in all_ops()]
+
+
+def test_a_reader_that_has_enough() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as out:
+        done = subprocess.run([*COMMAND, "ops"], stdout=out, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def on_terminal(folder: Path, *args: str) -> tuple[int, str]:
+    """Exit code and output of a command whose stdout and stderr are a terminal of 100 columns."""
+    mine, its = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *args],
+        cwd=folder,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "COLUMNS": "100", "TERM": "xterm"},
+    )
+    os.close(its)
+    output = b""
+    try:
+        while chunk := os.read(mine, 1 << 16):
+            output += chunk
+    except OSError:  # Linux' way to say that the other end is closed
+        pass
+    os.close(mine)
+    return process.wait(timeout=60), output.decode()
+
+
+def test_a_terminal_gets_tables_and_a_spinner(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    code, output = on_terminal(tmp_path, "convert", "model.onnx")
+    assert code == 0
+    assert "converting model.onnx" in output
+    assert "verifying the net against ONNX Runtime" in output
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
+    assert text != output
+    lines = [line.split() for line in text.splitlines()]
+    assert ["pass", "rewrites"] in lines
+    assert ["fuse_convolution_activation", "1"] in lines
+    assert ["output", "result", "max", "error", "relative", "error", "cosine"] in lines
+    assert sum(line[:2] in (["y", "ok"], ["z", "ok"]) for line in lines) == 2
+
+
+def test_errors_on_a_terminal(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { [det] y = Det(x) }")
+    code, output = on_terminal(tmp_path, "convert", "model.onnx")
+    assert code == 1
+    assert "Error: cannot express 1 node in ncnn:" in output
+    assert "Det 'det'" in output
