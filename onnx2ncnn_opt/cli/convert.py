@@ -77,9 +77,9 @@ def convert(
                 rows = [_renamed(row, drafts, files) for row in output_rows(report)]
                 if not keep_failed:
                     report.check()
-    except VerificationError:
-        if report is None:
-            raise
+    except VerificationError as error:
+        if report is None:  # there is nothing to compare with
+            raise VerificationError(f"{error}; --no-verify converts without running the model") from error
     written = report is None or report.ok or keep_failed
     summary = ConversionSummary(
         model=str(model),

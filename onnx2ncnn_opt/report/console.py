@@ -59,9 +59,11 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
         if isinstance(block, str):
             console.print(Text(printable(block)), soft_wrap=True)
             continue
-        table = RichTable(*block.columns, box=box.SIMPLE_HEAD, pad_edge=False)
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in block.columns:
+            table.add_column(column, no_wrap=column != block.columns[-1])
         for row in block.rows:
-            table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         console.print(table)
 
 
