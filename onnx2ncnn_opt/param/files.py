@@ -11,8 +11,9 @@ from pathlib import Path
 from onnx2ncnn_opt.errors import ParamError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, check_blob_counts
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, write_weights
+from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.param.text import DroppedSplit, format_listing, parse_param
+from onnx2ncnn_opt.param.text import format_listing, parse_param
 
 PathLike = str | os.PathLike[str]
 

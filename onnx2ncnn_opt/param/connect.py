@@ -1,0 +1,149 @@
+"""From the layers of a file to a graph: blobs by name, Splits resolved, parameters by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnx2ncnn_opt.errors import GraphError, ParamError
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_blob_counts
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.spec import FEATMASK_ID, SHAPE_HINTS_ID
+from onnx2ncnn_opt.param.values import Value, as_kind
+
+
+@dataclass(frozen=True)
+class DroppedSplit:
+    """A Split layer of a file that the written net will not need any more."""
+
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ParsedNet:
+    """What a .param file says: the graph, still without weights, and the Splits that reading did away with."""
+
+    graph: Graph
+    dropped_splits: tuple[DroppedSplit, ...]
+    names: Mapping[str, Blob]  # every name that the file has for a blob, those of Splits' tops included
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A layer as a file states it, read but not connected; `where` is its place in the file, for messages."""
+
+    where: str
+    type: str
+    name: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    values: Mapping[int, Value]
+
+
+def connect(entries: Sequence[Entry]) -> ParsedNet:
+    """The graph of the lines, Splits resolved."""
+    consumed = {name for entry in entries for name in entry.bottoms}
+    root = _roots(entries)
+    splits: dict[str, list[Entry]] = {}
+    aliases: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.type == "Split":
+            splits.setdefault(root[entry.tops[0]], []).append(entry)
+            aliases.setdefault(root[entry.tops[0]], []).extend(top for top in entry.tops if top not in consumed)
+    graph = Graph()
+    blobs: dict[str, Blob] = {}  # by root
+    public: dict[str, Blob] = {}
+    for entry in entries:
+        if entry.type == "Split":
+            bottom = root[entry.bottoms[0]]
+            if entry is splits[bottom][0] and aliases[bottom]:
+                tops = [Blob(name, blobs[bottom].shape) for name in aliases[bottom]]
+                public.update((blob.name, blob) for blob in tops)
+                graph.add(Layer("Split", entry.name, [blobs[bottom]], tops))
+            continue
+        tops = [Blob(name) for name in entry.tops]
+        for blob in tops:
+            blobs[blob.name] = blob
+            left = aliases.get(blob.name, [])
+            if left and entry.type != "Input":
+                blob.name = left.pop(0)
+            public[blob.name] = blob
+        graph.add(_layer(entry, [blobs[root[name]] for name in entry.bottoms], tops))
+    graph.outputs = [public[name] for entry in entries for name in entry.tops if name not in consumed]
+    names = {name: public.get(name, blobs[root[name]]) for entry in entries for name in entry.tops}
+    return ParsedNet(graph, tuple(_dropped(splits, blobs)), names)
+
+
+def _roots(entries: Sequence[Entry]) -> dict[str, str]:
+    """For every blob name the blob that it is when Splits are seen through; blob names are checked on the way."""
+    root: dict[str, str] = {}
+    places: dict[str, str] = {}
+    later = {name: entry.where for entry in reversed(entries) for name in entry.tops}
+    for entry in entries:
+        where = f"{entry.where}: layer '{entry.name}'"
+        for name in entry.bottoms:
+            if name not in root:
+                hint = f"only {later[name]} produces it" if name in later else "no layer produces it"
+                raise ParamError(f"{where} reads the blob '{name}', but {hint}")
+        if entry.type == "Split" and (len(entry.bottoms) != 1 or not entry.tops):
+            raise ParamError(f"{where} is a Split of {len(entry.bottoms)} blobs into {len(entry.tops)}")
+        for name in entry.tops:
+            if name in places:
+                raise ParamError(f"{where} produces the blob '{name}', which {places[name]} already does")
+            places[name] = entry.where
+            root[name] = root[entry.bottoms[0]] if entry.type == "Split" else name
+    return root
+
+
+def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
+    """The Splits that a written net can do without: that of a blob with one use, and all but one of any other blob."""
+    for name, entries in splits.items():
+        blob = blobs[name]
+        needed = len(blob.users) + blob.is_output > 1 or any(user.type == "Split" for user in blob.users)
+        forks = sorted(entries, key=lambda entry: len(entry.tops) == 1)
+        for entry in forks[1:] if needed else forks:
+            if not needed or len(entry.tops) == 1:
+                yield DroppedSplit(entry.name, "nothing needs a copy: there is only one use behind it")
+            else:
+                yield DroppedSplit(entry.name, f"joined with '{forks[0].name}', which splits the same blob")
+
+
+def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> Layer:
+    where = entry.where
+    spec = LAYERS.get(entry.type)
+    params: dict[str | int, Any] = {}
+    for id, value in entry.values.items():
+        param = spec.by_id.get(id) if spec else None
+        if param is None:
+            params[id] = value
+        elif (understood := as_kind(param.kind, value)) is not None:
+            params[param.name] = understood
+    layer = Layer(entry.type, entry.name, inputs, outputs, params)
+    try:
+        check_blob_counts(layer)
+    except GraphError as error:
+        raise ParamError(f"{where}: {error}") from None
+    if not isinstance(entry.values.get(FEATMASK_ID, 0), int):
+        raise ParamError(f"{where}: layer '{entry.name}': the feature mask (31) must be an integer")
+    if SHAPE_HINTS_ID in entry.values:
+        hints = as_kind("int[]", entry.values[SHAPE_HINTS_ID])
+        if not isinstance(hints, tuple) or len(hints) not in (0, 4 * len(outputs), 5 * len(outputs)):
+            raise ParamError(f"{where}: layer '{entry.name}': shape hints (30) are 4 or 5 integers for each output")
+        size = len(hints) // max(len(outputs), 1)
+        for i, blob in enumerate(outputs if size else ()):
+            dims, w, h, *d, c = hints[i * size : (i + 1) * size]
+            blob.shape = _shape(dims, w, h, d[0] if d else 0, c)
+    elif layer.type in ("Input", "MemoryData"):
+        w, h, d, c = (layer[name] for name in "whdc")
+        for blob in outputs:
+            blob.shape = _shape(4 if d else 3 if c else 2 if h else 1, w, h, d, c)
+    return layer
+
+
+def _shape(dims: Any, w: Any, h: Any, d: Any, c: Any) -> Shape | None:
+    """The numpy shape of a Mat, None where the sizes make none."""
+    shape = {1: (w,), 2: (h, w), 3: (c, h, w), 4: (c, d, h, w)}.get(dims)
+    return shape if shape and all(size > 0 for size in shape) else None
