@@ -13,7 +13,7 @@ from difflib import get_close_matches
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.passes import fuse_activation, fuse_affine, fuse_padding
+from onnx2ncnn_opt.passes import fuse_activation, fuse_affine, fuse_gemm, fuse_padding
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_flatten_after_innerproduct import eliminate_flatten_after_innerproduct
@@ -54,6 +54,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_fast_gelu,
     *fuse_padding.PASSES,
     *fuse_affine.PASSES,
+    *fuse_gemm.PASSES,
     fuse_innerproduct_dropout,
     *fuse_activation.PASSES,
     fuse_binaryop_eltwise,

@@ -14,7 +14,8 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import weight_blocks
-from onnx2ncnn_opt.param.text import DroppedSplit, format_param, parse_param
+from onnx2ncnn_opt.param.connect import DroppedSplit
+from onnx2ncnn_opt.param.text import format_param, parse_param
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "passes"
 

@@ -1,0 +1,94 @@
+"""Gemm layers with constant B, as ``alpha * (A @ B + beta * C)``: their weights in one layout, whatever the flags."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.rewrite.rule import require
+
+NO_C, SCALAR_C, PER_ROW, COLUMN, FULL_C, ROW_C = -1, 0, 1, 2, 3, 4
+# The last three say how the runtime shall cut the matrices; a Gemm that has them is made for one machine.
+_HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
+
+
+class Linear(NamedTuple):
+    """``x @ weight.T + bias``: weight (outputs, inputs) and bias (outputs) in float64."""
+
+    weight: Array
+    bias: Array
+
+
+def require_constant_b(gemm: Layer) -> None:
+    """Refuse a Gemm whose B is no float constant, or whose C comes in at run time."""
+    name = f"Gemm '{gemm.name}'"
+    require(gemm["constantB"] and not gemm["constantA"], f"{name} does not multiply a blob by constants")
+    require(gemm["quantize_term"] == 0, f"{name} is quantised")
+    require(len(gemm.inputs) == 1, f"{name} gets C at run time")
+    require(not any(gemm[hint] for hint in _HINTS), f"{name} is made for one machine")
+    for weight in ("B_data", "C_data") if has_c(gemm) else ("B_data",):
+        require(gemm.weights.stored(weight).is_float, f"{name} has no float {weight}")
+
+
+def has_c(gemm: Layer) -> bool:
+    """Whether a Gemm holds a C of its own."""
+    return bool(gemm["constantC"] and gemm["constant_broadcast_type_C"] != NO_C)
+
+
+def offset_per_column(gemm: Layer) -> Array:
+    """``beta * C`` as one number for each column, in float64; refused where the rows differ."""
+    columns = gemm["constantN"]
+    if not has_c(gemm):
+        return np.zeros(columns)
+    kind = gemm["constant_broadcast_type_C"]
+    require(kind in (SCALAR_C, ROW_C), f"the C of Gemm '{gemm.name}' differs from row to row")
+    c = gemm.weights["C_data"].astype(np.float64).reshape(-1)
+    return np.asarray(gemm["beta"] * np.broadcast_to(c, columns))
+
+
+def columns_of_b(gemm: Layer) -> Array:
+    """B as (columns, K), in float64."""
+    n, k = gemm["constantN"], gemm["constantK"]
+    data = gemm.weights["B_data"].astype(np.float64)
+    return np.asarray(data.reshape(n, k) if gemm["transB"] else data.reshape(k, n).T)
+
+
+def scaled_columns(gemm: Layer, scale: Array) -> Array:
+    """B as it is stored, with a factor for each of its columns; refused where a number would overflow."""
+    n, k = gemm["constantN"], gemm["constantK"]
+    shape, factors = ((n, k), scale[:, None]) if gemm["transB"] else ((k, n), scale[None, :])
+    product = np.empty(shape, np.float32)
+    with np.errstate(over="ignore"):
+        # Through a small buffer: a large matrix in float64 would take twice its memory.
+        np.multiply(gemm.weights["B_data"].reshape(shape), factors, out=product, dtype=np.float64, casting="same_kind")
+    return stored(gemm, "B_data", product)
+
+
+def linear_of(gemm: Layer) -> Linear:
+    """What a Gemm without transposed matrices does to each row of its blob; refused where it does anything else."""
+    require_constant_b(gemm)
+    plain = not any(gemm[flag] for flag in ("transA", "output_transpose", "output_N1M"))
+    require(plain, f"Gemm '{gemm.name}' turns its matrices")
+    return Linear(gemm["alpha"] * columns_of_b(gemm), gemm["alpha"] * offset_per_column(gemm))
+
+
+def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
+    """The Gemm with one offset for each column instead of ``beta * C``, and with other `weights`."""
+    if not c.any():
+        new = gemm.having(weights=weights, beta=None, constantC=None, constant_broadcast_type_C=None)
+        if "C_data" in new.weights:
+            del new.weights["C_data"]
+        return new
+    weights["C_data"] = stored(gemm, "C_data", c)
+    return gemm.having(weights=weights, beta=None, constantC=1, constant_broadcast_type_C=ROW_C)
+
+
+def stored(layer: Layer, name: str, values: Array) -> Array:
+    """Numbers as float32; refused where one would overflow."""
+    with np.errstate(over="ignore"):
+        data = values.astype(np.float32)
+    require(np.isfinite(data).all(), f"{layer.type} '{layer.name}': {name} would overflow")
+    return data

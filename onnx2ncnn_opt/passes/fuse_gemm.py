@@ -1,0 +1,55 @@
+"""`fuse_gemm_mul`, `fuse_gemm_add`: a factor or an offset per column, calculated into the weights of a Gemm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import per_channel, per_column
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, linear
+from onnx2ncnn_opt.passes._gemm import offset_per_column, require_constant_b, scaled_columns, with_c
+from onnx2ncnn_opt.rewrite.pattern import const, op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+
+
+def _fuse(name: str, kinds: frozenset[int], one_sided: frozenset[int]) -> Rewrite:
+    gemm = op("Gemm", "gemm")
+
+    @rewrite(
+        op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(gemm),
+        op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(gemm, const("constant")),
+        op("BinaryOp", "binary", op_type=one_sided, with_scalar=0)(const("constant"), gemm),
+        exact=False,
+        name=f"fuse_gemm_{name}",
+        summary=f"x ── Gemm (constant B) ── BinaryOp {name} (constant) ──   ⇒   x ── Gemm (constant B) ──",
+    )
+    def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
+        require_constant_b(gemm)
+        require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' lie along the channels")
+        const_first = constant is not None and binary.inputs[0].producer is constant
+        scale, shift = linear(binary, _per_column(gemm, binary, constant), const_first)
+        weights = {}
+        if (scale != 1).any():
+            weights["B_data"] = scaled_columns(gemm, scale)
+        require(gemm["alpha"] or not shift.any(), f"Gemm '{gemm.name}' has alpha 0")
+        c = offset_per_column(gemm) * scale
+        return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
+
+    return fuse
+
+
+def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
+    columns = gemm["constantN"]
+    if constant is None:
+        return np.full(columns, binary["b"], np.float64)
+    if gemm["output_transpose"]:
+        return per_channel(constant, gemm.output, columns)
+    require(gemm.output.shape is not None, f"the shape of '{gemm.output.name}' is unknown")
+    return per_column(constant, gemm.output, columns)
+
+
+PASSES = (
+    _fuse("mul", frozenset({MUL, DIV, RDIV}), frozenset({DIV, RDIV})),
+    _fuse("add", frozenset({ADD, SUB, RSUB}), frozenset({SUB, RSUB})),
+)
