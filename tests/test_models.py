@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
+from exports import MODELS, ROOT, SCRIPT
 
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.onnx.load import load_model
 
-ROOT = Path(__file__).resolve().parent.parent
-MODELS = sorted((ROOT / "fixtures" / "models").glob("*.onnx"))
 NAMES = [path.name.removesuffix(".onnx") for path in MODELS]
 SKELETONS = [path for path in MODELS if b'{"fill"' in path.read_bytes()]
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = load_script("refill")
 
 
 def test_both_exporters_and_a_bounded_size() -> None:

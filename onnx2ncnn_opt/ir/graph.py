@@ -67,7 +67,7 @@ class Layer:
         name: str,
         inputs: Iterable[Blob] = (),
         outputs: Iterable[Blob] = (),
-        params: Mapping[str, Any] | Mapping[str | int, Any] | None = None,
+        params: Mapping[Any, Any] | None = None,
         weights: Mapping[str, Array | Weight] | None = None,
         origin: Iterable[str] = (),
     ) -> None:
@@ -75,7 +75,7 @@ class Layer:
         self.name = name
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.params: dict[str | int, Any] = {**(params or {})}
+        self.params: dict[str | int, Any] = dict(params or {})
         self.weights = weights if isinstance(weights, Weights) else Weights(weights)
         self.origin = tuple(dict.fromkeys(origin))
         self.spec: LayerSpec | None = LAYERS.get(type)

@@ -143,7 +143,14 @@ class ImportContext:
 
     def formed(self, x: Tensor, form: Form) -> Tensor:
         """The tensor in a form, by as few layers as possible; every form of a blob is made once."""
-        return self._lying(x, *form.atoms(x.view))
+        return self.laid(x, *form.atoms(x.view))
+
+    def laid(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
+        """The tensor in a Mat of these dims and batch, said in the atoms of its view; see `formed` for axes."""
+        blob = x.blob
+        for step in plan(x.view, dims, batch):
+            blob = self._step(blob, step)
+        return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
 
     def channels(self, x: Value) -> Blob:
         """The tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
@@ -221,7 +228,7 @@ class ImportContext:
         if not options:
             raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
         _, _, dims, batch = min(options, key=lambda option: option[:2])
-        return self._lying(x, dims, batch)
+        return self.laid(x, dims, batch)
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
@@ -445,12 +452,6 @@ class ImportContext:
                 self.graph.remove(layer)
 
     # ---- pieces
-
-    def _lying(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
-        blob = x.blob
-        for step in plan(x.view, dims, batch):
-            blob = self._step(blob, step)
-        return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
 
     def _step(self, blob: Blob, step: Step) -> Blob:
         key = (blob, step)

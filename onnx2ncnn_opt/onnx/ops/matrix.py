@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.view import MAX_DIMS, View, flat
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Form, align, combined
 from onnx2ncnn_opt.onnx.importer import ImportContext
@@ -136,28 +138,35 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
         raise im.refuse(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
     last, batch = x.view.axes[-1], x.view.batch
-    one_row = flat(x.view.axes[:-1]) == batch
-    if one_row:
-        # InnerProduct flattens whatever it is given, as long as the order is right.
-        lying = x if flat(x.view.dims) == last else im.formed(x, Form(((x.rank - 1,),), _axes_of(x, batch)))
-        weights = {"weight_data": weight} | ({} if bias is None else {"bias_data": bias})
+    if flat(x.view.axes[:-1]) == batch:
+        # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
+        weights = {"weight_data": _columns(weight, last, flat(x.view.dims))} | (
+            {} if bias is None else {"bias_data": bias}
+        )
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
-        blob = im.layer("InnerProduct", lying.blob, weights=weights, **params)
-    else:
-        lying = rows(im, x, x.rank - 1)
-        if len(lying.view.dims) > 2:
-            outer = [axis for axis in range(x.rank - 1) if x.view.axes[axis] and x.view.axes[axis] != batch]
-            lying = im.formed(x, Form((tuple(outer), (x.rank - 1,)), _axes_of(x, batch)))
-        weights = {"B_data": weight} | ({} if bias is None else {"C_data": bias})
-        shape = {"constantN": outputs, "constantK": inputs}
-        if bias is not None:
-            shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
-        blob = im.layer("Gemm", lying.blob, weights=weights, transB=1, constantB=1, **shape)
-    assert blob.shape is not None
-    made = View.of((outputs,), [[0]]).axes[0]
-    outer_dims = lying.view.dims[:-1] if not one_row else ((),) * (len(blob.shape) - 1)
-    return Tensor(blob, View(lying.view.batch, (*outer_dims, made), (*lying.view.axes[:-1], made)), x.dtype)
+        blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
+        assert blob.shape is not None
+        return _with_last(x, blob, ((),) * (len(blob.shape) - 1), outputs)
+    lying = x if set(x.view.dims[-1]) == set(last) else rows(im, x, x.rank - 1)
+    if len(lying.view.dims) > 2:
+        lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), batch)
+    weights = {"B_data": _columns(weight, last, lying.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
+    shape = {"constantN": outputs, "constantK": inputs}
+    if bias is not None:
+        shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
+    blob = im.layer("Gemm", lying.blob, weights=weights, transB=1, constantB=1, **shape)
+    return _with_last(lying, blob, lying.view.dims[:-1], outputs)
 
 
-def _axes_of(x: Tensor, batch: tuple[object, ...]) -> tuple[int, ...]:
-    return tuple(axis for axis in range(x.rank) if batch and x.view.axes[axis] == batch)
+def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
+    """The weight with its columns in the order in which the operand's elements lie."""
+    if logical == memory:
+        return weight
+    parts = weight.reshape(-1, *known(atom.size for atom in logical))
+    return parts.transpose(0, *(logical.index(atom) + 1 for atom in memory)).reshape(weight.shape)
+
+
+def _with_last(x: Tensor, blob: Blob, outer: Dims, size: int) -> Tensor:
+    """The layer's result: the operand's view with a last axis, and last dim, of another size."""
+    made = View.of((size,), [[0]]).axes[0]
+    return Tensor(blob, View(x.view.batch, (*outer, made), (*x.view.axes[:-1], made)), x.dtype)

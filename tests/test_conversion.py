@@ -1,0 +1,113 @@
+"""The whole path on real exports: converted, verified in both runtimes, and at rest after one run of the passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from exports import MODELS, refilled
+
+from onnx2ncnn_opt import convert, passes
+from onnx2ncnn_opt.api import Conversion
+from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.rewrite.events import Applied
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)
+def conversion(request: pytest.FixtureRequest) -> Conversion:
+    return convert(refilled(request.param))
+
+
+def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> None:
+    report = conversion.verify()
+    report.check()
+    # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
+    assert all(output.max_rel is not None and output.max_rel < 1e-4 for output in report.outputs)
+
+
+def test_a_second_run_changes_nothing(conversion: Conversion) -> None:
+    conversion.graph.check()
+    assert not [event for event in passes.run(conversion.graph, check=True) if isinstance(event, Applied)]
+
+
+def test_what_was_saved_is_read_again_and_stays_the_same(conversion: Conversion, tmp_path: Path) -> None:
+    files = conversion.save(tmp_path / "net")
+    net = read_net(files.param, files.bin)
+    assert net.trailing_bytes == 0
+    manifest = read_manifest(files.manifest)
+    assert manifest == conversion.manifest()
+    assert {entry.blob for entry in manifest.outputs} == {blob.name for blob in net.graph.outputs}
+    assert {entry.blob for entry in manifest.inputs} == {blob.name for blob in net.graph.inputs}
+    assert not [event for event in passes.run(net.graph, check=True) if isinstance(event, Applied)]
+
+
+# What an optimised CNN consists of: anything else would be a fold that was missed.
+_EXPECTED = {
+    "residual": {"Input", "Convolution", "Pooling", "BinaryOp", "ReLU", "Split", "InnerProduct", "Reduction"},
+    "inverted": {
+        *("Input", "Convolution", "ConvolutionDepthWise", "BinaryOp", "InnerProduct", "Pooling", "Reduction", "Split"),
+        *("Swish", "HardSigmoid", "Softmax"),
+    },
+    "shuffle": {
+        *("Input", "Convolution", "ConvolutionDepthWise", "Slice", "Concat", "ShuffleChannel", "InnerProduct"),
+        *("Pooling", "Reduction", "Split"),
+    },
+    "video": {
+        "Input",
+        "Convolution3D",
+        "ConvolutionDepthWise3D",
+        "Pooling3D",
+        "BinaryOp",
+        "InnerProduct",
+        "ReLU",
+        "Split",
+    },
+}
+
+
+@pytest.mark.parametrize("path", [p for p in MODELS if p.stem.split(".")[0] in _EXPECTED], ids=lambda p: p.stem)
+def test_no_layer_is_left_that_a_fold_takes(path: Path, tmp_path: Path) -> None:
+    files = convert(refilled(path)).save(tmp_path / "net")
+    types = Counter(line.split()[0] for line in files.param.read_text().splitlines()[2:])
+    assert set(types) <= _EXPECTED[path.stem.split(".")[0]], types
+
+
+def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[4, 3, 8, 8] x, float[5] v) => (float[4, 3, 8, 8] y, float[5] w, float[8, 3, 8, 4] z) {
+            y = Relu(x)
+            w = Neg(v)
+            z = Transpose<perm = [3, 1, 2, 0]>(y)
+        }
+        """
+    )
+    converted = convert(model)
+    converted.verify().check()
+    assert [entry.batch_axis for entry in converted.manifest().inputs] == [None, None]
+
+
+def test_batches_are_kept_apart() -> None:
+    rng = np.random.default_rng(0)
+    kernel = onnx.numpy_helper.from_array(rng.standard_normal((6, 3, 3, 3)).astype(np.float32), "k")
+    graph = onnx.parser.parse_graph(
+        """
+        g (float[4, 3, 8, 8] x) => (float[4, 6] y, float[4] s) {
+            c = Conv(x, k)
+            r = Relu(c)
+            p = GlobalAveragePool(r)
+            y = Flatten(p)
+            s = ReduceMax<axes = [1], keepdims = 0>(y)
+        }
+        """
+    )
+    graph.initializer.append(kernel)
+    converted = convert(onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]))
+    converted.verify().check()
+    assert converted.manifest().inputs[0].batch_axis == 0
+    assert converted.manifest().outputs[0].batch_axis == 0
