@@ -12,6 +12,7 @@ from onnx2ncnn_opt.errors import ParamError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, check_blob_counts
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, write_weights
 from onnx2ncnn_opt.param.connect import DroppedSplit
+from onnx2ncnn_opt.param.param_bin import format_param_bin, is_param_bin, named_by_index, parse_param_bin
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import format_listing, parse_param
 
@@ -27,16 +28,23 @@ class LoadedNet:
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
     trailing_bytes: int
+    names: Mapping[str, Blob]  # every name that the .param has for a blob
+    is_binary: bool
 
 
 def read_net(param_path: PathLike, bin_path: PathLike) -> LoadedNet:
-    """Read a net; its weights are views into the mapped .bin. Raises ParamError and BinError."""
-    parsed = parse_param(_read_text(param_path), file=os.fspath(param_path))
+    """Read a net whose .param is text or binary; its weights are views into the mapped .bin.
+
+    Raises ParamError and BinError.
+    """
+    data, file = _read(param_path), os.fspath(param_path)
+    is_binary = is_param_bin(data)
+    parsed = parse_param_bin(data, file=file) if is_binary else parse_param(data, file=file)
     trailing = load_weights(parsed.graph, open_bin(bin_path), file=os.fspath(bin_path))
-    return LoadedNet(parsed.graph, parsed.dropped_splits, trailing)
+    return LoadedNet(parsed.graph, parsed.dropped_splits, trailing, parsed.names, is_binary)
 
 
-def _read_text(path: PathLike) -> bytes:
+def _read(path: PathLike) -> bytes:
     try:
         size = os.path.getsize(path)
         if size > _MAX_PARAM_BYTES:
@@ -46,25 +54,25 @@ def _read_text(path: PathLike) -> bytes:
         raise ParamError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from error
 
 
-def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike) -> Mapping[Blob, str]:
+def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary: bool = False) -> Mapping[Blob, str]:
     """Write a net, both files or neither; returns the names that its inputs and outputs have in the file.
 
-    The names differ from the blobs' own only where ncnn could not read those. Raises GraphError for a graph that the
-    format cannot hold, and UsageError where the files cannot be written.
+    The names differ from the blobs' own only where ncnn could not read those; in a `binary` .param they are indexes.
+    Raises GraphError for a graph that the format cannot hold, and UsageError where the files cannot be written.
     """
     with all_or_nothing(param_path, bin_path) as (param_draft, bin_draft):
-        return write_drafts(graph, param_draft, bin_draft)
+        return write_drafts(graph, param_draft, bin_draft, binary=binary)
 
 
-def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path) -> Mapping[Blob, str]:
+def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path, *, binary: bool = False) -> Mapping[Blob, str]:
     """As `write_net`, straight into these files; for a caller who has more files to bring in place with them."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
-    param_draft.write_bytes(format_listing(listing).encode())
+    param_draft.write_bytes(format_param_bin(listing) if binary else format_listing(listing).encode())
     with bin_draft.open("wb") as stream:
         write_weights(graph, stream)
-    return listing.names
+    return named_by_index(listing) if binary else listing.names
 
 
 @contextmanager

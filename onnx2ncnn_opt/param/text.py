@@ -121,20 +121,25 @@ def _format_line(line: Line) -> str:
 
 
 def _format_params(layer: Layer) -> Iterator[str]:
+    for id, name, kind, value in param_values(layer):
+        try:
+            yield format_value(id, kind, value)
+        except ValueError as error:
+            raise GraphError(f"{layer.type} '{layer.name}': {name}={value!r}: {error}") from None
+
+
+def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
+    """The parameters of a layer as a file lists them: id, name, kind (None where the table does not know it), value."""
     known: Mapping[str, Param] = layer.spec.by_name if layer.spec else {}
-    values: dict[int, tuple[Kind | None, str | int, Any]] = {}
+    values: dict[int, tuple[int, str | int, Kind | None, Any]] = {}
     for name, value in layer.params.items():
         if isinstance(name, str) and name not in known:
             raise GraphError(f"{layer.type} '{layer.name}' has no parameter {name}")
         id, kind = (known[name].id, known[name].kind) if isinstance(name, str) else (name, None)
         if not 0 <= id <= MAX_PARAM_ID:
             raise GraphError(f"{layer.type} '{layer.name}': there is no parameter id {id}")
-        values[id] = kind, name, _current_hints(layer, value) if id == SHAPE_HINTS_ID else value
-    for id, (kind, name, value) in sorted(values.items()):
-        try:
-            yield format_value(id, kind, value)
-        except ValueError as error:
-            raise GraphError(f"{layer.type} '{layer.name}': {name}={value!r}: {error}") from None
+        values[id] = id, name, kind, _current_hints(layer, value) if id == SHAPE_HINTS_ID else value
+    return [values[id] for id in sorted(values)]
 
 
 def _current_hints(layer: Layer, hints: Sequence[int]) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +14,9 @@ from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind
 
 _ARRAY_ID = -23300  # old style: -23300 - id stands for an array
 _MAX_VALUE_CHARS = 127
-_MAX_STRING_BYTES = 255
+MAX_STRING_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
-_INFINITY = "3.402823e38"
+_INFINITY = float(np.float32(3.402823e38))
 
 BLANKS = " \t\v\f"
 _INT = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -52,8 +53,8 @@ def _value(text: str, where: str) -> Value:
         quoted = text[0] == '"'
         string = text[1:-1] if quoted else text
         closed = not quoted or (len(text) > 1 and text[-1] == '"' and '"' not in string)
-        if not closed or len(string.encode()) > _MAX_STRING_BYTES:
-            raise ParamError(f"{where}: the string {excerpt(text)} is not closed or has over {_MAX_STRING_BYTES} bytes")
+        if not closed or len(string.encode()) > MAX_STRING_BYTES:
+            raise ParamError(f"{where}: the string {excerpt(text)} is not closed or has over {MAX_STRING_BYTES} bytes")
         return string
     if "," not in text:
         return _number(text, where)
@@ -150,8 +151,8 @@ def _int_text(value: Any) -> str:
 
 
 def _string_text(value: Any) -> str:
-    if not isinstance(value, str) or len(value.encode()) > _MAX_STRING_BYTES or re.search(r"[\0\n\r]", value):
-        raise ValueError(f"not a string of at most {_MAX_STRING_BYTES} bytes on one line")
+    if not isinstance(value, str) or len(value.encode()) > MAX_STRING_BYTES or re.search(r"[\0\n\r]", value):
+        raise ValueError(f"not a string of at most {MAX_STRING_BYTES} bytes on one line")
     if '"' not in value:
         return f'"{value}"'
     # There is no escape for a quote, but a word may hold one inside.
@@ -160,10 +161,10 @@ def _string_text(value: Any) -> str:
     raise ValueError("ncnn cannot read a string with both quotes and blanks")
 
 
-def float_text(value: float) -> str:
-    """The shortest text that ncnn reads as this float32; an infinity becomes the largest number that every ncnn can.
+def stored_float(value: Any) -> float:
+    """The float32 that a file can hold for a value: for an infinity the largest number that every ncnn can read.
 
-    Raises ValueError for NaN, which ncnn would take for a string.
+    Raises ValueError for what is no number, and for NaN, which ncnn would take for a string.
     """
     if not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError("not a number")
@@ -171,8 +172,12 @@ def float_text(value: float) -> str:
         number = np.float32(value)
     if np.isnan(number):
         raise ValueError("NaN cannot be written")
-    if np.isinf(number):
-        return _INFINITY if number > 0 else f"-{_INFINITY}"
+    return math.copysign(_INFINITY, number) if np.isinf(number) else float(number)
+
+
+def float_text(value: float) -> str:
+    """The shortest text that ncnn reads as `stored_float(value)`."""
+    number = np.float32(stored_float(value))
     text = np.format_float_scientific(number, unique=True, trim="-", exp_digits=1).replace("e+", "e")
     plain = np.format_float_positional(number, unique=True, trim="0")
     # Older parsers collect the digits on either side of the point in 32 bits.

@@ -16,6 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
+BINARY_MAGIC = (7767517).to_bytes(4, "little")
+
 # ncnn's own faults reach Python as these: a Mat of a kind that it cannot convert, a string that it cannot decode.
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError)
 
@@ -37,6 +39,7 @@ class Worker:
     def __init__(self, ncnn: Any, requests: IO[bytes], answers: IO[bytes]) -> None:
         self.ncnn, self.requests, self.answers = ncnn, requests, answers
         self.net: Any = None
+        self.is_binary = False
 
     def answer(self, message: dict[str, Any], array: np.ndarray[Any, Any] | None = None) -> None:
         if array is not None:
@@ -51,25 +54,34 @@ class Worker:
         for name, value in options.items():
             if hasattr(net.opt, name):  # older versions of ncnn have fewer
                 setattr(net.opt, name, value)
-        for step, path in ((net.load_param, param), (net.load_model, bin)):
+        with open(param, "rb") as file:
+            self.is_binary = file.read(len(BINARY_MAGIC)) == BINARY_MAGIC
+        for step, path in ((net.load_param_bin if self.is_binary else net.load_param, param), (net.load_model, bin)):
             code = step(path)
             if code != 0:
                 raise RuntimeError(f"{step.__name__} returned {code} for {path}")
-        self.answer({"inputs": list(net.input_names()), "outputs": list(net.output_names())})
+        if self.is_binary:
+            inputs, outputs = map(str, net.input_indexes()), map(str, net.output_indexes())
+        else:
+            inputs, outputs = net.input_names(), net.output_names()
+        self.answer({"inputs": list(inputs), "outputs": list(outputs)})
+
+    def blob(self, name: str) -> str | int:
+        return int(name) if self.is_binary else name  # a binary .param has no names
 
     def feed(self, feeds: list[dict[str, Any]]) -> Any:
         extractor = self.net.create_extractor()
         for feed in feeds:
             # A Mat made from an array owns nothing: an in-place first layer would free the array, so it is cloned.
             mat = self.ncnn.Mat(feed["array"], **batch_index(feed)).clone()
-            code = extractor.input(feed["blob"], mat)
+            code = extractor.input(self.blob(feed["blob"]), mat)
             if code != 0:
                 raise RuntimeError(f"the net has no blob '{feed['blob']}' (input returned {code})")
         self.answer({"fed": len(feeds)})
         return extractor
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> None:
-        code, mat = extractor.extract(output["blob"])
+        code, mat = extractor.extract(self.blob(output["blob"]))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"extract returned {code}" if code else "extract returned an empty Mat")
         if mat.n > 1 and output["batch_axis"] is None:

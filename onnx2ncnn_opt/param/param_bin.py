@@ -1,0 +1,219 @@
+"""Reading and writing .param.bin, the binary form of a .param: little-endian 32-bit numbers, and no names.
+
+Layer types are numbers of ncnn's registry, blobs are indexes, and values are bare bits. A blob's index is what programs
+call it by, so a net that is read has the indexes for names, and a net that is written keeps those of its inputs and
+outputs that are such names. Parameters that the table does not know (those of custom layers) come without their kind:
+bits that make a plain float are taken for one, which no integer up to 10**8 is; written as binary again they are the
+same bits either way.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import GraphError, ParamError
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.layers import BY_INDEX, LAYERS
+from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind
+from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
+from onnx2ncnn_opt.param.splits import Line, Listing
+from onnx2ncnn_opt.param.text import MAGIC, MAX_LAYERS, param_values
+from onnx2ncnn_opt.param.values import MAX_STRING_BYTES, Value, stored_float
+
+_MAGIC = MAGIC.to_bytes(4, "little")
+_END, _ARRAY, _STRING = -233, -23300, -23400
+_CUSTOM_BIT = 256
+_CUSTOM = re.compile(r"#([0-9]+)")
+_MAX_BLOBS_OF_A_LAYER = 1 << 16
+
+# Floats whose bits are integers from 2**27 up, which nobody writes into a parameter, and -0.
+_PLAIN_FLOATS = (1e-30, 1e30)
+
+
+def is_param_bin(data: bytes) -> bool:
+    """Whether a file's content is a binary .param (a text would start with digits or white space)."""
+    return data.startswith(_MAGIC)
+
+
+def parse_param_bin(data: bytes, *, file: str = "<param.bin>") -> ParsedNet:
+    """Read a .param.bin, as `parse_param` reads a text; raises ParamError, naming the byte.
+
+    Layers may stand in any order. A custom layer's type is ``#`` and its number.
+    """
+    return connect(_ordered(list(_Reader(data, file).entries()), file))
+
+
+class _Reader:
+    def __init__(self, data: bytes, file: str) -> None:
+        self.data, self.file, self.offset = data, file, 0
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}: at byte {self.offset}"
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.offset:
+            raise ParamError(f"{self.where}: the file ends where {count} more bytes are needed")
+        self.offset += count
+        return self.data[self.offset - count : self.offset]
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(4), "little", signed=True)
+
+    def count(self, most: int, what: str, least: int = 0) -> int:
+        number = self.number()
+        if not least <= number <= most:
+            raise ParamError(f"{self.file}: at byte {self.offset - 4}: {number} cannot be {what}")
+        return number
+
+    def entries(self) -> Iterator[Entry]:
+        if self.take(4) != _MAGIC:
+            raise ParamError(f"{self.file}: not a .param.bin file: it does not start with {MAGIC}")
+        layers = self.count(MAX_LAYERS, "a number of layers", 1)
+        blobs = self.count(MAX_LAYERS, "a number of blobs", 1)
+        for number in range(layers):
+            yield self.entry(number, blobs)
+
+    def entry(self, number: int, blobs: int) -> Entry:
+        where = self.where
+        index = self.count(_CUSTOM_BIT * 2 - 1, "a layer type")
+        spec = BY_INDEX.get(index)
+        if spec is None and not index & _CUSTOM_BIT:
+            raise ParamError(f"{where}: there is no layer type {index}")
+        type = spec.type if spec else f"#{index}"
+        counts = [self.count(_MAX_BLOBS_OF_A_LAYER, "a number of blobs") for _ in range(2)]
+        bottoms, tops = (tuple(str(self.count(blobs - 1, "a blob")) for _ in range(count)) for count in counts)
+        return Entry(where, type, f"{type.lower()}_{number}", bottoms, tops, dict(self.values(type)))
+
+    def values(self, type: str) -> Iterator[tuple[int, Value]]:
+        while (key := self.number()) != _END:
+            id, is_string, is_array = key, key <= _STRING, key <= _ARRAY
+            if is_array:
+                id = (_STRING if is_string else _ARRAY) - key
+            if not 0 <= id <= MAX_PARAM_ID:
+                raise ParamError(f"{self.file}: at byte {self.offset - 4}: there is no parameter id {key}")
+            if is_string:
+                size = self.count(MAX_STRING_BYTES, "the length of a string")
+                content = self.take(size + -size % 4)[:size]
+                try:
+                    yield id, content.rstrip(b"\0").decode()
+                except UnicodeDecodeError:
+                    raise ParamError(f"{self.where}: the string before this is not UTF-8") from None
+            elif is_array:
+                count = self.count((len(self.data) - self.offset) // 4, "the length of an array")
+                yield id, self.numbers(type, id, self.take(4 * count))
+            else:
+                yield id, self.numbers(type, id, self.take(4))[0]
+
+    @staticmethod
+    def numbers(type: str, id: int, data: bytes) -> tuple[Any, ...]:
+        spec = LAYERS.get(type)
+        param = spec.by_id.get(id) if spec else None
+        integers, floats = np.frombuffer(data, "<i4"), np.frombuffer(data, "<f4")
+        with np.errstate(invalid="ignore"):
+            is_float = (
+                param.kind in ("float", "float[]")
+                if param
+                else any((np.abs(floats) > _PLAIN_FLOATS[0]) & (np.abs(floats) < _PLAIN_FLOATS[1]))
+            )
+        return tuple((floats if is_float else integers).tolist())
+
+
+def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
+    """The layers, each behind those that produce what it reads; in the file's order where that is so."""
+    producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
+    order: list[Entry] = []
+    state = [0] * len(entries)  # 1: what it reads is being looked for, 2: done
+    for first in range(len(entries)):
+        stack = [first]
+        while stack:
+            number = stack[-1]
+            if state[number] == 2:
+                stack.pop()
+                continue
+            needed = [producers[name] for name in entries[number].bottoms if name in producers]
+            needed = [other for other in dict.fromkeys(needed) if state[other] != 2]
+            if state[number] == 1 and needed:
+                raise ParamError(f"{entries[number].where}: the layer needs its own output")
+            if any(state[other] == 1 for other in needed):
+                raise ParamError(f"{entries[number].where}: the layer needs its own output")
+            state[number] = 1
+            if needed:
+                stack += needed[::-1]
+            else:
+                state[number] = 2
+                order.append(entries[stack.pop()])
+    return order
+
+
+def blob_indexes(listing: Listing) -> Mapping[str, int]:
+    """The index of every blob in a .param.bin: for a public name that is a number itself, else the first free one."""
+    tops = [top for line in listing.lines for top in line.tops]
+    public = set(listing.names.values())
+    fixed = {top: int(top) for top in tops if top in public and re.fullmatch(r"0|[1-9][0-9]{0,5}", top, re.ASCII)}
+    taken = set(fixed.values())
+    free = (index for index in range(len(tops) + len(taken)) if index not in taken)
+    return {top: fixed[top] if top in fixed else next(free) for top in tops}
+
+
+def format_param_bin(listing: Listing) -> bytes:
+    """The .param.bin of layers that are listed already; `blob_indexes` tells what became of the names.
+
+    Raises GraphError for a value that the format cannot hold, and for a custom layer, unless it was read from a
+    .param.bin: only the program that runs the net knows its type's number.
+    """
+    indexes = blob_indexes(listing)
+    header = struct.pack("<3i", MAGIC, len(listing.lines), max(indexes.values(), default=-1) + 1)
+    return b"".join((header, *(_line(line, indexes) for line in listing.lines)))
+
+
+def named_by_index(listing: Listing) -> Mapping[Blob, str]:
+    """What inputs and outputs are called in the .param.bin: their indexes."""
+    indexes = blob_indexes(listing)
+    return {blob: str(indexes[name]) for blob, name in listing.names.items()}
+
+
+def _line(line: Line, indexes: Mapping[str, int]) -> bytes:
+    custom = _CUSTOM.fullmatch(line.type)
+    spec = LAYERS.get(line.type)
+    if not custom and (spec is None or spec.index < 0):
+        raise GraphError(
+            f"layer '{line.name}': a .param.bin has numbers for layer types, and that of the custom layer {line.type} "
+            "is not known; write a text .param"
+        )
+    index = int(custom[1]) if custom else spec.index if spec else 0
+    blobs = [indexes[name] for name in (*line.bottoms, *line.tops)]
+    head = struct.pack(f"<{3 + len(blobs)}i", index, len(line.bottoms), len(line.tops), *blobs)
+    values = param_values(line.layer) if line.layer else ()
+    return b"".join((head, *(_value(line.layer, *value) for value in values), _int(_END)))
+
+
+def _value(layer: Layer | None, id: int, name: str | int, kind: Kind | None, value: Any) -> bytes:
+    try:
+        if isinstance(value, str):
+            content = value.encode()
+            if len(content) > MAX_STRING_BYTES:
+                raise ValueError(f"longer than {MAX_STRING_BYTES} bytes")
+            return _int(_STRING - id) + _int(len(content)) + content + bytes(-len(content) % 4)
+        if isinstance(value, (Sequence, np.ndarray)):
+            is_float = kind == "float[]" or (kind is None and any(isinstance(e, (float, np.floating)) for e in value))
+            elements = b"".join(_number(element, is_float=is_float) for element in value)
+            return _int(_ARRAY - id) + _int(len(value)) + elements
+        is_float = kind == "float" or (kind is None and isinstance(value, (float, np.floating)))
+        return _int(id) + _number(value, is_float=is_float)
+    except (ValueError, struct.error) as error:
+        where = f"{layer.type} '{layer.name}'" if layer else "Split"
+        raise GraphError(f"{where}: {name}={value!r}: {error}") from None
+
+
+def _number(value: Any, *, is_float: bool) -> bytes:
+    return struct.pack("<f", stored_float(value)) if is_float else _int(value)
+
+
+def _int(value: int) -> bytes:
+    return struct.pack("<i", value)
