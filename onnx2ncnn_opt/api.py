@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,8 +140,11 @@ def convert(
     imported = import_model(loaded)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit) if optimize else []
+    # A pass may put another blob in an output's place, but keeps its name.
+    named = {blob.name: blob for blob in imported.graph.outputs}
+    outputs = tuple(replace(port, blob=named[port.blob.name]) for port in imported.outputs)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else _bytes(model)
-    return Conversion(loaded, source, imported.graph, imported.inputs, imported.outputs, tuple(events), before)
+    return Conversion(loaded, source, imported.graph, imported.inputs, outputs, tuple(events), before)
 
 
 def _bytes(model: Any) -> bytes:

@@ -104,9 +104,10 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
         raise im.refuse("the batch axes broadcast in a way that needs more than four dims")
     form = Form((*groups, (row,), (column,)), batch)
     turned = Form((*groups, (column,), (row,)), batch)
-    trans_b = turned.cost(right) < form.cost(right)
-    a = im.formed(Tensor(x.blob, left, x.dtype), form)
-    b = im.formed(Tensor(y.blob, right, y.dtype), turned if trans_b else form)
+    first, second = x.viewed(left), y.viewed(right)
+    trans_b = im.cost(second, turned) < im.cost(second, form)
+    a = im.formed(first, form)
+    b = im.formed(second, turned if trans_b else form)
     blob = im.layer("MatMul", a.blob, b.blob, transB=int(trans_b))
     axes = [p or q for p, q in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
     axes += [a.view.axes[row], b.view.axes[column]]
@@ -138,7 +139,10 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
         raise im.refuse(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
     last, batch = x.view.axes[-1], x.view.batch
-    if flat(x.view.axes[:-1]) == batch:
+    outer = flat(x.view.axes[:-1])
+    if outer in ((), batch):
+        if outer != batch:
+            x = im.laid(x, (last,), ())  # one row, whose elements are the batch of a Mat
         # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
         weights = {"weight_data": _columns(weight, last, flat(x.view.dims))} | (
             {} if bias is None else {"bias_data": bias}
