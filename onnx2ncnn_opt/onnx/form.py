@@ -7,11 +7,12 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Dim
-from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, plan, refine
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,6 @@ class Form:
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
         """What the form means for a tensor: the atoms of its dims and batch."""
         return tuple(flat(view.axes[a] for a in group) for group in self.dims), flat(view.axes[a] for a in self.batch)
-
-    def cost(self, view: View) -> int:
-        """How many layers bring a tensor into the form."""
-        return len(plan(view, *self.atoms(view)))
 
 
 def form_of(view: View) -> Form | None:
@@ -79,11 +76,14 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
     return [view.with_axes(axes) for view, axes in zip(views, fine, strict=True)], origin
 
 
-def common_form(views: Sequence[View], fixed: Sequence[bool], whole: int | None = None) -> Form | None:
+Cost: TypeAlias = Callable[[Form], int]
+
+
+def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int | None = None) -> Form | None:
     """The form that brings aligned views to a common one with the fewest layers.
 
-    `fixed` marks views of constants: they take any form for free, but have no batch. `whole` is an axis that must be a
-    dim of its own. None where no form of at most four dims fits.
+    `costs` tell for each view how many layers a form takes; None for a constant, which takes any form for free, but has
+    no batch. `whole` is an axis that must be a dim of its own. None where no form of at most four dims fits.
     """
     rank = len(views[0].axes)
     present = [tuple(bool(view.axes[axis]) for view in views) for axis in range(rank)]
@@ -96,26 +96,23 @@ def common_form(views: Sequence[View], fixed: Sequence[bool], whole: int | None 
             and {axis for group in groups for axis in group} == needed
             and all(len({present[axis] for axis in group}) <= 1 for group in groups)
             and (whole is None or (whole,) in form.dims)
-            and not any(present[axis][i] for axis in form.batch for i, const in enumerate(fixed) if const)
+            and not any(present[axis][i] for axis in form.batch for i, cost in enumerate(costs) if cost is None)
         )
 
-    def cost(form: Form) -> int:
-        return sum(form.cost(view) for view, const in zip(views, fixed, strict=True) if not const)
-
-    forms = [form for form in _candidates(views, fixed, present, needed, whole) if fits(form)]
-    return min(forms, key=cost, default=None)
+    forms = [form for form in _candidates(views, costs, present, needed, whole) if fits(form)]
+    return min(forms, key=lambda form: sum(cost(form) for cost in costs if cost is not None), default=None)
 
 
 def _candidates(
     views: Sequence[View],
-    fixed: Sequence[bool],
+    costs: Sequence[Cost | None],
     present: list[tuple[bool, ...]],
     needed: set[int],
     whole: int | None,
 ) -> Iterator[Form]:
     batches: list[tuple[int, ...]] = []
-    for view, const in zip(views, fixed, strict=True):
-        form = None if const else form_of(view)
+    for view, cost in zip(views, costs, strict=True):
+        form = None if cost is None else form_of(view)
         if form is None:
             continue
         batches.append(form.batch)

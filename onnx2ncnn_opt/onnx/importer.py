@@ -93,6 +93,7 @@ class ImportContext:
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
         self._label = ""
         self._outputs_of_node = 0
+        self._used_outputs: tuple[int, ...] = ()
 
     # ---- for importers: making layers and forms
 
@@ -105,6 +106,10 @@ class ImportContext:
     def output_count(self) -> int:
         """How many outputs the node has."""
         return self._outputs_of_node
+
+    def is_used(self, output: int) -> bool:
+        """Whether the node has this output, and somebody reads it."""
+        return output in self._used_outputs
 
     def refuse(self, reason: str, hint: str = "") -> Refusal:
         """The exception to raise where the node has no exact form: why, and what the user can do."""
@@ -144,6 +149,19 @@ class ImportContext:
     def formed(self, x: Tensor, form: Form) -> Tensor:
         """The tensor in a form, by as few layers as possible; every form of a blob is made once."""
         return self.laid(x, *form.atoms(x.view))
+
+    def cost(self, x: Tensor, form: Form) -> int:
+        """How many layers it takes to bring the tensor into a form, those not counted that were made before."""
+        return self._missing(x, *form.atoms(x.view))
+
+    def _missing(self, x: Tensor, dims: Dims, batch: Atoms) -> int:
+        blob: Blob | None = x.blob
+        steps = plan(x.view, dims, batch)
+        for done, step in enumerate(steps):
+            blob = self._forms.get((blob, step)) if blob is not None else None
+            if blob is None:
+                return len(steps) - done
+        return 0
 
     def laid(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
         """The tensor in a Mat of these dims and batch, said in the atoms of its view; see `formed` for axes."""
@@ -222,7 +240,7 @@ class ImportContext:
         if all(x.view.dim_of(axis) is not None for axis in wanted):
             return x
         options = [
-            (len(plan(x.view, dims, batch)), order, dims, batch)
+            (self._missing(x, dims, batch), order, dims, batch)
             for order, (dims, batch) in enumerate(_separations(x.view, wanted))
         ]
         if not options:
@@ -304,6 +322,9 @@ class ImportContext:
 
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self._outputs_of_node = _node_name(node), len(node.outputs)
+        self._used_outputs = tuple(
+            i for i, value in enumerate(node.outputs) if value.name and (value.uses() or value.is_graph_output())
+        )
         names = [value.name if value is not None else "" for value in node.inputs]
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
@@ -369,9 +390,8 @@ class ImportContext:
                 raise Refusal(f"attribute {name} is missing")
         result = op.function(self, *arguments, **attributes)
         results = list(result) if isinstance(result, tuple) else [result]
-        wanted = [i for i, value in enumerate(node.outputs) if value.name and (value.uses() or value.is_graph_output())]
-        if any(i >= len(results) for i in wanted):
-            raise Refusal(f"output {node.outputs[wanted[-1]].name} is used, but ncnn cannot give it")
+        if any(i >= len(results) for i in self._used_outputs):
+            raise Refusal(f"output {node.outputs[self._used_outputs[-1]].name} is used, but ncnn cannot give it")
         return [results[i] if i < len(results) else None for i in range(len(node.outputs))]
 
     def _arguments(self, op: OnnxOp, operands: list[Value | None]) -> list[Any]:
@@ -438,7 +458,7 @@ class ImportContext:
             dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
             form = Form(dims, () if batch is None else (batch,))
             if len(dims) <= MAX_DIMS:
-                options.append((form.cost(x.view), order, form, batch))
+                options.append((self.cost(x, form), order, form, batch))
         if not options:
             reason = f"shape {_text(x.shape)} has more than four axes besides the batch"
             raise self.refuse(reason, "squeeze or reshape it in the model")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -49,7 +50,8 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     def plain(im: ImportContext, x: Tensor) -> Tensor:
         return im.unary(x, layer, **params)
 
-    plain.__doc__ = f"{layer} {params or ''}".strip()
+    code = params.get("op_type")
+    plain.__doc__ = f"{layer}." if code is None else f"{layer} {LAYERS[layer].enums['op_type'][code]}."
     onnx_op(name)(plain)
 
 

@@ -6,7 +6,7 @@ operands are brought to one form with the dims that are missing as size 1; trail
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import onnx_ir
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
-from onnx2ncnn_opt.onnx.form import Form, align, broadcast, combined, common_form
+from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form
 from onnx2ncnn_opt.onnx.importer import DIM_PARAMS, ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
@@ -43,7 +43,8 @@ def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     if aligned is None:
         raise im.refuse(f"the factors of shapes {_text(a.shape)} and {_text(b.shape)} do not match")
     fine, origin = aligned
-    form = common_form(fine, [False, isinstance(b, Constant)])
+    costs = [_cost(im, x, view) for x, view in zip((a, b), fine, strict=True)]
+    form = common_form(fine, costs)
     if form is None:
         raise im.refuse(f"broadcasting {_text(a.shape)} with {_text(b.shape)} needs more than four dims")
     left, lying_a = _operand(im, a, fine[0], form)
@@ -53,6 +54,10 @@ def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
     axes = [x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True)]
     return Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+
+
+def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
+    return partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None
 
 
 def _operand(im: ImportContext, x: Value, view: View, form: Form) -> tuple[Blob, View]:

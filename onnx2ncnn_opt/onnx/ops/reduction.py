@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onnx2ncnn_opt.ir.dim import product
+from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -40,7 +41,7 @@ def _register(name: str, operation: int, axes_input: int) -> None:
 
     functions: tuple[tuple[Callable[..., Tensor], int], ...] = ((by_attribute, 1), (by_input, axes_input))
     for function, since in functions:
-        function.__doc__ = f"Reduction operation {operation}."
+        function.__doc__ = f"Reduction {LAYERS['Reduction'].enums['operation'][operation]}; constant axes."
         onnx_op(name, since=since)(function)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -96,10 +97,11 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
         raise im.refuse("the factors of the operands' axes do not match")
     views, origin = aligned
     whole = origin.index(axis)
-    form = common_form(views, [False] * len(views), whole)
+    tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
+    form = common_form(views, [partial(im.cost, x) for x in tensors], whole)
     if form is None:
         raise im.refuse("the operands have no common form of at most four dims")
-    made = [im.formed(Tensor(x.blob, view, x.dtype), form) for x, view in zip(tensors, views, strict=True)]
+    made = [im.formed(x, form) for x in tensors]
     dim = form.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
     assert blob.shape is not None
