@@ -101,7 +101,7 @@ class Layer:
     @property
     def is_custom(self) -> bool:
         """Whether ncnn's own registry lacks the type."""
-        return self.spec is None
+        return self.spec is None or self.spec.is_custom
 
     @property
     def output(self) -> Blob:

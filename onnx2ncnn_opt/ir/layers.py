@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from math import sqrt
 
+from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.spec import LayerSpec, Params, WeightSpec, choose, parse_params
 
 _ACTIVATIONS = {0: "none", 1: "relu", 2: "leakyrelu", 3: "clip", 4: "sigmoid", 5: "mish", 6: "hardswish"}
@@ -1032,5 +1033,16 @@ _TABLE = (
     LayerSpec("RotaryEmbed", 109, params=parse_params("0 interleaved"), inputs=(3, 3), one_blob_only=False),
 )
 
-LAYERS: Mapping[str, LayerSpec] = {spec.type: spec for spec in _TABLE}
+_BY_TYPE = {spec.type: spec for spec in _TABLE}
+LAYERS: Mapping[str, LayerSpec] = _BY_TYPE
 BY_INDEX: Mapping[int, LayerSpec] = {spec.index: spec for spec in _TABLE}
+
+
+def declare(spec: LayerSpec) -> None:
+    """Add a custom layer type for the rest of the process, or replace it.
+
+    Nets that are read from then on have its weights read. Raises GraphError for a type that ncnn has itself.
+    """
+    if not spec.is_custom or spec.index != _BY_TYPE.get(spec.type, spec).index:
+        raise GraphError(f"{spec.type} cannot be declared as a custom layer: ncnn has a layer of that type or number")
+    _BY_TYPE[spec.type] = spec

@@ -17,6 +17,7 @@ Predicate = Callable[[Params], bool]
 SHAPE_HINTS_ID = 30
 FEATMASK_ID = 31
 MAX_PARAM_ID = 31
+CUSTOM = -1
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class LayerSpec:
     """
 
     type: str
-    index: int  # position in ncnn's registry, the type's number in .param.bin files
+    index: int  # position in ncnn's registry, the type's number in .param.bin files; CUSTOM for a type outside it
     params: tuple[Param, ...] = ()
     weights: tuple[WeightSpec, ...] = ()
     inputs: tuple[int, int | None] = (1, 1)
@@ -83,6 +84,11 @@ class LayerSpec:
     def by_id(self) -> Mapping[int, Param]:
         """The parameters by id, the two that every layer has included."""
         return {p.id: p for p in (*self.params, *COMMON_PARAMS)}
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether ncnn's own registry lacks the type."""
+        return self.index == CUSTOM
 
     def is_one_blob_only(self, params: Params) -> bool:
         """Whether ncnn refuses anything but one input and one output."""

@@ -52,7 +52,7 @@ class Block:
 
 
 def weight_blocks(layer: Layer) -> list[Block]:
-    """The weights of a layer in the order of the file; none for a custom layer, whose weights nobody knows.
+    """The weights of a layer in the order of the file; none for a custom layer that is not declared.
 
     Raises GraphError where the parameters demand a weight without elements, which ncnn refuses to load.
     """
@@ -90,7 +90,7 @@ def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
     reader = _Reader(data, file)
     custom: list[Layer] = []
     for layer in graph:
-        if layer.is_custom:
+        if layer.spec is None:
             custom.append(layer)
         try:
             for block in weight_blocks(layer):
@@ -109,7 +109,10 @@ def _custom_hint(custom: list[Layer]) -> str:
     if not custom:
         return ""
     first = custom[0]
-    return f"; the custom layer '{first.name}' ({first.type}) may have weights, which only its author knows how to read"
+    return (
+        f"; the custom layer '{first.name}' ({first.type}) may have weights: say how many elements each has, "
+        f"like --custom {first.type}:p6@tagged,p0 (see docs/plugins.md)"
+    )
 
 
 class _Reader:

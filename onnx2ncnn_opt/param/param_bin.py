@@ -181,7 +181,7 @@ def named_by_index(listing: Listing) -> Mapping[Blob, str]:
 def _line(line: Line, indexes: Mapping[str, int]) -> bytes:
     custom = _CUSTOM.fullmatch(line.type)
     spec = LAYERS.get(line.type)
-    if not custom and (spec is None or spec.index < 0):
+    if not custom and (spec is None or spec.is_custom):
         raise GraphError(
             f"layer '{line.name}': a .param.bin has numbers for layer types, and that of the custom layer {line.type} "
             "is not known; write a text .param"

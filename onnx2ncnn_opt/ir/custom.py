@@ -1,0 +1,51 @@
+"""Declaring a custom layer's weights in a few characters, for nets whose layers ncnn itself does not have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.spec import CUSTOM, SHAPE_HINTS_ID, LayerSpec, Param, Params, WeightSpec
+
+_DECLARATION = re.compile(r"([^\s:]+):([^\s:]*)")
+_WEIGHT = re.compile(r"((?:p?[0-9]{1,9})(?:\*p?[0-9]{1,9})*)(@tagged)?", re.ASCII)
+
+
+def custom_layer(text: str) -> LayerSpec:
+    """The type that ``TYPE:COUNT[@tagged],...`` declares.
+
+    There is one COUNT for each weight, in the order of the .bin: its number of elements, a product of numbers and of
+    integer parameters (``p0*9``). ``@tagged`` stands behind a weight that the layer loads with ``mb.load(n, 0)``, which
+    has a tag before it in the file; ``mb.load(n, 1)`` reads bare float32. Raises UsageError for anything else.
+    """
+    match = _DECLARATION.fullmatch(text)
+    weights = [_WEIGHT.fullmatch(part) for part in match[2].split(",")] if match and match[2] else []
+    if not match or None in weights:
+        raise UsageError(f"'{text}' does not declare a custom layer; an example is MyLayer:p6@tagged,p0")
+    ids = sorted({int(id) for weight in weights if weight for id in re.findall(r"p([0-9]+)", weight[1])})
+    if ids and ids[-1] >= SHAPE_HINTS_ID:
+        raise UsageError(f"'{text}': there is no p{ids[-1]}: a layer's own parameters are p0 to p{SHAPE_HINTS_ID - 1}")
+    return LayerSpec(
+        match[1],
+        CUSTOM,
+        params=tuple(Param(id, f"p{id}", "int", 0) for id in ids),
+        weights=tuple(
+            WeightSpec(f"weight_{i}", _count(weight[1]), tagged=bool(weight[2]))
+            for i, weight in enumerate(weights)
+            if weight
+        ),
+        inputs=(0, None),
+        outputs=(0, None),
+        one_blob_only=False,
+    )
+
+
+def _count(text: str) -> Callable[[Params], int]:
+    def count(params: Params) -> int:
+        product = 1
+        for factor in text.split("*"):
+            product *= params[factor] if factor.startswith("p") else int(factor)
+        return product
+
+    return count
