@@ -56,7 +56,9 @@ def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims:
     if not atoms:
         result = _alone(im, x, name)
     else:
-        lying = im.along(x, atoms)
+        lying = im.separated(x, atoms)
+        if lying is None:
+            return _reduced_as_one(im, x, name, reduced, keepdims)
         dims = sorted(d for d in (lying.view.dim_of(axis) for axis in atoms) if d is not None)
         kept = [i for i in range(len(lying.view.dims)) if i not in dims]
         trailing = dims == list(range(len(kept), len(kept) + len(dims)))
@@ -78,6 +80,16 @@ def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims:
         result = Tensor(blob, View(lying.view.batch, tuple(left) or ((),), axes_left), x.dtype)
     axes_out = [group for axis, group in enumerate(result.view.axes) if keepdims or axis not in reduced]
     return result.viewed(result.view.with_axes(axes_out))
+
+
+def _reduced_as_one(im: ImportContext, x: Tensor, name: str, reduced: list[int], keepdims: int) -> Tensor:
+    """Reduction over one dim that holds all the axes: where they lie apart from each other in too many dims."""
+    kept = [axis for axis in range(x.rank) if axis not in reduced]
+    blob = im.layer(
+        "Reduction", im.mat(x, [kept, reduced]), reduce_all=0, axes=(1,), fixbug0=1, operation=_OPERATIONS[name][0]
+    )
+    shape = tuple(1 if axis in reduced else size for axis, size in enumerate(x.shape) if keepdims or axis in kept)
+    return im.wrap(blob, shape, [[a for a in range(len(shape)) if not keepdims or a in kept]], dtype=x.dtype)
 
 
 def _alone(im: ImportContext, x: Tensor, name: str) -> Tensor:

@@ -1,0 +1,38 @@
+"""The pages that users read are about this code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def generate(*args: str) -> subprocess.CompletedProcess[str]:
+    script = [sys.executable, "scripts/generate_docs.py"]
+    return subprocess.run([*script, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_generated_pages_are_what_the_code_says() -> None:
+    done = generate("--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert generate("--nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    assert not [target for target in targets if ":" not in target and not (page.parent / target).exists()]
+
+
+def test_the_readme_has_two_commands_that_set_themselves_up() -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert len(block.splitlines()) == 1
+        assert block.startswith("python3 -m venv .venv && .venv/bin/pip install ")
