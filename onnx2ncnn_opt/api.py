@@ -140,9 +140,9 @@ def convert(
     imported = import_model(loaded)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit) if optimize else []
-    # A pass may put another blob in an output's place, but keeps its name.
-    named = {blob.name: blob for blob in imported.graph.outputs}
-    outputs = tuple(replace(port, blob=named[port.blob.name]) for port in imported.outputs)
+    # A pass may put another blob in an output's place, but keeps their order.
+    ports = zip(imported.outputs, imported.graph.outputs, strict=True)
+    outputs = tuple(replace(port, blob=blob) for port, blob in ports)
     source = Path(model) if isinstance(model, (str, os.PathLike)) else _bytes(model)
     return Conversion(loaded, source, imported.graph, imported.inputs, outputs, tuple(events), before)
 

@@ -125,10 +125,10 @@ class Harness:
         self._worker.close()
         self._folder.cleanup()
 
-    def judge(self, case: Case) -> Outcome:
+    def judge(self, case: Case, *, optimize: bool = True) -> Outcome:
         """Convert, run and compare one case."""
         try:
-            conversion = convert(case.model)
+            conversion = convert(case.model, optimize=optimize)
         except UnsupportedError as error:
             return Outcome("refused", "; ".join(dict.fromkeys(f"{n.operator}: {n.reason}" for n in error.nodes)))
         except Error as error:

@@ -102,6 +102,19 @@ class ImportContext:
         """The model's version of ONNX's own operators."""
         return self._model.opsets.get("", 1)
 
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front; refused where a tensor of `rank` has none of that number."""
+        if not -rank <= axis < rank:
+            raise self.refuse(f"axis {axis} of a tensor of rank {rank}")
+        return axis % rank
+
+    def axes(self, axes: Sequence[int], rank: int) -> list[int]:
+        """Axes counted from the front, in the given order; refused where one is named twice."""
+        result = [self.axis(axis, rank) for axis in axes]
+        if len(set(result)) != len(result):
+            raise self.refuse(f"axes {list(axes)} of a tensor of rank {rank}")
+        return result
+
     @property
     def output_count(self) -> int:
         """How many outputs the node has."""
@@ -235,6 +248,13 @@ class ImportContext:
 
         Axes of size 1 are ignored.
         """
+        lying = self.separated(x, axes)
+        if lying is None:
+            raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+        return lying
+
+    def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
+        """As `along`; None where that needs more than four dims."""
         x = self.tensor(x)
         wanted = [axis for axis in axes if x.view.axes[axis]]
         if all(x.view.dim_of(axis) is not None for axis in wanted):
@@ -244,7 +264,7 @@ class ImportContext:
             for order, (dims, batch) in enumerate(_separations(x.view, wanted))
         ]
         if not options:
-            raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+            return None
         _, _, dims, batch = min(options, key=lambda option: option[:2])
         return self.laid(x, dims, batch)
 
@@ -444,7 +464,8 @@ class ImportContext:
                 blob = self.layer("Noop", blob)
             self._rename(blob, info.name)
             self.graph.outputs = (*self.graph.outputs, blob)
-            ports.append(Port(info.name, blob, x.shape, info.dtype.numpy(), batch))
+            dtype = x.dtype if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy()
+            ports.append(Port(info.name, blob, x.shape, dtype, batch))
         return tuple(ports)
 
     def _output_form(self, x: Tensor) -> tuple[Form, int | None]:

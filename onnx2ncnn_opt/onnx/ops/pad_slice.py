@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
@@ -29,8 +31,11 @@ def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
     """Crop; other steps than 1 as Pooling of one element, negative ones behind a Flip."""
+    lengths = {len(starts), len(ends), *(len(given) for given in (axes, steps) if given is not None)}
+    if len(lengths) > 1 or (axes is None and len(starts) > x.rank):
+        raise im.refuse(f"its starts, ends, axes and steps differ in number, or are more than {x.rank}")
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = (axes[i] if axes is not None else i) % x.rank
+        axis = im.axis(axes[i] if axes is not None else i, x.rank)
         x = _slice(im, x, axis, start, end, steps[i] if steps is not None else 1)
     return x
 
@@ -141,7 +146,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
-        raise im.refuse(f"{len(indices)} copies of an axis of size 1")
+        return repeated(im, lying, [len(indices) if a == axis else 1 for a in range(x.rank)])
     parts = [im.layer("Crop", lying.blob, starts=(r[0],), ends=(r[-1] + 1,), axes=(dim,)) for r in runs]
     return Tensor(im.layer("Concat", *parts, axis=dim), resized(lying.view, axis, len(indices)), x.dtype)
 
@@ -171,7 +176,9 @@ def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes
     if mode not in _MODES:
         raise im.refuse(f"mode {mode}: ncnn pads with constant, edge and reflect only")
     n = len(pads) // 2
-    which = [axis % x.rank for axis in axes] if axes is not None else list(range(n))
+    if len(pads) != 2 * (x.rank if axes is None else len(axes)):
+        raise im.refuse(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
+    which = im.axes(axes, x.rank) if axes is not None else list(range(n))
     amounts = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if pads[i] or pads[n + i]}
     for axis, (begin, end) in amounts.items():
         if begin < 0 or end < 0:
@@ -188,13 +195,18 @@ def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
-    """One Padding layer for up to three axes, which must be the last dims of a Mat of rank 1 to 3 (4: all but c)."""
-    inner = sorted(amounts)
-    if len(inner) > 3:
-        first = {inner[0]: amounts[inner[0]]}
-        rest = {axis: amounts[axis] for axis in inner[1:]}
-        return _padding(im, _padding(im, x, first, mode, value), rest, mode, value)
-    dims, batch = _pad_form(im, x, inner)
+    """One Padding layer where the axes fit into a Mat of which it pads up to three dims (of four: all but c)."""
+    batch = batch_beside(x, amounts)
+    dims = dims_around(x, amounts, batch)
+    if len(amounts) > 3 or not _can_pad(dims, amounts):
+        if len(amounts) > 1:
+            for axis, both in amounts.items():
+                x = _padding(im, x, {axis: both}, mode, value)
+            return x
+        [axis] = amounts
+        rest = [a for a in range(x.rank) if a not in batch]
+        groups = tuple(a for a in rest if a < axis), (axis,), tuple(a for a in rest if a > axis)
+        dims = [group for group in groups if group]
     names = {1: ["w"], 2: ["h", "w"], 3: ["c", "h", "w"], 4: ["c", "d", "h", "w"]}[len(dims)]
     sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
     params: dict[str, Any] = {}
@@ -206,17 +218,5 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
     return im.wrap(blob, shape, dims, batch, x.dtype)
 
 
-def _pad_form(im: ImportContext, x: Tensor, padded: list[int]) -> tuple[list[tuple[int, ...]], list[int]]:
-    batch = [0] if x.rank and x.view.batch and x.view.batch == x.view.axes[0] and 0 not in padded else []
-    axes = [a for a in range(x.rank) if (x.shape[a] != 1 or a in padded) and a not in batch]
-    dims: list[tuple[int, ...]] = [(a,) for a in axes]
-    if len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and axes[0] in padded):
-        dims = []
-        for a in axes:
-            if dims and a not in padded and dims[-1][-1] not in padded:
-                dims[-1] += (a,)
-            else:
-                dims.append((a,))
-    if len(dims) > MAX_DIMS or (len(dims) == MAX_DIMS and axes[0] in padded):
-        raise im.refuse(f"padding axes {padded} of a rank {x.rank} tensor needs more than four dims")
-    return dims, batch
+def _can_pad(dims: list[tuple[int, ...]], axes: Collection[int]) -> bool:
+    return len(dims) < MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] not in axes)

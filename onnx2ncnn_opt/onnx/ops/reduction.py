@@ -51,7 +51,7 @@ for _name, (_operation, _axes_input) in _OPERATIONS.items():
 
 def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
     """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
-    reduced = sorted({axis % x.rank for axis in axes}) if axes is not None else list(range(x.rank))
+    reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
     if not atoms:
         result = _alone(im, x, name)
@@ -99,7 +99,7 @@ def _alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
 
 
 def _softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    axis %= max(x.rank, 1)
+    axis = im.axis(axis, x.rank)
     if not x.view.axes[axis]:
         # The softmax of one element is 1; written so that NaN and infinity stay NaN as in ONNX.
         zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=1))
@@ -111,7 +111,7 @@ def _softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 def _coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """Before opset 13 Softmax ran over all axes from `axis` on, flattened."""
-    axis = axis % x.rank if x.rank else 0
+    axis = im.axis(axis, x.rank)
     shape = (product(x.shape[:axis]), product(x.shape[axis:]))
     flat = im.reshape(x, shape)
     assert isinstance(flat, Tensor)

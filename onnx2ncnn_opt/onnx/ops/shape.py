@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
-from onnx2ncnn_opt.ir.view import MAX_DIMS, View
+from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import align, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick, resized
+from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
@@ -42,7 +43,7 @@ def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
 @onnx_op("Squeeze", integers=True)
 def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
     """Axes of size 1 go."""
-    gone = {axis % x.rank for axis in axes} if axes is not None else {i for i, n in enumerate(x.shape) if n == 1}
+    gone = set(im.axes(axes, x.rank)) if axes is not None else {i for i, n in enumerate(x.shape) if n == 1}
     if any(x.shape[axis] != 1 for axis in gone):
         raise im.refuse(f"axes {sorted(gone)} of {_text(x.shape)} are not all of size 1")
     return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
@@ -58,7 +59,7 @@ def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
 def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     """Axes of size 1 come."""
     rank = x.rank + len(axes)
-    new = {axis % rank for axis in axes}
+    new = im.axes(axes, rank)
     groups = iter(x.view.axes)
     return x.viewed(x.view.with_axes(() if axis in new else next(groups) for axis in range(rank)))
 
@@ -82,7 +83,7 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
 def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     """Concat along one dim of a form that all operands share."""
     rank = xs[0].rank
-    axis %= rank
+    axis = im.axis(axis, rank)
     if any(x.rank != rank for x in xs):
         raise im.refuse(f"ranks differ: {', '.join(_text(x.shape) for x in xs)}")
     for other in range(rank):
@@ -133,7 +134,7 @@ def split18(
 
 
 def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | None) -> tuple[Value, ...]:
-    axis %= x.rank
+    axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if not sizes:
         count = count or im.output_count
@@ -170,7 +171,7 @@ def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
             repeats.append(want)
         else:
             raise im.refuse(f"{_text(x.shape)} cannot be expanded to {_text(shape)}", "bind sizes with --shape")
-    return _tile(im, x, repeats)
+    return repeated(im, x, repeats)
 
 
 @onnx_op("Tile", since=6)
@@ -180,32 +181,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Ints) -> Value:
         raise im.refuse(f"{len(repeats)} repeats for rank {x.rank}")
     if any(n < 1 for n in repeats):
         raise im.refuse(f"repeats {repeats}: ncnn has no empty tensors")
-    return _tile(im, x, repeats)
-
-
-def _tile(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Value:
-    """Tile along axes that are dims of their own; axes of size 1 that grow become one."""
-    grown = [axis for axis, n in enumerate(repeats) if n != 1]
-    if not grown:
-        return x
-    dims: list[tuple[int, ...]] = [(axis,) for axis in range(x.rank) if x.shape[axis] != 1 or axis in grown]
-    if len(dims) > MAX_DIMS:
-        dims = _merged(dims, grown)
-    if len(dims) > MAX_DIMS:
-        raise im.refuse(f"{_text(x.shape)} with repeats {list(repeats)} needs more than four dims")
-    blob = im.layer("Tile", im.mat(x, dims), repeats=tuple(int(repeats[g[0]]) if len(g) == 1 else 1 for g in dims))
-    shape = tuple(size * n for size, n in zip(x.shape, repeats, strict=True))
-    return im.wrap(blob, shape, dims, dtype=x.dtype)
-
-
-def _merged(dims: list[tuple[int, ...]], alone: Sequence[int]) -> list[tuple[int, ...]]:
-    merged: list[tuple[int, ...]] = []
-    for group in dims:
-        if merged and group[0] not in alone and merged[-1][-1] not in alone:
-            merged[-1] += group
-        else:
-            merged.append(group)
-    return merged
+    return repeated(im, x, repeats)
 
 
 @onnx_op("DepthToSpace", batch=0)
@@ -246,7 +222,7 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
 @onnx_op("Gather", integers=True)
 def gather(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
     """Crop for constant indices; Embed for rows of a constant table."""
-    axis %= data.rank
+    axis = im.axis(axis, data.rank)
     if isinstance(indices, Constant):
         if isinstance(data, Constant):
             data = im.tensor(data)

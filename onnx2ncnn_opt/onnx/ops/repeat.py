@@ -1,0 +1,45 @@
+"""Repeating a tensor along its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.value import Tensor
+
+
+def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
+    """numpy.tile by one number per axis, as one Tile; one for each axis where that needs more than four dims."""
+    grown = [axis for axis, n in enumerate(repeats) if n != 1]
+    if not grown:
+        return x
+    batch = batch_beside(x, grown)
+    dims = dims_around(x, grown, batch)
+    if len(dims) > MAX_DIMS:
+        for axis in grown:
+            x = repeated(im, x, [n if a == axis else 1 for a, n in enumerate(repeats)])
+        return x
+    counts = tuple(int(repeats[group[0]]) if group[0] in grown else 1 for group in dims)
+    blob = im.layer("Tile", im.mat(x, dims, batch), repeats=counts)
+    shape = tuple(size * n for size, n in zip(x.shape, repeats, strict=True))
+    return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def batch_beside(x: Tensor, axes: Collection[int]) -> list[int]:
+    """The axis that is the Mat's batch, where it can stay so while layers work on `axes`; none otherwise."""
+    return [a for a in range(x.rank) if x.view.batch and x.view.axes[a] == x.view.batch and a not in axes]
+
+
+def dims_around(x: Tensor, axes: Collection[int], batch: Collection[int]) -> list[tuple[int, ...]]:
+    """All axes as dims: each of `axes` one of its own, and where that gives more than four, the others merged."""
+    dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
+    if len(dims) <= MAX_DIMS:
+        return dims
+    merged: list[tuple[int, ...]] = []
+    for group in dims:
+        if merged and group[0] not in axes and merged[-1][-1] not in axes:
+            merged[-1] += group
+        else:
+            merged.append(group)
+    return merged
