@@ -1,0 +1,74 @@
+"""Cutting a part out of a graph, and dropping what nothing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+
+
+def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> None:
+    """Keep only what computes `ends` from `starts`, both by the names that they are to have in the subnet.
+
+    A start becomes an input, with its shape where that is known; of the net's own inputs those stay that are still
+    needed. Without ends the outputs are those of the net that depend on the starts. Raises UsageError where a start
+    does not lead to any end.
+    """
+    for name in sorted(set(starts) & set(ends)):
+        raise UsageError(f"'{name}' cannot be both start and end")
+    if ends:
+        graph.outputs = [_output(graph, name, blob) for name, blob in ends.items()]
+    elif starts:
+        behind = _behind(graph, set(starts.values()))
+        graph.outputs = [blob for blob in graph.outputs if blob in behind]
+    new = {name: _input(graph, name, blob) for name, blob in starts.items() if not blob.is_input}
+    drop_unused(graph, inputs=True)
+    for name, blob in {**starts, **new}.items():
+        if blob.producer is None or blob.producer.graph is not graph or not blob.uses:
+            wanted = ", ".join(output.name for output in graph.outputs)
+            raise UsageError(f"--start {name}: the net does not need it to compute {wanted}")
+
+
+def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
+    """Remove the layers, and if told so the Input layers, none of whose outputs anything uses."""
+    for layer in reversed(graph):
+        if (inputs or layer.type != "Input") and not any(blob.uses for blob in layer.outputs):
+            graph.remove(layer)
+
+
+def _behind(graph: Graph, blobs: set[Blob]) -> set[Blob]:
+    """Everything that is computed from some blobs."""
+    behind: set[Blob] = set()
+    for layer in graph:
+        if any(blob in blobs or blob in behind for blob in layer.inputs):
+            behind.update(layer.outputs)
+    return behind - blobs
+
+
+def _output(graph: Graph, name: str, blob: Blob) -> Blob:
+    """The blob that has this name as an output of the subnet."""
+    if blob.is_input:
+        raise UsageError(f"--end {name}: an input of the net is nothing to compute")
+    if blob.name != name:  # a Split's top: the same tensor under another name
+        blob = graph.add(Layer("Split", f"end_{name}", [blob], [Blob(name, blob.shape, blob.batch)])).output
+    return blob
+
+
+def _input(graph: Graph, name: str, blob: Blob) -> Blob:
+    """A new input in place of a blob."""
+    new = Blob(name, blob.shape, blob.batch)
+    if blob.name == name:
+        blob.name = f"{name}_before_start"
+    graph.add(Layer("Input", name, (), [new], input_params(blob.shape)), before=blob.producer)
+    graph.redirect(blob, new)
+    return new
+
+
+def input_params(shape: Shape | None) -> dict[str | int, int]:
+    """The parameters of an Input of this shape; none where a size is open."""
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return {}
+    axes = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}[len(shape)]
+    return dict(zip(axes, known(shape), strict=True))

@@ -1,0 +1,185 @@
+"""How much memory ncnn needs for blobs at once, and an order of evaluation that needs less.
+
+ncnn evaluates a net from an output backwards: a layer first asks for its bottoms, in their order, and each of those for
+its own. A blob is freed when the last layer that wants it has run (Splits only share it). So the order of the lines in
+a .param file decides nothing, and the order of a layer's bottoms everything: while the second is being computed, the
+first one waits in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+
+# Layers whose output is their input's memory.
+_VIEWS = frozenset({"Split", "Noop"})
+# Reverse forms of BinaryOp's operations that give the same bits with their operands exchanged.
+_EXCHANGED = {0: 0, 2: 2, 1: 7, 7: 1}
+# Layers simulated in search of a better order, at most.
+_BUDGET = 3_000_000
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An estimate: `peak` bytes for blobs at once, while `layer` runs, without `unknown` blobs whose size is not known.
+
+    Workspace inside layers, padding of channels to a SIMD width, and weights are not included.
+    """
+
+    peak: int
+    layer: str
+    unknown: int
+    waiting: tuple[Layer, ...] = field(repr=False)  # the layers that have some of their bottoms at that moment
+
+
+def blob_bytes(shape: Shape | None) -> int | None:
+    """The bytes of a float32 Mat; channels start at multiples of 16 bytes. None where a size is open."""
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return None
+    sizes = [size for size in shape if isinstance(size, int)]
+    plane = 4
+    for size in sizes[1:] if len(sizes) > 2 else sizes:
+        plane *= size
+    return sizes[0] * (-(-plane // 16) * 16) if len(sizes) > 2 else plane
+
+
+def peak_memory(graph: Graph) -> Memory:
+    """Simulate ncnn in light mode: all inputs are fed, then the outputs are extracted one after the other."""
+    return _Simulation(graph).run()
+
+
+def lower_peak(graph: Graph) -> list[Layer]:
+    """Exchange operands where that lowers the peak and cannot change a bit; returns the layers that were changed.
+
+    Only sums, products and differences of two blobs of equal shape are exchanged. Nothing is done where sizes are open.
+    """
+    changed: dict[Layer, None] = {}
+    best = peak_memory(graph)
+    tries = _BUDGET // max(len(graph), 1)
+    tried: set[Layer] = set()
+    while not best.unknown and tries > 0:
+        layer = next((layer for layer in best.waiting if layer not in tried and _is_exchangeable(layer)), None)
+        if layer is None:
+            break
+        tried.add(layer)
+        tries -= 1
+        _exchange(graph, layer)
+        now = peak_memory(graph)
+        if now.peak < best.peak:
+            best = now
+            tried.clear()
+            if layer in changed:
+                del changed[layer]
+            else:
+                changed[layer] = None
+        else:
+            _exchange(graph, layer)
+    return list(changed)
+
+
+def _is_exchangeable(layer: Layer) -> bool:
+    if layer.type == "BinaryOp":
+        known = not layer["with_scalar"] and layer["op_type"] in _EXCHANGED
+    elif layer.type == "Eltwise":
+        known = layer["op_type"] in (0, 1) and not layer["coeffs"]
+    else:
+        return False
+    if not known or len(layer.inputs) != 2:
+        return False
+    a, b = layer.inputs
+    return a is not b and a.shape == b.shape and a.shape is not None and a.batch == b.batch
+
+
+def _exchange(graph: Graph, layer: Layer) -> None:
+    graph.set_inputs(layer, layer.inputs[::-1])
+    if layer.type == "BinaryOp":
+        layer.params["op_type"] = _EXCHANGED[layer["op_type"]]
+
+
+class _Simulation:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.now = self.peak = 0
+        self.at: Layer | None = None
+        self.waiting: tuple[Layer, ...] = ()
+        self.size: dict[Blob, int] = {}  # of blobs that are there
+        self.uses: dict[Blob, int] = {}  # that are still to come
+        self.buffer: dict[Blob, list[int]] = {}  # size, and number of blobs that share it
+        self.unknown = 0
+
+    def run(self) -> Memory:
+        for layer in self.graph:
+            for blob in layer.outputs:
+                self.unknown += blob_bytes(blob.shape) is None
+                self.uses[blob] = len(blob.users) + blob.is_output
+            if layer.type == "Input":
+                self.allocate(layer)
+        self.peak = self.now
+        for blob in self.graph.outputs:
+            self.evaluate(blob)
+        return Memory(self.peak, self.at.name if self.at else "", self.unknown, self.waiting)
+
+    def evaluate(self, output: Blob) -> None:
+        """Run everything that an output needs, in ncnn's order."""
+        stack: list[tuple[Layer, Iterator[Blob]]] = []
+        self.push(stack, output)
+        while stack:
+            layer, bottoms = stack[-1]
+            for blob in bottoms:
+                if blob not in self.buffer:
+                    self.push(stack, blob)
+                    break
+            else:
+                stack.pop()
+                self.forward(layer, [layer for layer, _ in stack])
+
+    def push(self, stack: list[tuple[Layer, Iterator[Blob]]], blob: Blob) -> None:
+        if blob not in self.buffer and blob.producer is not None:
+            stack.append((blob.producer, iter(blob.producer.inputs)))
+
+    def forward(self, layer: Layer, pending: list[Layer]) -> None:
+        shared = (layer.type in _VIEWS and len(layer.inputs) == len(layer.outputs)) or layer.type == "Split"
+        if shared:
+            for i, blob in enumerate(layer.outputs):
+                source = self.buffer[layer.inputs[0 if layer.type == "Split" else i]]
+                source[1] += 1
+                self.buffer[blob] = source
+        elif self.is_inplace(layer):
+            source = self.buffer[layer.input]
+            source[1] += 1
+            self.buffer[layer.output] = source
+        else:
+            self.allocate(layer)
+        if self.now > self.peak:
+            self.peak, self.at, self.waiting = self.now, layer, (layer, *reversed(pending))
+        for blob in dict.fromkeys(layer.inputs):
+            self.release(blob)
+        for blob in layer.outputs:
+            if not self.uses[blob]:
+                self.free(blob)
+
+    def is_inplace(self, layer: Layer) -> bool:
+        """Whether the layer writes over its input: it is able to, and nobody else wants that."""
+        if layer.spec is None or not layer.spec.inplace or len(layer.inputs) != 1 or len(layer.outputs) != 1:
+            return False
+        return self.uses[layer.input] == 1 and self.buffer[layer.input][1] == 1
+
+    def allocate(self, layer: Layer) -> None:
+        for blob in layer.outputs:
+            size = blob_bytes(blob.shape) or 0
+            self.buffer[blob] = [size, 1]
+            self.now += size
+
+    def release(self, blob: Blob) -> None:
+        self.uses[blob] -= 1
+        if not self.uses[blob]:
+            self.free(blob)
+
+    def free(self, blob: Blob) -> None:
+        buffer = self.buffer[blob]
+        buffer[1] -= 1
+        if not buffer[1]:
+            self.now -= buffer[0]

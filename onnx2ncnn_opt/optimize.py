@@ -1,0 +1,331 @@
+"""The Python interface for nets that exist already: optimise a .param and .bin, whoever made them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt.errors import ShapeError, UsageError
+from onnx2ncnn_opt.ir.custom import custom_layer
+from onnx2ncnn_opt.ir.cut import cut, drop_unused
+from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.layers import declare
+from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.param.connect import DroppedSplit
+from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write_drafts, write_net
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage, plan_storage
+from onnx2ncnn_opt.rewrite import pipeline
+from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verify.verify import OutputReport
+
+PathLike = str | os.PathLike[str]
+STORAGES = {"fp16": Encoding.FP16, "bf16": Encoding.BF16}
+
+
+@dataclass(frozen=True)
+class NetFiles:
+    """Where an optimised net is saved."""
+
+    param: Path
+    bin: Path
+
+    @classmethod
+    def at(cls, prefix: PathLike, *, binary: bool = False) -> NetFiles:
+        """PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""
+        base = os.fspath(prefix)
+        return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What running the net before and after has shown.
+
+    `outputs` are those of the net as it is written; with 16 bit weights `folded` are those of the same net in 32 bits,
+    which have to agree much better.
+    """
+
+    outputs: tuple[OutputReport, ...]
+    folded: tuple[OutputReport, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output agrees."""
+        return all(output.status == "ok" for output in (*self.outputs, *self.folded))
+
+    def check(self) -> None:
+        """Raise VerificationError with a line for each output that does not agree."""
+        from onnx2ncnn_opt.verify.nets import check_outputs
+
+        check_outputs(self.folded, "from the original net's before their weights are stored in 16 bits")
+        check_outputs(self.outputs, "from the original net's")
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """An optimised net, in memory.
+
+    `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
+    is what was decided about 16 bit weights, `exchanged` counts the layers whose operands changed places to save
+    memory, and `dropped_splits` are Split layers that were good for nothing.
+    """
+
+    source: NetFiles
+    graph: Graph
+    events: tuple[Event, ...]
+    layers: tuple[int, int]
+    memory: tuple[Memory, Memory]
+    storage: Storage | None
+    exchanged: int
+    dropped_splits: tuple[DroppedSplit, ...]
+    trailing_bytes: int
+    is_binary: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
+    _is_cut: bool = field(repr=False)
+
+    @property
+    def applied(self) -> tuple[Applied, ...]:
+        """The rewrites that happened, in order."""
+        return tuple(event for event in self.events if isinstance(event, Applied))
+
+    @property
+    def near_misses(self) -> tuple[NearMiss, ...]:
+        """Patterns that were found but could not be rewritten, with the reasons."""
+        return tuple(event for event in self.events if isinstance(event, NearMiss))
+
+    @contextmanager
+    def drafts(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
+        """The files under temporary names, which take their places when the block ends without an error.
+
+        With them come the names of inputs and outputs in them. `binary` is the form of the .param, by default that of
+        the original.
+        """
+        as_binary = self.is_binary if binary is None else binary
+        files = NetFiles.at(prefix, binary=as_binary)
+        with all_or_nothing(files.param, files.bin) as (param, bin):
+            yield NetFiles(param, bin), write_drafts(self.graph, param, bin, binary=as_binary)
+
+    def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:
+        """Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin: both, or none."""
+        as_binary = self.is_binary if binary is None else binary
+        with self.drafts(prefix, binary=as_binary):
+            return NetFiles.at(prefix, binary=as_binary)
+
+    def verify(
+        self,
+        files: NetFiles | None = None,
+        names: Mapping[Blob, str] | None = None,
+        *,
+        seed: int = 0,
+        timeout: float = 300.0,
+    ) -> Verification:
+        """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output.
+
+        `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
+        to temporary ones. Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing
+        tells an input's shape.
+        """
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+        from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, rounding_tolerance, run_reference
+
+        drawn = draw_feeds(self.graph, self.shapes, seed=seed)
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        options: dict[str, Any] = {"exact": True, "timeout": timeout, "threads": os.cpu_count() or 1}
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder, NcnnWorker() as worker:
+
+            def run(paths: NetFiles, known: Mapping[Blob, str], tolerance: Any) -> tuple[OutputReport, ...]:
+                runner = NcnnRunner(paths.param, paths.bin, worker=worker, **options)
+                feeds = {known[blob]: array for blob, array in drawn.items()}
+                wanted = {blob.name: known[blob] for blob in outputs}
+                return compare_outputs(runner, feeds, reference, wanted, tolerance)
+
+            original = NcnnRunner(self.source.param, self.source.bin, worker=worker, **options)
+            asked = {self._blobs[blob.name]: blob.name for blob in outputs}
+            before = run_reference(
+                original,
+                {self._blobs[blob.name]: array for blob, array in drawn.items()},
+                list(asked),
+                apart=self._is_cut,
+            )
+            reference = {asked[name]: array for name, array in before.items()}
+            if files is None or names is None:
+                files = NetFiles.at(Path(folder) / "net")
+                names = write_net(self.graph, files.param, files.bin)
+            if self.storage is None or not self.storage.count:
+                return Verification(run(files, names, FOLDING))
+            full = NetFiles.at(Path(folder) / "full")
+            with self.storage.reverted():
+                full_names = write_net(self.graph, full.param, full.bin)
+            tolerance = rounding_tolerance(ROUNDING[self.storage.encoding], self.storage.depth)
+            return Verification(run(files, names, tolerance), run(full, full_names, FOLDING))
+
+
+def optimize(
+    param: PathLike,
+    bin: PathLike,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed_shapes: bool = False,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    limit: int | None = None,
+    start: Sequence[str] = (),
+    end: Sequence[str] = (),
+    storage: str | None = None,
+    shape_hints: bool = False,
+    custom: Iterable[str | LayerSpec] = (),
+) -> Optimized:
+    """Optimise a net; its .param may be text or binary. Nothing is written.
+
+    `shapes` are the sizes of inputs by blob name, outermost first; by default those that the Input layers state. They
+    are what is verified and calculated with, but the net may be fed others: only with `fixed_shapes` may passes rely
+    on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
+    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it.
+    `shape_hints` writes the shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom`
+    declares layers that ncnn does not have, see `ir.custom.custom_layer`.
+
+    Raises:
+        ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
+        UsageError: a name, shape or option does not fit.
+    """
+    plugins.declare_installed_layers()
+    for declaration in custom:
+        declare(custom_layer(declaration) if isinstance(declaration, str) else declaration)
+    chosen = plugins.select(only, skip)
+    if storage is not None and storage not in STORAGES:
+        raise UsageError(f"weights cannot be stored as {storage}; there are {', '.join(STORAGES)}")
+    net = read_net(param, bin)
+    graph = net.graph
+    sizes = _bound(graph, shapes or {}, partial=bool(start))
+    files = _names_in_file(net)
+    if start or end:
+        _infer(graph, sizes)
+        starts, ends = (_find(net, names, option) for names, option in ((start, "--start"), (end, "--end")))
+        # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
+        producers = {blob: name for name, blob in reversed(list(net.names.items()))}
+        files |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
+        for name, blob in starts.items():
+            if shapes and name in shapes:
+                blob.shape = tuple(shapes[name])
+        inputs = {name: blob.shape for name, blob in starts.items()}
+        cut(graph, starts, ends)
+        sizes = {**sizes, **{name: _numbers(shape) for name, shape in inputs.items() if _is_fixed(shape)}}
+        sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
+        _check_known(graph, shapes or {})
+    before = len(list_layers(graph).lines)
+    _infer(graph, sizes)
+    memory = peak_memory(graph)
+    if not fixed_shapes:
+        _infer(graph, _open(sizes))
+    events = pipeline.run(graph, chosen, limit=limit)
+    drop_unused(graph)
+    _infer(graph, sizes)
+    exchanged = lower_peak(graph)
+    if shape_hints:
+        _add_hints(graph)
+    plan = plan_storage(graph, STORAGES[storage]) if storage else None
+    if plan:
+        plan.apply()
+    return Optimized(
+        source=NetFiles(Path(param), Path(bin)),
+        graph=graph,
+        events=tuple(events),
+        layers=(before, len(list_layers(graph).lines)),
+        memory=(memory, peak_memory(graph)),
+        storage=plan,
+        exchanged=len(exchanged),
+        dropped_splits=net.dropped_splits,
+        trailing_bytes=net.trailing_bytes,
+        is_binary=net.is_binary,
+        shapes=sizes,
+        _blobs=files,
+        _is_cut=bool(start or end),
+    )
+
+
+def _bound(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of inputs that are known, stated ones replaced by those given."""
+    if not partial:
+        _check_known(graph, given)
+    sizes = {blob.name: _numbers(blob.shape) for blob in graph.inputs if _is_fixed(blob.shape)}
+    return {**sizes, **{blob.name: tuple(given[blob.name]) for blob in graph.inputs if blob.name in given}}
+
+
+def _check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
+    names = [blob.name for blob in graph.inputs]
+    for name, shape in given.items():
+        if name not in names:
+            raise UsageError(f"no input is called '{name}'; inputs are: {', '.join(names)}")
+        if not 1 <= len(shape) <= 4 or not all(size > 0 for size in shape):
+            raise UsageError(
+                f"'{name}' cannot have the shape {','.join(map(str, shape))}: a blob has 1 to 4 sizes above 0"
+            )
+
+
+def _find(net: LoadedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
+    for name in names:
+        if name not in net.names:
+            raise UsageError(f"{option} {name}: the net has no blob of that name")
+    return {name: net.names[name] for name in names}
+
+
+def _names_in_file(net: LoadedNet) -> dict[str, str]:
+    """What the file calls inputs and outputs, by their names in the graph."""
+    return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}
+
+
+def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> None:
+    """Shapes of all blobs from those of the inputs; unknown behind what cannot be inferred, which is no error here."""
+    for layer in graph:
+        if layer.type == "Input":
+            for blob in layer.outputs:
+                known = sizes.get(blob.name)
+                blob.shape, blob.batch = tuple(known) if known else None, 1
+            continue
+        try:
+            assign_shapes(layer)
+        except ShapeError:
+            for blob in layer.outputs:
+                blob.shape, blob.batch = None, 1
+
+
+def _open(sizes: Mapping[str, Sequence[int]]) -> dict[str, tuple[Dim, ...]]:
+    """The sizes that passes may rely on: an Input only hints at them, and programs feed images of other sizes.
+
+    What stays are the channels of images and volumes, which convolutions fix anyway, and sizes of 1.
+    """
+    return {
+        name: tuple(
+            size if size == 1 or (axis == 0 and len(shape) > 2) else symbol(f"{name}.{axis}")
+            for axis, size in enumerate(shape)
+        )
+        for name, shape in sizes.items()
+    }
+
+
+def _add_hints(graph: Graph) -> None:
+    """Parameter 30 for all layers whose outputs' shapes are known; the writer fills it in from them."""
+    for layer in graph:
+        if layer.outputs and layer.type != "Split" and all(_is_fixed(blob.shape) for blob in layer.outputs):
+            layer.params["shape_hints" if layer.spec else SHAPE_HINTS_ID] = ()
+
+
+def _is_fixed(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(size, int) for size in shape)
+
+
+def _numbers(shape: Shape | None) -> tuple[int, ...]:
+    return tuple(size for size in shape or () if isinstance(size, int))

@@ -1,0 +1,158 @@
+"""Storing weights in 16 bits, wherever ncnn reads them so and they survive it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+from onnx2ncnn_opt.param.binary import Block, weight_blocks
+
+# Half a unit in the last place, relative to a number of full precision: 10 and 7 bits behind the point.
+ROUNDING: Mapping[Encoding, float] = {Encoding.FP16: 2.0**-11, Encoding.BF16: 2.0**-8}
+_LARGEST: Mapping[Encoding, float] = {
+    Encoding.FP16: 65504.0,
+    Encoding.BF16: float(np.uint32(0x7F7F0000).view(np.float32)),
+}
+# Rounding every number of a row errs by at most ROUNDING of the row. Twice that means that numbers below the smallest
+# full-precision one of the format carry the row, and that it has lost bits that it needs.
+_LOST = 2.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A weight that stays in 32 bits, and why."""
+
+    layer: str
+    weight: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}, {self.weight}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Change:
+    layer: Layer
+    name: str
+    full: Weight
+    short: Weight
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What `plan_storage` found: the weights to store in 16 bits, and those that have to stay as they are."""
+
+    encoding: Encoding
+    changes: tuple[_Change, ...]
+    kept: tuple[Kept, ...]
+
+    @property
+    def count(self) -> int:
+        """How many weights are stored in 16 bits."""
+        return len(self.changes)
+
+    @property
+    def depth(self) -> int:
+        """How many layers calculate with rounded weights."""
+        return len({change.layer for change in self.changes})
+
+    def apply(self) -> None:
+        """Let the graph have the short weights."""
+        self._set(short=True)
+
+    @contextmanager
+    def reverted(self) -> Iterator[None]:
+        """The graph has the full weights again until the block ends."""
+        self._set(short=False)
+        try:
+            yield
+        finally:
+            self._set(short=True)
+
+    def _set(self, *, short: bool) -> None:
+        for change in self.changes:
+            change.layer.weights[change.name] = change.short if short else change.full
+            if change.layer.type == "MemoryData":
+                if short:
+                    change.layer.params["load_type"] = 0
+                elif change.full.encoding is Encoding.FP32:
+                    del change.layer.params["load_type"]
+
+
+def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
+    """Which weights can be stored as FP16 or BF16; the graph stays as it is until the plan is applied.
+
+    A weight qualifies if ncnn reads it behind a tag (MemoryData can be told to) and it is float32 now: int8 layers and
+    what is compressed already stay as they are. It stays in 32 bits, and is named, where a number would overflow or is
+    not finite, and where a row of it (the weights of one output, as far as the layer has a `num_output`) consists of
+    numbers so small that 16 bits do not hold them.
+    """
+    changes, kept = [], []
+    for layer, block, weight in _candidates(graph):
+        short, reason = _shortened(weight.array, encoding, _rows(layer, block))
+        if reason:
+            kept.append(Kept(f"{layer.type} '{layer.name}'", block.name, reason))
+        else:
+            changes.append(_Change(layer, block.name, weight, Weight(short, encoding)))
+    return Storage(encoding, tuple(changes), tuple(kept))
+
+
+def _candidates(graph: Graph) -> Iterator[tuple[Layer, Block, Weight]]:
+    for layer in graph:
+        known = layer.spec.by_name if layer.spec else {}
+        if any(layer[name] for name in ("int8_scale_term", "quantize_term") if name in known):
+            continue
+        for block in weight_blocks(layer):
+            weight = layer.weights.stored(block.name)
+            is_constant = layer.type == "MemoryData" and not _is_integer(weight)
+            if (block.tagged or is_constant) and weight.encoding in (Encoding.FP32, Encoding.FP32_FLAGGED):
+                yield layer, block, weight
+
+
+def _is_integer(weight: Weight) -> bool:
+    """Whether a constant's 32 bits are integers, such as indexes: as floats those are denormal, or NaN."""
+    if weight.data.dtype == np.int32:
+        return True
+    exponents = weight.data.view(np.uint32) >> 23 & 0xFF
+    denormal = (exponents == 0) & (weight.data.view(np.uint32) << 1 != 0)
+    return bool(denormal.any())
+
+
+def _rows(layer: Layer, block: Block) -> int:
+    known = layer.spec.by_name if layer.spec else {}
+    count = layer["num_output"] if "num_output" in known else 1
+    return count if count > 0 and block.count % count == 0 else 1
+
+
+def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]:
+    """The stored form, and why it must not be used (empty where it may)."""
+    values = array.astype(np.float32, copy=False).reshape(-1)
+    if not np.isfinite(values).all():
+        return values, "it is not finite everywhere"
+    with np.errstate(over="ignore"):
+        short = _encoded(values, encoding)
+        back = Weight(short, encoding).array
+    if not np.isfinite(back).all():
+        largest = float(np.abs(values).max())
+        return values, f"{largest:g} is beyond the largest number of {encoding.value}, {_LARGEST[encoding]:g}"
+    parts, stored = values.reshape(rows, -1), back.reshape(rows, -1)
+    lost = np.linalg.norm(stored.astype(np.float64) - parts, axis=1)
+    allowed = _LOST * ROUNDING[encoding] * np.linalg.norm(parts.astype(np.float64), axis=1)
+    if (lost > allowed).any():
+        row = int(np.argmax(lost - allowed))
+        where = f"row {row}" if rows > 1 else "it"
+        largest = float(np.abs(parts[row]).max())
+        return values, f"{where} has no number above {largest:g}, too small for {encoding.value}"
+    return short, ""
+
+
+def _encoded(values: Array, encoding: Encoding) -> Array:
+    if encoding is Encoding.FP16:
+        return values.astype(np.float16)
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to nearest, ties to even

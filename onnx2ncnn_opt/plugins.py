@@ -1,0 +1,82 @@
+"""What other installed packages add: passes and custom layers, through entry points (see docs/plugins.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.errors import Error, UsageError
+from onnx2ncnn_opt.ir.layers import declare
+from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Rewrite
+
+PASSES_GROUP = "onnx2ncnn_opt.passes"
+LAYERS_GROUP = "onnx2ncnn_opt.layers"
+
+
+@cache
+def installed_passes() -> tuple[Pass, ...]:
+    """The passes of installed packages, in the order of the entry points' names.
+
+    Raises UsageError, naming the package, for an entry point that cannot be loaded or is no pass, and for a name that
+    another pass has.
+    """
+    found: list[Pass] = []
+    names = {p.name for p in passes.PASSES}
+    for point, item in _items(PASSES_GROUP):
+        if not isinstance(item, (Rewrite, GraphPass)):
+            raise UsageError(f"{_origin(point)} is no pass, but {type(item).__name__}")
+        if item.name in names:
+            raise UsageError(f"{_origin(point)}: there is a pass called {item.name} already")
+        names.add(item.name)
+        found.append(item)
+    return tuple(found)
+
+
+@cache
+def declare_installed_layers() -> tuple[str, ...]:
+    """Declare the custom layers of installed packages; returns their types. Raises UsageError as above."""
+    types = []
+    for point, item in _items(LAYERS_GROUP):
+        if not isinstance(item, LayerSpec):
+            raise UsageError(f"{_origin(point)} is no LayerSpec, but {type(item).__name__}")
+        try:
+            declare(item)
+        except Error as error:
+            raise UsageError(f"{_origin(point)}: {error}") from error
+        types.append(item.type)
+    return tuple(types)
+
+
+def pipeline() -> tuple[Pass, ...]:
+    """All passes. Those of other packages are asked first: who installs one wants its pattern to win."""
+    return (*installed_passes(), *passes.PASSES)
+
+
+def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass, ...]:
+    """The passes of the pipeline that are named in `only` (all if it is empty), without those named in `skip`.
+
+    Raises UsageError for a name that no pass has.
+    """
+    every = pipeline()
+    others = passes.select(only, every) if only else ()
+    return tuple(p for p in passes.select(skip, every) if p not in others)
+
+
+def _items(group: str) -> Iterator[tuple[EntryPoint, Any]]:
+    """Each object of a group; an entry point may be one, or a list or tuple of them."""
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+        try:
+            loaded = point.load()
+        except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
+            raise UsageError(f"{_origin(point)} cannot be loaded: {error}") from error
+        for item in loaded if isinstance(loaded, (list, tuple)) else (loaded,):
+            yield point, item
+
+
+def _origin(point: EntryPoint) -> str:
+    package = point.dist.name if point.dist else "an installed package"
+    return f"the plug-in {point.name} ({point.value}) of {package}"
