@@ -283,6 +283,8 @@ class ImportContext:
         """The constant as float32; refused where a finite number would overflow."""
         if array.dtype in (np.float32, np.int32):
             return array
+        if array.dtype.kind not in "iub" and not is_float(array.dtype):
+            raise self.refuse(f"a constant of type {array.dtype}")
         with np.errstate(over="ignore"):
             result = array.astype(np.float32)
         if not np.array_equal(np.isfinite(result), np.isfinite(array.astype(np.float64))):
@@ -434,6 +436,8 @@ class ImportContext:
         if declared.type in (Array, Ints, Sizes):
             if isinstance(operand, Tensor):
                 raise Refusal(f"input {declared.name} must be constant", "it is computed when the model runs")
+            if declared.type != Array and operand.array.dtype.kind not in "iuO":
+                raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
             if declared.type == Sizes:
                 return tuple(int(size) if not isinstance(size, Sym) else size for size in operand.array.reshape(-1))
             if operand.is_symbolic:

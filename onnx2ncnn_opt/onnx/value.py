@@ -83,3 +83,13 @@ Value: TypeAlias = Tensor | Constant
 def is_float(dtype: np.dtype[np.generic]) -> bool:
     """Whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are no subtypes of numpy's floating."""
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
+
+
+def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """The type of integers that the net calculates: ncnn holds them as float32, other than those that are fed to it."""
+    return np.dtype(dtype.type, metadata={"held": "float32"})
+
+
+def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:
+    """Whether the type is one of `held_as_float`."""
+    return bool(dtype.metadata)

@@ -2,8 +2,11 @@
 
 from onnx2ncnn_opt.onnx.ops import (
     activation,
+    cast,
     convolution,
     elementwise,
+    gather,
+    logic,
     matrix,
     normalization,
     pad_slice,
@@ -16,8 +19,11 @@ from onnx2ncnn_opt.onnx.ops import (
 
 __all__ = [
     "activation",
+    "cast",
     "convolution",
     "elementwise",
+    "gather",
+    "logic",
     "matrix",
     "normalization",
     "pad_slice",

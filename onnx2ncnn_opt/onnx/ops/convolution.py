@@ -32,9 +32,10 @@ def conv(
     strides: Ints = (),
 ) -> Tensor:
     """Convolution[DepthWise][1D|3D]; InnerProduct where the image is one pixel."""
+    _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
+    _check_channels(im, x, w.shape[1] * group)
     n = w.ndim - 2
     kernel, dilation, stride = w.shape[2:], dilations or (1,) * n, strides or (1,) * n
-    _check(im, x, w.shape[1] * group, kernel, kernel_shape)
     begins_ends = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilation, stride)
     bias = {} if b is None else {"bias_data": b}
     params = {"num_output": w.shape[0], "bias_term": int(b is not None), "weight_data_size": w.size}
@@ -64,9 +65,10 @@ def conv_transpose(
     strides: Ints = (),
 ) -> Tensor:
     """Deconvolution[DepthWise][1D|3D]."""
+    _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
+    _check_channels(im, x, w.shape[0])
     n = w.ndim - 2
     kernel, dilation, stride = w.shape[2:], dilations or (1,) * n, strides or (1,) * n
-    _check(im, x, w.shape[0], kernel, kernel_shape)
     extra = output_padding or (0,) * n
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         sizes = output_shape[-n:] if output_shape else None
@@ -87,13 +89,24 @@ def conv_transpose(
     return _channels_out(im, x, im.layer(kind, im.channels(x), weights={"weight_data": weight, **bias}, **params))
 
 
-def _check(im: ImportContext, x: Tensor, channels: int, kernel: Sequence[int], kernel_shape: Ints) -> None:
-    if not 1 <= len(kernel) <= 3:
-        raise im.refuse(f"a kernel of {len(kernel)} dimensions, ncnn has 1 to 3")
-    if x.rank != len(kernel) + 2:
-        raise im.refuse(f"the operand has rank {x.rank}, the weight rank {len(kernel) + 2}")
-    if kernel_shape and tuple(kernel_shape) != tuple(kernel):
-        raise im.refuse(f"kernel_shape {kernel_shape} is not the weight's {tuple(kernel)}")
+def _check(
+    im: ImportContext, x: Tensor, w: Array, group: int, kernel_shape: Ints, per_axis: Sequence[Ints], pads: Ints
+) -> None:
+    """Refuse operands and attributes that do not fit together."""
+    n = w.ndim - 2
+    if not 1 <= n <= 3:
+        raise im.refuse(f"a kernel of {n} dimensions, ncnn has 1 to 3")
+    if x.rank != w.ndim:
+        raise im.refuse(f"the operand has rank {x.rank}, the weight rank {w.ndim}")
+    if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
+        raise im.refuse(f"kernel_shape {kernel_shape} is not the weight's {w.shape[2:]}")
+    if any(values and (len(values) != n or min(values) < 1) for values in per_axis) or len(pads) not in (0, 2 * n):
+        raise im.refuse(f"its attributes do not give one positive number for each of {n} dimensions")
+    if group < 1 or w.shape[0] % group:
+        raise im.refuse(f"{w.shape[0]} kernels do not divide into {group} groups")
+
+
+def _check_channels(im: ImportContext, x: Tensor, channels: int) -> None:
     if isinstance(x.shape[1], int) and x.shape[1] != channels:
         raise im.refuse(f"the operand has {x.shape[1]} channels, the weight is for {channels}")
 

@@ -10,7 +10,6 @@ from functools import partial, reduce
 from typing import Any
 
 import numpy as np
-import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob
@@ -237,15 +236,3 @@ def mean(im: ImportContext, *xs: Value) -> Value:
 def identity(im: ImportContext, x: Value) -> Value:
     """Nothing."""
     return x
-
-
-@onnx_op("Cast", since=6, integers=True)
-def cast(im: ImportContext, x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
-    """Nothing between float types, all of which are float32 in ncnn."""
-    target = onnx_ir.DataType(to).numpy()
-    assert isinstance(x, Tensor)
-    if x.dtype == target or (is_float(x.dtype) and is_float(target) and target.itemsize >= 2):
-        return Tensor(x.blob, x.view, target)
-    if {x.dtype, target} <= {np.dtype(np.int32), np.dtype(np.int64)}:
-        return Tensor(x.blob, x.view, target)
-    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} when the model runs")

@@ -29,6 +29,8 @@ def gemm(
     transB: int = 0,
 ) -> Value:
     """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
+    if a.rank != 2 or b.rank != 2:
+        raise im.refuse(f"its operands have ranks {a.rank} and {b.rank}, not 2")
     a, b = _transposed(a, transA), _transposed(b, transB)
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T * np.float32(alpha)

@@ -73,7 +73,7 @@ def layer_norm(
     stash_type: int = 1,
 ) -> Tensor:
     """LayerNorm over the axes from `axis` on, as the innermost dim of the Mat."""
-    axis %= x.rank
+    axis = im.axis(axis, x.rank)
     shape = x.shape[axis:]
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")

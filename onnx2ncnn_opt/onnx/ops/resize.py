@@ -88,7 +88,10 @@ def resize11(
     sampling = _Sampling(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias)
     )
-    which = [a % x.rank for a in axes] if axes is not None else list(range(x.rank))
+    which = im.axes(axes, x.rank) if axes is not None else list(range(x.rank))
+    given = sizes if sizes else scales
+    if given is not None and len(given) not in (0, len(which)):
+        raise im.refuse(f"{len(given)} sizes or scales for {len(which)} axes")
     if sizes:
         full = list(x.shape)
         for axis, size in zip(which, sizes, strict=True):
@@ -115,6 +118,8 @@ def _sized(im: ImportContext, axis: int, size: Dim, out: Dim) -> _Axis:
 def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
     if len(scales) != x.rank:
         raise im.refuse(f"{len(scales)} scales for rank {x.rank}")
+    if not all(0 < factor < np.inf for factor in scales):
+        raise im.refuse(f"scales {[float(factor) for factor in scales]} are not all positive")
     axes = []
     for axis, (size, factor) in enumerate(zip(x.shape, (np.float32(s) for s in scales), strict=True)):
         if isinstance(size, int):
