@@ -1,0 +1,76 @@
+"""Casts between element types, and integers read as floats.
+
+Floats of any width are float32 in ncnn. Integers and bools that are fed to the net are int32; those that the net itself
+calculates are held as float32: bools as 0 and 1 of type float32, integers under a type that says so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
+
+FLT_MIN = float(np.finfo(np.float32).tiny)
+_TRUNC = 19
+_FP32_ONLY = 1 | 2 | 4  # featmask: no fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats
+_FLOAT = np.dtype(np.float32)
+_INTS = (np.dtype(np.int32), np.dtype(np.int64))
+_LARGEST_EXACT = 2**24
+
+
+@onnx_op("Cast", since=6, integers=True)
+def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds."""
+    return _cast(im, x, onnx_ir.DataType(to).numpy())
+
+
+@onnx_op("CastLike", since=15, integers=True)
+def cast_like(im: ImportContext, x: Tensor, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """As Cast."""
+    return _cast(im, x, target.dtype)
+
+
+def _cast(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
+    if target == np.bool_:
+        return x if x.dtype == np.bool_ else nonzero(im, x)
+    if is_float(target) and target.itemsize >= 2:
+        return Tensor(as_float(im, x).blob, x.view, target)
+    if target in _INTS and is_float(x.dtype):
+        return Tensor(im.layer("UnaryOp", x.blob, op_type=_TRUNC), x.view, held_as_float(target))
+    if target in _INTS and x.dtype.kind in "iub":
+        return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
+    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} when the model runs")
+
+
+def as_float(im: ImportContext, x: Tensor) -> Tensor:
+    """The numbers of a tensor of any type as float32; integers are rounded beyond 2**24, as ONNX does."""
+    if is_float(x.dtype):
+        return x
+    if is_held_as_float(x.dtype):
+        return Tensor(x.blob, x.view, _FLOAT)
+    if x.dtype.kind not in "iub":
+        raise im.refuse(f"ncnn cannot read {x.dtype}")
+    scale = {"scale_data": np.ones(1, np.float32)}
+    return Tensor(im.layer("Dequantize", x.blob, weights=scale, scale_data_size=1, featmask=_FP32_ONLY), x.view, _FLOAT)
+
+
+def float_value(im: ImportContext, x: Value) -> Value:
+    """An operand of any type as floats that are equal if and only if the operand's numbers are."""
+    if isinstance(x, Tensor):
+        return as_float(im, x)
+    if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > _LARGEST_EXACT:
+        raise im.refuse("an integer constant is larger than 2**24, which float32 does not hold exactly")
+    return Constant(im.f32(x.array.astype(np.float32) if not is_float(x.dtype) else x.array))
+
+
+def nonzero(im: ImportContext, x: Tensor) -> Tensor:
+    """1 where the number is not 0 (NaN is not), else 0."""
+    whole = not is_float(x.dtype)
+    x = im.unary(as_float(im, x), "UnaryOp", op_type=0)
+    if whole:
+        return im.unary(x, "Threshold", threshold=0.5)
+    zero = im.unary(im.unary(x, "UnaryOp", op_type=1), "Threshold", threshold=-FLT_MIN)
+    return im.unary(zero, "BinaryOp", op_type=7, with_scalar=1, b=1.0)
