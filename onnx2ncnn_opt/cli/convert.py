@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnx2ncnn_opt.cli.targets import check_targets
 from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, verification_options
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 
@@ -62,7 +63,7 @@ def convert(
 
     prefix = _prefix(model, output)
     files = api.Files.at(prefix)
-    _check_target(files, model)
+    check_targets(astuple(files), {"the model": model})
     if not no_verify:
         require("onnxruntime")
         require("ncnn")
@@ -104,20 +105,6 @@ def _prefix(model: Path, output: str | None) -> Path:
         raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.ncnn.param and its companions")
     path = Path(output)
     return path / stem if path.is_dir() or output.endswith(os.sep) else path
-
-
-def _check_target(files: Files, model: Path) -> None:
-    """Find out before the work whether its result could be written."""
-    folder = files.param.parent
-    if not folder.is_dir():
-        raise UsageError(f"cannot write {files.param}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {files.param}: no permission to write into {folder.absolute()}")
-    for path in astuple(files):
-        if path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder")
-        if path.exists() and path.samefile(model):
-            raise UsageError(f"cannot write {path}: it is the model itself")
 
 
 def _renamed(row: OutputRow, drafts: Files, files: Files) -> OutputRow:

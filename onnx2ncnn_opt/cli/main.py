@@ -11,6 +11,7 @@ import click
 
 from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.ops import ops
+from onnx2ncnn_opt.cli.optimize import optimize
 from onnx2ncnn_opt.cli.passes import passes
 from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.errors import Error
@@ -28,7 +29,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, verify, passes, ops):
+for _command in (convert, optimize, verify, passes, ops):
     cli.add_command(_command)
 
 

@@ -31,23 +31,24 @@ def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return shapes
 
 
+def shape_option(metavar: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --shape, as `shapes`: sizes by input name."""
+    return click.option("--shape", "shapes", multiple=True, callback=_shapes, metavar=metavar, help=help)
+
+
+def seed_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --seed, as `seed`."""
+    help = "Seed of the inputs if none are given."
+    return click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help=help)
+
+
 def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --shape, --inputs and --seed, as `shapes`, `inputs` and `seed`."""
-    shape = click.option(
-        "--shape",
-        "shapes",
-        multiple=True,
-        callback=_shapes,
-        metavar="NAME:SIZES",
-        help="Shape of an input, e.g. x:1,3,224,224; may be given several times.",
-    )
+    shape = shape_option("NAME:SIZES", "Shape of an input, e.g. x:1,3,224,224; may be given several times.")
     inputs = click.option(
         "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays to verify with, by the inputs' names."
     )
-    seed = click.option(
-        "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the inputs if none are given."
-    )
-    return shape(inputs(seed(command)))
+    return shape(inputs(seed_option()(command)))
 
 
 def output_rows(report: VerifyReport) -> list[OutputRow]:

@@ -41,7 +41,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks.append(Table(("pass", "rewrites"), tuple((name, str(n)) for name, n in passes.items()), "pass"))
     if summary.verified is not None:
         blocks.append(output_table(summary.verified))
-    blocks += [f"wrote: {path} ({_bytes(size)})" for path, size in summary.files]
+    blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
     return blocks
 
@@ -52,7 +52,8 @@ def _port(kind: str, tensor: Tensor) -> str:
     return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"
 
 
-def _bytes(size: int) -> str:
+def file_size(size: int) -> str:
+    """A size in bytes as people read it."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB"):
         if value >= 1000:

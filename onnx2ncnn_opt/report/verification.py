@@ -20,7 +20,7 @@ class OutputRow:
     message: str = ""
 
 
-def output_table(rows: Sequence[OutputRow]) -> Table:
+def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
     """The outputs as a table."""
     return Table(
         columns=("output", "result", "max error", "relative error", "cosine", ""),
@@ -35,6 +35,6 @@ def output_table(rows: Sequence[OutputRow]) -> Table:
             )
             for row in rows
         ),
-        label="output",
+        label=label,
         named=(2, 3, 4),
     )

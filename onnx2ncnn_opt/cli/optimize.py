@@ -1,0 +1,145 @@
+"""``onnx2ncnn-opt optimize``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import astuple
+from pathlib import Path
+
+import click
+
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE, seed_option, shape_option
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+
+_NO_PREFIX = (".param", ".bin")
+
+
+@click.command()
+@click.argument("param", type=EXISTING_FILE, metavar="IN.param")
+@click.argument("bin", type=EXISTING_FILE, metavar="IN.bin")
+@click.option("-o", "output", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
+@click.option("--binary/--text", default=None, help="Form of the .param; PREFIX.param.bin if binary.  [default: as IN]")
+@shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as IN states]")
+@click.option("--fixed-shapes", is_flag=True, help="The net will never be fed other sizes: let passes rely on them.")
+@seed_option()
+@click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
+@click.option("--only", multiple=True, metavar="PASS", help="Use no other pass; may be given several times.")
+@click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find one that is wrong."
+)
+@click.option(
+    "--fp16", "storage", flag_value="fp16", help="Store weights as fp16, but for those that it does not hold."
+)
+@click.option("--bf16", "storage", flag_value="bf16", help="Store weights as bf16 where they survive it.")
+@click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
+@click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
+@click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
+@click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
+@click.option("-v", "--verbose", is_flag=True, help="List what nearly was a rewrite as well, with the reason.")
+def optimize(
+    param: Path,
+    bin: Path,
+    output: str,
+    binary: bool | None,
+    shapes: dict[str, list[int]],
+    fixed_shapes: bool,
+    seed: int,
+    no_verify: bool,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    limit: int | None,
+    storage: str | None,
+    start: tuple[str, ...],
+    end: tuple[str, ...],
+    shape_hints: bool,
+    custom: tuple[str, ...],
+    verbose: bool,
+) -> None:
+    """Optimise an ncnn net, whoever made it, and verify that it computes the same.
+
+    The files appear only when all of it has succeeded.
+    """
+    clock = time.perf_counter()
+    from onnx2ncnn_opt import optimize as api
+    from onnx2ncnn_opt.report.console import show, working
+    from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks
+    from onnx2ncnn_opt.report.verification import OutputRow
+    from onnx2ncnn_opt.runtime.base import require
+
+    if output.endswith((*_NO_PREFIX, os.sep)):
+        raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")
+    sources = {"the input": param, "the input's weights": bin}
+    check_targets(astuple(api.NetFiles.at(output, binary=bool(binary))), sources)
+    if not no_verify:
+        require("ncnn")
+    with working(f"optimising {param}", sys.stderr):
+        result = api.optimize(
+            param,
+            bin,
+            shapes=shapes,
+            fixed_shapes=fixed_shapes,
+            only=only,
+            skip=skip,
+            limit=limit,
+            start=start,
+            end=end,
+            storage=storage,
+            shape_hints=shape_hints,
+            custom=custom,
+        )
+    as_binary = result.is_binary if binary is None else binary
+    files = api.NetFiles.at(output, binary=as_binary)
+    check_targets(astuple(files), sources)
+    folded: list[OutputRow] = []
+    rows, report = None, None
+    wrong: VerificationError | None = None
+    try:
+        with result.drafts(output, binary=as_binary) as (drafts, names):
+            known = {blob.name: name for blob, name in names.items() if blob.name != name}
+            if not no_verify:
+                with working("running the net before and after", sys.stderr):
+                    report = result.verify(drafts, names, seed=seed)
+                folded, rows = (
+                    [
+                        OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, _renamed(o.message, drafts, files))
+                        for o in outputs
+                    ]
+                    for outputs in (report.folded, report.outputs)
+                )
+                report.check()
+    except VerificationError as error:
+        if report is None:  # there is nothing to compare with
+            raise VerificationError(f"{error}; --no-verify optimises without running the net") from error
+        wrong = error
+    summary = OptimizationSummary(
+        source=str(param),
+        layers=result.layers,
+        applied=result.applied,
+        near_misses=result.near_misses,
+        dropped_splits=[f"Split '{split.layer}': {split.reason}" for split in result.dropped_splits],
+        trailing_bytes=result.trailing_bytes,
+        memory=[(memory.peak, memory.unknown) for memory in result.memory],
+        exchanged=result.exchanged,
+        storage=(storage or "", result.storage.count if result.storage else 0),
+        kept=[str(kept) for kept in result.storage.kept] if result.storage else [],
+        renamed=known,
+        folded=folded,
+        verified=rows,
+        files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],
+        seconds=time.perf_counter() - clock,
+    )
+    show(optimization_blocks(summary, verbose=verbose), sys.stdout)
+    if wrong is not None and rows is not None:
+        count = len({row.name for row in (*folded, *rows) if row.status != "ok"})
+        raise VerificationError(f"{count} of {len(rows)} outputs differ from the original net's; no files are written")
+
+
+def _renamed(message: str, drafts: object, files: object) -> str:
+    """A message with the files' names as they are to be, not as they were while it was made."""
+    for draft, path in zip(astuple(drafts), astuple(files), strict=True):  # type: ignore[call-overload]
+        message = message.replace(str(draft), str(path))
+    return message

@@ -1,0 +1,69 @@
+"""What `optimize` tells about its work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx2ncnn_opt.report.console import Block
+from onnx2ncnn_opt.report.conversion import file_size
+from onnx2ncnn_opt.report.verification import OutputRow, output_table
+from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
+
+
+@dataclass(frozen=True)
+class OptimizationSummary:
+    """An optimisation that is done.
+
+    `layers` and `memory` (peak bytes, blobs of unknown size) are before and after. `storage` is a name and the number
+    of weights stored so, `kept` those that were not. `renamed` are the inputs and outputs that have another name, or
+    only an index, in the new files. `verified` is None if nothing was; `folded` is about the net before its weights were
+    shortened. `files` are paths and sizes in bytes.
+    """
+
+    source: str
+    layers: tuple[int, int]
+    applied: Sequence[Applied]
+    near_misses: Sequence[NearMiss]
+    dropped_splits: Sequence[str]
+    trailing_bytes: int
+    memory: Sequence[tuple[int, int]]
+    exchanged: int
+    storage: tuple[str, int]
+    kept: Sequence[str]
+    renamed: Mapping[str, str]
+    folded: Sequence[OutputRow]
+    verified: Sequence[OutputRow] | None
+    files: Sequence[tuple[str, int]]
+    seconds: float
+
+
+def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
+    """The summary as lines and tables: one line for each rewrite; `verbose` adds what nearly was one."""
+    blocks: list[Block] = [f"net: {summary.source}"]
+    if summary.trailing_bytes:
+        blocks.append(f"note: {summary.trailing_bytes} bytes behind the last weight are left out")
+    blocks += [f"rewrite: {event}" for event in summary.applied]
+    if verbose:
+        blocks += [f"dropped: {line}" for line in summary.dropped_splits]
+        blocks += [f"near miss: {event}" for event in summary.near_misses]
+    before, after = summary.layers
+    blocks.append(f"layers: {before} -> {after}")
+    (peak, unknown), (lower, unknown_after) = summary.memory
+    if peak and not (unknown or unknown_after):
+        exchanged = f", with the operands of {summary.exchanged} layers exchanged" if summary.exchanged else ""
+        blocks.append(f"memory: {file_size(peak)} -> {file_size(lower)} for blobs at their peak (estimate){exchanged}")
+    else:
+        blocks.append("memory: not known, as the sizes of blobs are not (see --shape)")
+    name, count = summary.storage
+    if name:
+        blocks.append(f"storage: {count} weights as {name}, {len(summary.kept)} stay as they are")
+        blocks += [f"not {name}: {line}" for line in summary.kept]
+    blocks += [f"blob: {blob} is {name}" for blob, name in summary.renamed.items()]
+    if summary.folded:
+        blocks.append(output_table(summary.folded, "output in fp32"))
+    if summary.verified:
+        blocks.append(output_table(summary.verified))
+    blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
+    blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
+    return blocks
