@@ -141,9 +141,9 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
         raise im.refuse(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
     last, batch = x.view.axes[-1], x.view.batch
-    outer = flat(x.view.axes[:-1])
-    if outer in ((), batch):
-        if outer != batch:
+    outer = set(flat(x.view.axes[:-1]))
+    if outer in (set(), set(batch)):
+        if outer != set(batch):
             x = im.laid(x, (last,), ())  # one row, whose elements are the batch of a Mat
         # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
         weights = {"weight_data": _columns(weight, last, flat(x.view.dims))} | (
@@ -155,7 +155,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         return _with_last(x, blob, ((),) * (len(blob.shape) - 1), outputs)
     lying = x if set(x.view.dims[-1]) == set(last) else rows(im, x, x.rank - 1)
     if len(lying.view.dims) > 2:
-        lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), batch)
+        lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), lying.view.batch)
     weights = {"B_data": _columns(weight, last, lying.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
     shape = {"constantN": outputs, "constantK": inputs}
     if bias is not None:
