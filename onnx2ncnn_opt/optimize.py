@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verify.verify import OutputReport
 
 PathLike = str | os.PathLike[str]
@@ -131,28 +132,32 @@ class Optimized:
         *,
         seed: int = 0,
         timeout: float = 300.0,
+        worker: NcnnWorker | None = None,
     ) -> Verification:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output.
 
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
-        to temporary ones. Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing
+        to temporary ones. `worker` is a process to use again. Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing
         tells an input's shape.
         """
-        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, rounding_tolerance, run_reference
 
         drawn = draw_feeds(self.graph, self.shapes, seed=seed)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
         options: dict[str, Any] = {"exact": True, "timeout": timeout, "threads": os.cpu_count() or 1}
-        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder, NcnnWorker() as worker:
+        with (
+            tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
+            nullcontext(worker) if worker else NcnnWorker() as process,
+        ):
 
             def run(paths: NetFiles, known: Mapping[Blob, str], tolerance: Any) -> tuple[OutputReport, ...]:
-                runner = NcnnRunner(paths.param, paths.bin, worker=worker, **options)
+                runner = NcnnRunner(paths.param, paths.bin, worker=process, **options)
                 feeds = {known[blob]: array for blob, array in drawn.items()}
                 wanted = {blob.name: known[blob] for blob in outputs}
                 return compare_outputs(runner, feeds, reference, wanted, tolerance)
 
-            original = NcnnRunner(self.source.param, self.source.bin, worker=worker, **options)
+            original = NcnnRunner(self.source.param, self.source.bin, worker=process, **options)
             asked = {self._blobs[blob.name]: blob.name for blob in outputs}
             before = run_reference(
                 original,

@@ -17,7 +17,7 @@ class OptimizationSummary:
 
     `layers` and `memory` (peak bytes, blobs of unknown size) are before and after. `storage` is a name and the number
     of weights stored so, `kept` those that were not. `renamed` are the inputs and outputs that have another name, or
-    only an index, in the new files. `verified` is None if nothing was; `folded` is about the net before its weights were
+    only an index, in the new files. `verified` is None if nothing was; `folded` is the net before its weights were
     shortened. `files` are paths and sizes in bytes.
     """
 
