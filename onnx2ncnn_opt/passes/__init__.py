@@ -22,6 +22,7 @@ from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphane
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
+from onnx2ncnn_opt.passes.fold_views import fold_views
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
@@ -30,7 +31,12 @@ from onnx2ncnn_opt.passes.fuse_hardsigmoid import fuse_hardsigmoid
 from onnx2ncnn_opt.passes.fuse_hardswish import fuse_hardswish
 from onnx2ncnn_opt.passes.fuse_innerproduct_dropout import fuse_innerproduct_dropout
 from onnx2ncnn_opt.passes.fuse_memorydata_binaryop import fuse_memorydata_binaryop
+from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
+from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
+from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
+from onnx2ncnn_opt.passes.move_views import move_views
+from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
@@ -44,6 +50,8 @@ PASSES: tuple[Pass, ...] = (
     eliminate_flatten_after_global_pooling,
     eliminate_reshape_after_global_pooling,
     eliminate_flatten_after_innerproduct,
+    fold_views,
+    fuse_memorydata_view,
     fuse_crop_slice,
     fuse_memorydata_binaryop,
     replace_prelu_with_leaky_relu,
@@ -59,6 +67,11 @@ PASSES: tuple[Pass, ...] = (
     *fuse_activation.PASSES,
     fuse_binaryop_eltwise,
     fuse_binaryop_scale,
+    fuse_sdpa,
+    fuse_sdpa_scale,
+    move_views,
+    fuse_multiheadattention,
+    move_views_before_slice,
     eliminate_orphaned_memorydata,
 )
 

@@ -1,0 +1,197 @@
+"""Layers that only say how a blob's elements lie: as steps of the view algebra, shortened by it, and back as layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.permute import order_type, permutation
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.view import Regroup, Reorder, Shuffle, Step, View, plan
+from onnx2ncnn_opt.ir.weight import Array
+
+Steps: TypeAlias = tuple[Step, ...]
+
+VIEWS = frozenset({"Reshape", "Permute", "Squeeze", "ExpandDims", "Flatten"})
+# The parameters that say the block (or group) and the mode.
+_SHUFFLES = {
+    "ShuffleChannel": ("group", None),
+    "PixelShuffle": ("upscale_factor", "mode"),
+    "Reorg": ("stride", "mode"),
+}
+
+
+def step_of(layer: Layer) -> Step | None:
+    """What a view layer does to each item of a batch; None for other layers, and where its shapes are not known.
+
+    So is a layer with a feature mask, and one that moves the batch axis: it does more than the algebra knows.
+    """
+    if layer.type not in VIEWS or len(layer.inputs) != 1 or layer["featmask"]:
+        return None
+    before, after = layer.input, layer.output
+    if before.shape is None or after.shape is None or any(not isinstance(name, str) for name in layer.params):
+        return None
+    if layer.type == "Permute":
+        return Reorder(permutation(layer["order_type"], len(before.shape)))
+    if layer.type == "Reshape" and (layer["input_batch_axis"] != 233 or layer["output_batch_axis"] != 233):
+        return None
+    return Regroup(after.shape)
+
+
+def chain_above(blob: Blob) -> tuple[Layer, ...]:
+    """The view layers above a blob, the nearest to it last."""
+    found: list[Layer] = []
+    while blob.producer is not None and step_of(blob.producer) is not None:
+        found.append(blob.producer)
+        blob = blob.producer.input
+    return tuple(reversed(found))
+
+
+def steps_of(layers: Iterable[Layer]) -> Steps:
+    """What view layers do, one after another."""
+    return tuple(step for step in map(step_of, layers) if step is not None)
+
+
+def inverse(shape: Shape, steps: Steps) -> Steps:
+    """The steps that lead back to a blob of this shape."""
+    back: list[Step] = []
+    for step in steps:
+        if isinstance(step, Reorder):
+            back.append(Reorder(tuple(step.perm.index(i) for i in range(len(step.perm)))))
+            shape = tuple(shape[p] for p in step.perm)
+        elif isinstance(step, Regroup):
+            back.append(Regroup(shape))
+            shape = step.dims
+    return tuple(reversed(back))
+
+
+def shape_after(shape: Shape, steps: Steps) -> Shape:
+    """The shape that the steps lead to."""
+    for step in steps:
+        shape = tuple(shape[p] for p in step.perm) if isinstance(step, Reorder) else _dims(step)
+    return shape
+
+
+def _dims(step: Step) -> Shape:
+    assert isinstance(step, Regroup)
+    return step.dims
+
+
+@lru_cache(maxsize=4096)
+def viewed(shape: Shape, steps: Steps) -> View | None:
+    """A blob after the steps, over the axes they lead to; None where axes are cut that do not fall apart so."""
+    view = View.of(shape, [[i] for i in range(len(shape))])
+    for step, following in zip(steps, (*steps[1:], None), strict=True):
+        if isinstance(step, Reorder):
+            view = view.transpose(step.perm)
+        elif not isinstance(following, Regroup):
+            reshaped = view.reshape(_dims(step))
+            if reshaped is None:
+                return None
+            view = reshaped
+    return view
+
+
+@lru_cache(maxsize=4096)
+def shortest(shape: Shape, steps: Steps) -> Steps | None:
+    """The fewest steps that do the same; None where that is not known, or cannot be written as layers."""
+    found: Steps
+    if all(isinstance(step, Regroup) for step in steps):
+        # Whatever the sizes between: not all of them fall apart at the same places.
+        found = steps[-1:] if steps and _dims(steps[-1]) != shape else ()
+    else:
+        view = viewed(shape, steps)
+        if view is None:
+            return None
+        found = tuple(plan(view, view.axes))
+    return found if all(_is_writable(step) for step in found) else None
+
+
+def _is_writable(step: Step) -> bool:
+    return not isinstance(step, Regroup) or sum(isinstance(size, Sym) for size in step.dims) <= 1
+
+
+def in_form(data: Array, steps: Steps) -> Array:
+    """The numbers of a blob after the steps."""
+    for step in steps:
+        data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
+    return data
+
+
+def cost(steps: Steps) -> tuple[int, int]:
+    """What decides between steps: their number, then how many of them move data."""
+    return len(steps), sum(not isinstance(step, Regroup) for step in steps)
+
+
+class Writer:
+    """Puts steps into a graph as layers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._blobs = {blob.name for layer in graph for blob in layer.outputs}
+        self._layers = {layer.name for layer in graph}
+
+    def lay(self, source: Blob, steps: Steps, before: Layer | None, like: Sequence[Layer]) -> Blob:
+        """Layers behind `source`; their names and origins are those of the layers that they stand for."""
+        origin = tuple(dict.fromkeys(name for layer in like for name in layer.origin))
+        for i, step in enumerate(steps):
+            model = like[min(i, len(like) - 1)]
+            is_new = i >= len(like) or model.type not in VIEWS
+            blob = self.blob(model.output.name, None, source.batch)
+            layer = _layer(step, _unique(model.name, self._layers) if is_new else model.name, source, blob, origin)
+            self.graph.add(layer, before=before)
+            assign_shapes(layer)
+            source = blob
+        return source
+
+    def blob(self, name: str, shape: Shape | None, batch: Dim = 1) -> Blob:
+        """A blob with a name similar to the given one."""
+        return Blob(_unique(name, self._blobs), shape, batch)
+
+    def take_over(self, old: Blob, new: Blob) -> bool:
+        """Use `new` instead of `old`; where that is an output of the net, `new` gets its name.
+
+        False, and nothing done, where `new` has a public name itself.
+        """
+        if old.is_output and (new.is_output or new.is_input):
+            return False
+        was_output = old.is_output
+        self.graph.redirect(old, new)
+        if was_output:
+            self.graph.outputs = [new if blob is old else blob for blob in self.graph.outputs]
+            old.name, new.name = new.name, old.name
+        return True
+
+    def prune(self, layers: Iterable[Layer]) -> None:
+        """Remove those view layers, given from the first to the last, that nobody needs any more."""
+        for layer in reversed(tuple(layers)):
+            if layer.graph is self.graph and not layer.output.uses:
+                self.graph.remove(layer)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, count = name, 0
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
+
+
+def _layer(step: Step, name: str, source: Blob, blob: Blob, origin: Sequence[str]) -> Layer:
+    if isinstance(step, Reorder):
+        return Layer("Permute", name, [source], [blob], {"order_type": order_type(step.perm)}, origin=origin)
+    params: dict[str | int, Any] = {}
+    if isinstance(step, Shuffle):
+        block, mode = _SHUFFLES[step.type]
+        params[block] = step.block
+        if mode and step.mode:
+            params[mode] = step.mode
+        return Layer(step.type, name, [source], [blob], params, origin=origin)
+    for axis, size in zip(AXES[len(step.dims)], step.dims, strict=True):
+        params[axis] = -1 if isinstance(size, Sym) else size
+    return Layer("Reshape", name, [source], [blob], params, origin=origin)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.passes._views import Steps, Writer, chain_above, cost, shortest, step_of, steps_of
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+
+@graph_pass(exact=True)
+def fold_views(graph: Graph) -> Iterator[Change]:
+    """x ── Reshape, Permute, Squeeze, ExpandDims, Flatten, ... ──   ⇒   x ── the fewest layers that do the same ──
+
+    That may be none, a Reshape, a Permute between Reshapes, or a ShuffleChannel, PixelShuffle or Reorg.
+    """
+    writer = Writer(graph)
+    for layer in graph.layers:
+        if layer.graph is graph and step_of(layer) is not None and not _goes_on(layer):
+            found = _better(chain := chain_above(layer.output))
+            if found is not None and (change := _replace(writer, chain, *found)) is not None:
+                yield change
+
+
+def _goes_on(layer: Layer) -> bool:
+    """Whether nothing but one more view reads a layer's output."""
+    users = layer.output.users
+    return layer.output.uses == 1 and len(users) == 1 and step_of(users[0]) is not None
+
+
+def _better(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
+    """From where on a chain has a shorter form, and the form; the layers that others need count on both sides."""
+    best = None
+    for start in reversed(range(len(chain))):
+        shape = chain[start].input.shape
+        assert shape is not None
+        steps = shortest(shape, steps_of(chain[start:]))
+        if steps is None:
+            continue
+        (count, moves), (old_count, old_moves) = cost(steps), cost(steps_of(_private(chain, start)))
+        gain = old_count - count, old_moves - moves
+        if gain > (0, 0) and (best is None or gain > best[0]):
+            best = gain, start, steps
+    return best[1:] if best else None
+
+
+def _private(chain: tuple[Layer, ...], start: int) -> tuple[Layer, ...]:
+    """The layers of a chain, from `start` on, that are needed for its end alone."""
+    first = len(chain) - 1
+    while first > start and chain[first - 1].output.uses == 1:
+        first -= 1
+    return chain[first:]
+
+
+def _replace(writer: Writer, chain: tuple[Layer, ...], start: int, steps: Steps) -> Change | None:
+    source, end = chain[start].input, chain[-1]
+    new = writer.lay(source, steps, before=end, like=_private(chain, start))
+    users = end.output.users
+    if not writer.take_over(end.output, new):
+        return None
+    writer.prune(chain)
+    made = [new]
+    while made[-1] is not source:
+        assert made[-1].producer is not None
+        made.append(made[-1].producer.input)
+    added = tuple(blob.producer for blob in reversed(made[:-1]) if blob.producer is not None)
+    removed = tuple(layer for layer in chain if layer.graph is None)
+    return Change(removed, (*added, *(user for user in users if not added)))

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._views import VIEWS, in_form, step_of
+from onnx2ncnn_opt.rewrite.pattern import const, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+
+@rewrite(op(VIEWS, "view")(const("constant")), exact=True)
+def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
+    """MemoryData ── Reshape (Permute, Squeeze, ExpandDims, Flatten) ──   ⇒   MemoryData"""
+    step = step_of(view)
+    require(step is not None, f"{view.type} '{view.name}' is more than a view")
+    require(constant.output.uses == 1, f"'{constant.output.name}' is needed as it is, too")
+    block = constant.weights.stored("data")
+    require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
+    before, after = constant.output.shape, view.output.shape
+    assert before is not None
+    assert after is not None
+    assert step is not None
+    data = np.ascontiguousarray(in_form(block.data.reshape(known(before)), (step,)))
+    sizes = dict.fromkeys("whdc") | dict(zip(AXES[len(after)], after, strict=True))
+    return constant.having(**sizes, weights={"data": Weight(data.reshape(-1))})

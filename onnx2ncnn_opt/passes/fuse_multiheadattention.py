@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
+from onnx2ncnn_opt.passes._linear import factor, times
+from onnx2ncnn_opt.passes._views import in_form, step_of
+from onnx2ncnn_opt.passes.fuse_sdpa import attention
+from onnx2ncnn_opt.rewrite.pattern import matches, op
+from onnx2ncnn_opt.rewrite.rule import Change, Refused, graph_pass, require
+
+_SCALING = times("x")
+_SDPA = op("SDPA", "root", kv_cache=0, int8_scale_term=0)
+_PRODUCTS = tuple(attention())
+
+
+class _Core(NamedTuple):
+    """Attention without its projections: blobs (heads, length, size) or, for one head, (length, size)."""
+
+    q: Blob
+    k: Blob
+    v: Blob
+    mask: Blob | None
+    scale: float
+    out: Blob
+    layers: tuple[Layer, ...]
+
+
+@dataclass
+class _Trace:
+    """Where the elements of a blob come from: `index` numbers those of `source`, which all pass through `layers`."""
+
+    source: Blob
+    index: Array
+    factor: float = 1.0
+    layers: list[Layer] = field(default_factory=list)
+
+
+@graph_pass(exact=False)
+def fuse_multiheadattention(graph: Graph) -> Iterator[Change]:
+    """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
+
+    However the heads are split and merged: what counts is which column of which Gemm every element comes from. Queries,
+    keys and values may be parts of one Gemm.
+    """
+    for root in graph.layers:
+        if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
+            try:
+                found = _match(root)
+            except Refused:
+                continue
+            if found is not None:
+                new, layers = found
+                new.origin = tuple(dict.fromkeys(name for layer in (*layers, root) for name in layer.origin))
+                graph.replace(root, new)
+                for layer in sorted_by_use(layers):
+                    graph.remove(layer)
+                yield Change((*layers, root), (new,))
+
+
+def sorted_by_use(layers: list[Layer]) -> Iterator[Layer]:
+    """The layers so that every one comes after those that read it."""
+    left = list(dict.fromkeys(layers))
+    while left:
+        ready = [layer for layer in left if not any(blob.uses for blob in layer.outputs)]
+        require(ready, "the layers are needed elsewhere")
+        yield from ready
+        left = [layer for layer in left if layer not in ready]
+
+
+def _match(root: Layer) -> tuple[Layer, list[Layer]] | None:
+    """The MultiHeadAttention that ends in a Gemm, and the layers that it makes unnecessary."""
+    merged = _trace(root.input, _is_attention)
+    core = _core(merged.source.producer) if merged is not None else None
+    if merged is None or core is None:
+        return None
+    require(merged.factor == 1, "the result of the attention is multiplied by a number")
+    projections = [_trace(blob, _is_gemm) for blob in (core.q, core.k, core.v)]
+    if any(trace is None for trace in projections):
+        return None
+    q, k, v = (trace for trace in projections if trace is not None)
+    gemms = [_gemm_of(trace) for trace in (q, k, v)]
+    layers = list(dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms]))
+    _require_private(layers, root)
+    return _attention(root, core, merged, (q, k, v), gemms), layers
+
+
+def _require_private(layers: list[Layer], root: Layer) -> None:
+    inside = {*layers, root}
+    require(not any(layer["featmask"] for layer in inside), "a layer has a feature mask")
+    for layer in layers:
+        for blob in layer.outputs:
+            private = not blob.is_output and all(user in inside for user in blob.users)
+            require(private, f"'{blob.name}' is needed elsewhere")
+
+
+def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...], gemms: list[Layer]) -> Layer:
+    linears = [_selected(gemm, trace) for gemm, trace in zip(gemms, qkv, strict=True)]
+    heads, size = _heads(qkv[0])
+    require(_heads(qkv[1]) == _heads(qkv[2]) == (heads, size), "keys or values have other heads than the queries")
+    last = linear_of(root)
+    columns = _merged_columns(merged, heads, size)
+    require(last.weight.shape[1] == heads * size, "the last Gemm reads only a part of the attention")
+    out = np.empty_like(last.weight)
+    out[:, columns] = last.weight
+    inputs = [gemm.input for gemm in gemms]
+    widths = [linear.weight.shape[1] for linear in linears]
+    require(last.weight.shape[0] == widths[0], "the result has not the width of the queries")
+    weights: dict[str, Array] = {}
+    for name, (weight, bias) in zip("qkv", linears, strict=True):
+        weights |= {f"{name}_weight_data": weight, f"{name}_bias_data": bias}
+    weights |= {"out_weight_data": out, "out_bias_data": last.bias}
+    scale = core.scale * qkv[0].factor * qkv[1].factor
+    linears_v = qkv[2].factor
+    require(linears_v == 1, "the values are multiplied by a number")
+    params = {
+        "embed_dim": heads * size,
+        "num_heads": heads,
+        "weight_data_size": heads * size * widths[0],
+        "kdim": widths[1],
+        "vdim": widths[2],
+        "attn_mask": 1 if core.mask is not None else None,
+        "scale": scale,
+    }
+    count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
+    blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]
+    new = Layer("MultiHeadAttention", root.name, blobs, (), {k: v for k, v in params.items() if v is not None})
+    for name, values in weights.items():
+        new.weights[name] = stored(new, name, values).reshape(-1)
+    return new
+
+
+# ---- attention itself
+
+
+def _is_attention(layer: Layer) -> bool:
+    return layer.type in ("SDPA", "MatMul")
+
+
+def _core(layer: Layer | None) -> _Core | None:
+    if layer is None:
+        return None
+    if _SDPA.fits(layer):
+        q, k, v, *mask = layer.inputs
+        scale = layer["scale"] or 1 / float(_size(q, -1)) ** 0.5
+        return _Core(q, k, v, mask[0] if mask else None, scale, layer.output, (layer,))
+    for pattern in _PRODUCTS:
+        for match in matches(pattern, layer):
+            captures = match.captures
+            product, scaling = captures["product"], captures.get("scale")
+            assert isinstance(product, Layer)
+            q, k, v = product.inputs[0], product.inputs[1], layer.inputs[1]
+            plain = product["transB"] and not layer["transB"] and all(len(b.shape or ()) == 2 for b in (q, k, v))
+            if plain and "mask" not in captures:
+                scale = factor(scaling) if isinstance(scaling, Layer) else 1.0
+                return _Core(q, k, v, None, scale, layer.output, match.layers)
+    return None
+
+
+def _size(blob: Blob, axis: int) -> int:
+    size = blob.shape[axis] if blob.shape else None
+    require(isinstance(size, int), f"the shape of '{blob.name}' is not known")
+    assert isinstance(size, int)
+    return size
+
+
+# ---- what lies between attention and projections
+
+
+def _is_gemm(layer: Layer) -> bool:
+    return layer.type == "Gemm"
+
+
+def _trace(blob: Blob, is_source: object, depth: int = 12) -> _Trace | None:
+    """Follow a blob up through views, Slices and factors to the layer that computed its elements."""
+    layer = blob.producer
+    if layer is None or blob.shape is None or not all(isinstance(size, int) for size in blob.shape) or not depth:
+        return None
+    assert callable(is_source)
+    if is_source(layer) and len(layer.outputs) == 1:
+        sizes = tuple(_size(blob, axis) for axis in range(len(blob.shape)))
+        return _Trace(blob, np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes))
+    if len(layer.inputs) != 1:
+        return None
+    step = step_of(layer)
+    is_scaling = _SCALING.fits(layer)
+    if step is None and not is_scaling and layer.type != "Slice":
+        return None
+    above = _trace(layer.input, is_source, depth - 1)
+    if above is None:
+        return None
+    above.layers.append(layer)
+    if step is not None:
+        above.index = in_form(above.index, (step,))
+    elif is_scaling:
+        above.factor *= factor(layer)
+    else:
+        axis = layer["axis"] % above.index.ndim
+        at = layer.outputs.index(blob)
+        start = sum(_size(other, axis) for other in layer.outputs[:at])
+        above.index = above.index.take(range(start, start + _size(blob, axis)), axis)
+    return above
+
+
+def _gemm_of(trace: _Trace) -> Layer:
+    layer = trace.source.producer
+    assert layer is not None
+    return layer
+
+
+def _by_head(trace: _Trace) -> Array:
+    """The index as (heads, length, size)."""
+    require(trace.index.ndim in (2, 3), "the blobs are not one matrix for each head")
+    return trace.index.reshape((1,) * (3 - trace.index.ndim) + trace.index.shape)
+
+
+def _heads(trace: _Trace) -> tuple[int, int]:
+    heads, _, size = _by_head(trace).shape
+    return heads, size
+
+
+def _selected(gemm: Layer, trace: _Trace) -> Linear:
+    """The rows of a Gemm's weights that make one head after the other."""
+    weight, bias = linear_of(gemm)
+    index = _by_head(trace)
+    columns = index[:, 0] % len(weight)
+    length = index.shape[1]
+    rows = np.arange(length, dtype=np.int32)[None, :, None]
+    require(_size(trace.source, 0) == length, "not all rows go into the attention")
+    expected = rows * len(weight) + columns[:, None, :]
+    require(np.array_equal(index, expected), "rows and columns are mixed before the attention")
+    chosen = columns.reshape(-1)
+    return Linear(weight[chosen], bias[chosen])
+
+
+def _merged_columns(merged: _Trace, heads: int, size: int) -> Array:
+    """For each column that the last Gemm reads, the head and element of the attention's result it is."""
+    index = merged.index
+    require(index.ndim == 2, "the last Gemm does not read a matrix")
+    length = index.shape[0]
+    head, rest = np.divmod(index, length * size)
+    row, element = np.divmod(rest, size)
+    require((row == np.arange(length)[:, None]).all(), "rows and columns are mixed behind the attention")
+    columns = head * size + element
+    require((columns == columns[:1]).all(), "the heads are merged in different ways")
+    require(len(set(columns[0].tolist())) == heads * size, "the last Gemm reads only a part of the attention")
+    return np.asarray(columns[0])

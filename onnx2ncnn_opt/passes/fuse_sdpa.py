@@ -1,0 +1,138 @@
+"""`fuse_sdpa`, `fuse_sdpa_scale`: attention written as matrix products, and factors beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._fold import ADD
+from onnx2ncnn_opt.passes._linear import factor, times
+from onnx2ncnn_opt.passes._views import step_of
+from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass, require, rewrite
+
+_SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
+_SCALING = times("x")
+_LAST_TWO = order_type((0, 2, 1))
+
+
+def _is_over_last_axis(softmax: Layer) -> bool:
+    shape = softmax.input.shape
+    return shape is not None and softmax["axis"] in (-1, len(shape) - 1)
+
+
+def attention() -> Iterator[Op]:
+    """Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
+    product = op("MatMul", "product")("q", "k")
+    for scores in (product, times(product, "scale")):
+        for logits in (scores, op("BinaryOp", op_type=ADD, with_scalar=0)(scores, "mask")):
+            yield op("MatMul", "root")(op("Softmax", where=_is_over_last_axis)(logits), "v")
+
+
+@rewrite(*attention(), exact=False)
+def fuse_sdpa(
+    q: Blob, k: Blob, v: Blob, product: Layer, root: Layer, scale: Layer | None = None, mask: Blob | None = None
+) -> list[Layer]:
+    """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
+
+    Keys and values may be shared by several heads, if one of them serves all. Masks that are constants are brought to
+    their full size.
+    """
+    heads = root.output.shape[0] if root.output.shape else None
+    require(_heads(q) == heads, f"'{q.name}' is shared by several heads")
+    require(_heads(k) == _heads(v), f"'{k.name}' and '{v.name}' are shared in different ways")
+    layers: list[Layer] = []
+    if not product["transB"]:
+        layers.append(_swapped(k, root))
+        k = layers[-1].output
+    if root["transB"]:
+        layers.append(_swapped(v, root))
+        v = layers[-1].output
+    inputs = [q, k, v]
+    if mask is not None:
+        inputs.append(_mask(mask, product.output, layers))
+    params = {"scale": factor(scale) if scale else 1.0} | ({"attn_mask": 1} if mask is not None else {})
+    return [*layers, Layer("SDPA", root.name, inputs, (), params)]
+
+
+def _heads(blob: Blob) -> Dim:
+    """The number of matrices of a blob that has one for each head."""
+    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+    assert blob.shape is not None
+    require(len(blob.shape) == 3, f"'{blob.name}' is not one matrix for each head")
+    return blob.shape[0]
+
+
+def _swapped(blob: Blob, root: Layer) -> Layer:
+    """A matrix for each head, with rows and columns exchanged."""
+    assert blob.shape is not None
+    c, h, w = blob.shape
+    turned = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
+    return Layer("Permute", f"{root.name}_{blob.name}", [blob], [turned], {"order_type": _LAST_TWO})
+
+
+def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
+    """The mask as SDPA takes it: (queries, keys) for all heads, or (heads, queries, keys)."""
+    assert logits.shape is not None
+    require(mask.shape is not None, f"the shape of '{mask.name}' is unknown")
+    assert mask.shape is not None
+    require(len(mask.shape) == 3, f"'{mask.name}' of rank {len(mask.shape)} is laid along the heads")
+    if mask.shape == logits.shape:
+        return mask
+    heads, *matrix = mask.shape
+    constant = mask.producer
+    fixed = all(isinstance(size, int) for size in logits.shape)
+    shape: Shape
+    if constant is not None and constant.type == "MemoryData" and len(constant.outputs) == 1 and fixed:
+        block = constant.weights.stored("data")
+        require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
+        old, full = known(mask.shape), known(logits.shape[1:])
+        data = np.broadcast_to(block.data.reshape(old), (old[0], *full)).reshape(-1)
+        c = None if heads == 1 else heads
+        shape = full if heads == 1 else (heads, *full)
+        layers.append(constant.having(w=full[1], h=full[0], c=c, weights={"data": Weight(np.ascontiguousarray(data))}))
+    else:
+        require(heads == 1 and tuple(matrix) == logits.shape[1:], f"'{mask.name}' is not one value for each score")
+        shape = tuple(matrix)
+        layers.append(Layer("Squeeze", mask.name, [mask], (), {"axes": (0,)}))
+    layers[-1].outputs = (Blob(f"{mask.name}_mask", shape, mask.batch),)
+    return layers[-1].outputs[0]
+
+
+@graph_pass(exact=False)
+def fuse_sdpa_scale(graph: Graph) -> Iterator[Change]:
+    """SDPA(q * c, k, v)   ⇒   SDPA(q, k, v) with another scale
+
+    The same for a factor of the keys, and with views between.
+    """
+    for sdpa in graph.layers:
+        if not _SDPA.fits(sdpa):
+            continue
+        for blob in sdpa.inputs[:2]:
+            scaling = _scaling_of(blob)
+            width = blob.shape[-1] if blob.shape else None
+            if scaling is None or not (sdpa["scale"] or isinstance(width, int)):
+                continue
+            assert isinstance(width, int)
+            users = scaling.output.users
+            sdpa.params["scale"] = (sdpa["scale"] or float(width) ** -0.5) * factor(scaling)
+            graph.redirect(scaling.output, scaling.input)
+            graph.remove(scaling)
+            yield Change((scaling,), (*users, sdpa))
+
+
+def _scaling_of(blob: Blob) -> Layer | None:
+    """The product with a number that a blob is, apart from views, if nobody else needs it."""
+    while blob.uses == 1 and blob.producer is not None:
+        layer = blob.producer
+        if _SCALING.fits(layer) and not layer["featmask"]:
+            return layer
+        if step_of(layer) is None:
+            return None
+        blob = layer.input
+    return None

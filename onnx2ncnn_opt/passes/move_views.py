@@ -1,0 +1,359 @@
+"""`move_views`: one form for everything that elementwise layers connect: that with the fewest views around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._views import (
+    Steps,
+    Writer,
+    chain_above,
+    cost,
+    in_form,
+    inverse,
+    shape_after,
+    shortest,
+    step_of,
+    steps_of,
+    viewed,
+)
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+# Whatever form a blob has, these do the same to every element.
+_ELEMENTWISE = frozenset(
+    {
+        "AbsVal",
+        "BNLL",
+        "CELU",
+        "Clip",
+        "Dropout",
+        "ELU",
+        "Erf",
+        "Exp",
+        "GELU",
+        "HardSigmoid",
+        "HardSwish",
+        "Log",
+        "Mish",
+    }
+    | {"Power", "ReLU", "SELU", "Shrink", "Sigmoid", "Softplus", "Swish", "TanH", "Threshold", "UnaryOp"}
+)
+# These work along the innermost axis; all others may be in any form.
+_ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
+# More forms than this are not tried; nets have two or three.
+_MOST_FORMS = 12
+
+
+@dataclass
+class _Region:
+    """Layers connected through blobs of one shape, the blobs that come in, and those that others read too."""
+
+    layers: list[Layer] = field(default_factory=list)
+    inner: set[Blob] = field(default_factory=set)
+
+    @property
+    def incoming(self) -> list[Blob]:
+        """The blobs that the region reads and others make, constants included."""
+        return list(dict.fromkeys(b for layer in self.layers for b in layer.inputs if b not in self.inner))
+
+    @property
+    def is_rowwise(self) -> bool:
+        """Whether the innermost axis has to stay as it is."""
+        return any(layer.type in _ROWWISE for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A blob at the border of a region, and the views between it and the rest of the net that would vanish.
+
+    `steps` lead from the far end to the region's shape, or from the region to the far end.
+    """
+
+    blob: Blob
+    chain: tuple[Layer, ...]
+    steps: Steps
+
+
+@graph_pass(exact=False)
+def move_views(graph: Graph) -> Iterator[Change]:
+    """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
+
+    What elementwise layers connect may lie in any form, if all of it does. The form is chosen that needs the fewest
+    views on all ways in and out. Constants take it at once.
+    """
+    order = {layer: i for i, layer in enumerate(graph)}
+    writer = Writer(graph)
+    for region in _regions(graph):
+        change = _reform(writer, region, order)
+        if change is not None:
+            yield change
+
+
+def _regions(graph: Graph) -> Iterator[_Region]:
+    seen: set[Layer] = set()
+    for first in graph.layers:
+        if first in seen or not _fits(first):
+            continue
+        region, front = _Region(), [first]
+        seen.add(first)
+        while front:
+            layer = front.pop()
+            region.layers.append(layer)
+            region.inner.add(layer.output)
+            for near in _neighbours(layer):
+                if near not in seen and _fits(near) and _same_form(layer, near):
+                    seen.add(near)
+                    front.append(near)
+        yield region
+
+
+def _neighbours(layer: Layer) -> Iterator[Layer]:
+    yield from layer.output.users
+    for blob in layer.inputs:
+        if blob.producer is not None and blob.producer.type != "MemoryData":
+            yield blob.producer
+
+
+def _same_form(a: Layer, b: Layer) -> bool:
+    return a.output.shape == b.output.shape and a.output.batch == b.output.batch
+
+
+def _fits(layer: Layer) -> bool:
+    """Whether a layer does the same in every form of its one shape."""
+    if len(layer.outputs) != 1 or any(not isinstance(name, str) for name in layer.params):
+        return False
+    shape = layer.output.shape
+    if shape is None or layer["shape_hints"]:
+        return False
+    if layer.type in _ROWWISE:
+        return layer.input.shape == shape and _is_over_rows(layer, shape)
+    if layer.type == "Eltwise" or (layer.type == "BinaryOp" and not layer["with_scalar"]):
+        return _operands_fit(layer, shape)
+    if layer.type not in _ELEMENTWISE and layer.type != "BinaryOp":
+        return False
+    return layer.input.shape == shape
+
+
+def _is_over_rows(layer: Layer, shape: Shape) -> bool:
+    if layer.type == "Softmax":
+        return layer["axis"] in (-1, len(shape) - 1)
+    return len(shape) in (2, 3) and bool(layer["affine_size"] == shape[-1])
+
+
+def _operands_fit(layer: Layer, shape: Shape) -> bool:
+    """Whether all operands have the result's shape, or are constants of its rank that broadcast."""
+    for blob in layer.inputs:
+        if blob.shape is None:
+            return False
+        if _is_constant(blob):
+            if layer.type != "BinaryOp" or len(blob.shape) != len(shape):
+                return False
+            if not all(isinstance(size, int) for size in shape):
+                return False
+        elif blob.shape != shape or blob.batch != layer.output.batch:
+            return False
+    return not all(_is_constant(blob) for blob in layer.inputs)
+
+
+def _is_constant(blob: Blob) -> bool:
+    layer = blob.producer
+    if layer is None or layer.type != "MemoryData" or len(layer.outputs) != 1:
+        return False
+    return layer.weights.stored("data").encoding is Encoding.FP32
+
+
+def _reform(writer: Writer, region: _Region, order: dict[Layer, int]) -> Change | None:
+    shape = region.layers[0].output.shape
+    assert shape is not None
+    entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
+    ways_in = list(entries.values())
+    ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
+    old = _total(cost(edge.steps) for edge in (*ways_in, *ways_out))
+    best: tuple[tuple[int, int], Steps] | None = None
+    for form in _forms(region, shape, ways_in, ways_out):
+        new = _cost_of(form, shape, ways_in, ways_out)
+        if new is not None and new < (best[0] if best else old):
+            best = new, form
+    if best is None:
+        return None
+    return _apply(writer, region, shape, best[1], entries, ways_out, order)
+
+
+def _maker(blob: Blob) -> Layer:
+    assert blob.producer is not None
+    return blob.producer
+
+
+def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    counts = list(costs)
+    return sum(count for count, _ in counts), sum(moves for _, moves in counts)
+
+
+def _way_in(region: _Region, blob: Blob) -> _Edge:
+    """The views above a blob that only the region needs."""
+    inside = set(region.layers)
+    if blob.is_output or any(user not in inside for user in blob.users):
+        return _Edge(blob, (), ())
+    chain: list[Layer] = []
+    for layer in reversed(chain_above(blob)):
+        if chain and layer.output.uses > 1:
+            break
+        chain.insert(0, layer)
+    source = chain[0].input if chain else blob
+    if source in region.inner:
+        return _Edge(blob, (), ())  # a way from the region into itself counts as a way out
+    return _Edge(source, tuple(chain), steps_of(chain))
+
+
+def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
+    """The chains of views below a blob; and, once for all, the way to everybody else who reads it."""
+    inside = set(region.layers)
+    others = blob.is_output
+    for user in blob.users:
+        if user in inside:
+            continue
+        if step_of(user) is None:
+            others = True
+            continue
+        chain = [user]
+        while chain[-1].output.uses == 1 and chain[-1].output.users and step_of(chain[-1].output.users[0]) is not None:
+            chain.append(chain[-1].output.users[0])
+        yield _Edge(blob, tuple(chain), steps_of(chain))
+    if others:
+        yield _Edge(blob, (), ())
+
+
+def _forms(region: _Region, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> Iterator[Steps]:
+    """Steps from the region's shape to the forms that lie around it."""
+    found: dict[tuple[Shape, Steps], Steps] = {}
+    for edge in ways_in:
+        assert edge.blob.shape is not None
+        back = inverse(edge.blob.shape, edge.steps)
+        for length in range(1, len(back) + 1):
+            found.setdefault((shape, back[:length]), back[:length])
+    for edge in ways_out:
+        for length in range(1, len(edge.steps) + 1):
+            found.setdefault((shape, edge.steps[:length]), edge.steps[:length])
+    forms = dict.fromkeys(short for steps in found.values() if (short := shortest(shape, steps)))
+    fitting = [steps for steps in forms if not region.is_rowwise or _keeps_rows(shape, steps)]
+    yield from fitting[:_MOST_FORMS]
+
+
+def _keeps_rows(shape: Shape, steps: Steps) -> bool:
+    """Whether a form has the same innermost axis, and the rank that layers over rows take."""
+    view = viewed(shape, steps)
+    if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
+        return False
+    return view.axes[-1] == view.dims[-1]
+
+
+def _cost_of(form: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> tuple[int, int] | None:
+    costs = []
+    for edge in ways_in:
+        assert edge.blob.shape is not None
+        costs.append(_shortest_cost(edge.blob.shape, (*edge.steps, *form)))
+    back = inverse(shape, form)
+    start = shape_after(shape, form)
+    costs += [_shortest_cost(start, (*back, *edge.steps)) for edge in ways_out]
+    found = [c for c in costs if c is not None]
+    return _total(found) if len(found) == len(costs) else None
+
+
+@lru_cache(maxsize=4096)
+def _shortest_cost(shape: Shape, steps: Steps) -> tuple[int, int] | None:
+    found = shortest(shape, steps)
+    return None if found is None else cost(found)
+
+
+def _apply(
+    writer: Writer,
+    region: _Region,
+    shape: Shape,
+    form: Steps,
+    entries: dict[Blob, _Edge],
+    ways_out: list[_Edge],
+    order: dict[Layer, int],
+) -> Change:
+    graph = writer.graph
+    inside = set(region.layers)
+    back, start = inverse(shape, form), shape_after(shape, form)
+    removed: list[Layer] = []
+    touched: list[Layer] = list(region.layers)
+    for blob in region.incoming:
+        users = [user for user in blob.users if user in inside]
+        first = min(users, key=order.__getitem__)
+        if _is_constant(blob):
+            new = _constant(writer, blob, shape, form, first, order)
+        else:
+            edge = entries[blob]
+            assert edge.blob.shape is not None
+            steps = shortest(edge.blob.shape, (*edge.steps, *form))
+            assert steps is not None
+            new = writer.lay(edge.blob, steps, before=first, like=edge.chain or users)
+            removed += edge.chain
+        for user in users:
+            graph.set_inputs(user, [new if b is blob else b for b in user.inputs])
+    for blob in region.inner:
+        blob.shape = start
+    for layer in region.layers:
+        if layer.type == "Softmax":
+            layer.params["axis"] = -1
+    # Those without views first: they take away the blob's being an output, which others may get then.
+    for edge in sorted(ways_out, key=lambda edge: bool(edge.chain)):
+        steps = shortest(start, (*back, *edge.steps))
+        assert steps is not None
+        touched += _lay_out(writer, edge, steps, inside, order)
+        removed += edge.chain
+    writer.prune(sorted(removed, key=lambda layer: order.get(layer, 0)))
+    return Change(tuple(layer for layer in removed if layer.graph is None), tuple(touched))
+
+
+def _lay_out(
+    writer: Writer, edge: _Edge, steps: Steps, inside: set[Layer], order: dict[Layer, int]
+) -> tuple[Layer, ...]:
+    """Lead a region's blob in its new form to those who read it in another one."""
+    graph, blob = writer.graph, edge.blob
+    if edge.chain:
+        end = edge.chain[-1].output
+        readers = end.users
+        new = writer.lay(blob, steps, before=edge.chain[0], like=edge.chain)
+        if not writer.take_over(end, new):
+            noop = Layer("Noop", edge.chain[-1].name, [new], [writer.blob(end.name, new.shape, new.batch)])
+            writer.take_over(end, graph.add(noop, before=edge.chain[0]).output)
+        return readers
+    readers = tuple(user for user in blob.users if user not in inside and step_of(user) is None)
+    before = min(readers, key=lambda user: order.get(user, 0)) if readers else None
+    assert blob.producer is not None
+    new = writer.lay(blob, steps, before=before, like=[blob.producer])
+    for user in readers:
+        if user.graph is graph and user is not new.producer:
+            graph.set_inputs(user, [new if b is blob else b for b in user.inputs])
+    if blob.is_output:
+        graph.outputs = [new if b is blob else b for b in graph.outputs]
+        blob.name, new.name = new.name, blob.name
+    return readers
+
+
+def _constant(writer: Writer, blob: Blob, shape: Shape, form: Steps, first: Layer, order: dict[Layer, int]) -> Blob:
+    """A constant operand in the new form; axes along which it does not change have size 1."""
+    old = _maker(blob)
+    assert blob.shape is not None
+    data = np.broadcast_to(old.weights["data"].reshape(known(blob.shape)), known(shape))
+    data = in_form(data, form)
+    for axis in range(data.ndim):
+        head = data.take([0], axis)
+        data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
+    new = writer.blob(blob.name, data.shape)
+    named = dict.fromkeys("whdc") | dict(zip(AXES[data.ndim], data.shape, strict=True))
+    layer = old.having(**named, weights={"data": Weight(np.ascontiguousarray(data).reshape(-1))})
+    layer.outputs = (new,)
+    order[writer.graph.add(layer, before=first)] = order[first]
+    return new

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
+from onnx2ncnn_opt.passes._views import Steps, Writer, cost, shape_after, shortest, step_of, steps_of
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+
+@graph_pass(exact=True)
+def move_views_before_slice(graph: Graph) -> Iterator[Change]:
+    """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
+
+    For equal parts: the number of the part becomes the outermost axis, and the views happen once for all of them.
+    """
+    writer = Writer(graph)
+    for layer in graph.layers:
+        if layer.graph is graph and layer.type == "Slice":
+            change = _move(writer, layer)
+            if change is not None:
+                yield change
+
+
+def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
+    """The views behind an output, as long as nothing else reads what they make."""
+    chain: list[Layer] = []
+    blob = layer.outputs[at]
+    while blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:
+        chain.append(blob.users[0])
+        blob = chain[-1].output
+    return tuple(chain)
+
+
+def _move(writer: Writer, layer: Layer) -> Change | None:
+    x, parts = layer.input, len(layer.outputs)
+    chains = [_chain_below(layer, at) for at in range(parts)]
+    shapes = {blob.shape for blob in layer.outputs}
+    (part, *others) = shapes
+    if others or part is None or x.shape is None or parts < 2 or layer["featmask"]:
+        return None
+    ways = {shortest(part, steps_of(chain)) for chain in chains}
+    (way, *different) = ways
+    if different or not way:
+        return None
+    axis = layer["axis"] % len(x.shape)
+    steps = _with_parts(parts, axis, part, way)
+    result = shape_after(part, way)
+    short = shortest(x.shape, steps) if steps else None
+    old = [cost(steps_of(chain)) for chain in chains]
+    if short is None or cost(short) >= (sum(count for count, _ in old), sum(moves for _, moves in old)):
+        return None
+    whole = writer.lay(x, short, before=layer, like=chains[0])
+    writer.graph.set_inputs(layer, [whole])
+    layer.params["axis"] = 0
+    layer.params["slices"] = (result[0],) * parts if isinstance(result[0], int) else (-233,) * parts
+    layer.params.pop("indices", None)
+    removed: list[Layer] = []
+    for blob, chain in zip(layer.outputs, chains, strict=True):
+        blob.shape = result
+        writer.take_over(chain[-1].output, blob)
+        writer.prune(chain)
+        removed += chain
+    return Change(tuple(removed), (layer,))
+
+
+def _with_parts(parts: int, axis: int, part: Shape, way: Steps) -> Steps:
+    """The steps for all parts at once: their number is an axis that comes first, and joins the next one at the end."""
+    rank = len(part)
+    steps: list[Step] = [
+        Regroup((*part[:axis], parts, *part[axis:])),
+        Reorder((axis, *(i for i in range(rank + 1) if i != axis))),
+    ]
+    for step in way:
+        if isinstance(step, Reorder):
+            steps.append(Reorder((0, *(p + 1 for p in step.perm))))
+        elif isinstance(step, Regroup):
+            steps.append(Regroup((parts, *step.dims)))
+        else:
+            return ()
+    first, *rest = shape_after(part, way)
+    return (*steps, Regroup((first * parts, *rest)))
