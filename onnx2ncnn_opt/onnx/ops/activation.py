@@ -9,6 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -66,16 +67,18 @@ def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
 
 
 @onnx_op("PRelu", batch=0)
-def prelu(im: ImportContext, x: Tensor, slope: Array) -> Tensor:
-    """PReLU, for one slope or one per channel (axis 1)."""
-    if slope.size == 1:
-        return im.unary(x, "PReLU", {"slope_data": slope.reshape(1)}, num_slope=1)
+def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
+    """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
     # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
-    shape = (1,) * (x.rank - slope.ndim) + slope.shape
-    if x.rank < 2 or slope.size != shape[1]:
-        raise im.refuse(f"slope of shape {slope.shape} is not one number per channel")
-    blob = im.layer("PReLU", im.channels(x), num_slope=slope.size, weights={"slope_data": slope.reshape(-1)})
-    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+    shape = (1,) * (x.rank - slope.rank) + slope.shape
+    if isinstance(slope, Constant) and slope.array.size == 1:
+        return im.unary(x, "PReLU", {"slope_data": slope.array.reshape(1)}, num_slope=1)
+    if isinstance(slope, Constant) and x.rank >= 2 and slope.array.size == shape[1]:
+        weights = {"slope_data": slope.array.reshape(-1)}
+        blob = im.layer("PReLU", im.channels(x), num_slope=slope.array.size, weights=weights)
+        return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+    negative = im.unary(x, "BinaryOp", op_type=MIN, with_scalar=1, b=0.0)
+    return binary(im, ADD, im.unary(x, "ReLU"), binary(im, MUL, negative, slope))
 
 
 @onnx_op("Elu")
@@ -116,8 +119,8 @@ def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
     if alpha == 1.0:
         return im.unary(x, "Swish")
-    gate = im.unary(im.unary(x, "BinaryOp", op_type=2, with_scalar=1, b=alpha), "Sigmoid")
-    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=2))
+    gate = im.unary(im.unary(x, "BinaryOp", op_type=MUL, with_scalar=1, b=alpha), "Sigmoid")
+    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=MUL))
 
 
 @onnx_op("Softsign")
@@ -134,8 +137,8 @@ _SOFTPLUS_LINEAR = 40.0
 @onnx_op("Softplus")
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
-    low = im.unary(x, "BinaryOp", op_type=5, with_scalar=1, b=_SOFTPLUS_LINEAR)
-    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=4))
+    low = im.unary(x, "BinaryOp", op_type=MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
+    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=MAX))
 
 
 @onnx_op("ThresholdedRelu")
@@ -144,8 +147,8 @@ def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Ten
     if alpha >= 0:
         return im.unary(im.unary(x, "Shrink", lambd=alpha), "ReLU")
     gate = im.unary(x, "Threshold", threshold=alpha)
-    bounded = im.unary(x, "BinaryOp", op_type=4, with_scalar=1, b=alpha)
-    return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=2))
+    bounded = im.unary(x, "BinaryOp", op_type=MAX, with_scalar=1, b=alpha)
+    return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=MUL))
 
 
 @onnx_op("Shrink")

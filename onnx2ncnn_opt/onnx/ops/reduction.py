@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from onnx2ncnn_opt.ir.dim import product
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.view import View
+from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, SUB
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
@@ -24,6 +28,7 @@ _OPERATIONS = {
     "ReduceLogSum": (9, 18),
     "ReduceLogSumExp": (10, 18),
 }
+_MAX, _LOG_SUM_EXP = 4, 10
 # What a reduction over axes of size 1 (or none) leaves to do, as UnaryOp codes.
 _ALONE: dict[str, tuple[int, ...]] = {"ReduceSumSquare": (4,), "ReduceL1": (0,), "ReduceL2": (0,), "ReduceLogSum": (8,)}
 
@@ -53,43 +58,48 @@ def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims:
     """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
-    if not atoms:
-        result = _alone(im, x, name)
-    else:
-        lying = im.separated(x, atoms)
-        if lying is None:
-            return _reduced_as_one(im, x, name, reduced, keepdims)
-        dims = sorted(d for d in (lying.view.dim_of(axis) for axis in atoms) if d is not None)
-        kept = [i for i in range(len(lying.view.dims)) if i not in dims]
-        trailing = dims == list(range(len(kept), len(kept) + len(dims)))
-        blob = im.layer(
-            "Reduction",
-            lying.blob,
-            operation=_OPERATIONS[name][0],
-            reduce_all=0,
-            axes=tuple(dims),
-            # Behind the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
-            keepdims=int(bool(keepdims) and (not trailing or not kept)),
-            fixbug0=1,
-        )
-        assert blob.shape is not None
-        left = [lying.view.dims[i] for i in kept]
-        if len(blob.shape) == len(lying.view.dims):
-            left = [() if i in dims else group for i, group in enumerate(lying.view.dims)]
-        axes_left = tuple(() if axis in reduced else group for axis, group in enumerate(lying.view.axes))
-        result = Tensor(blob, View(lying.view.batch, tuple(left) or ((),), axes_left), x.dtype)
+    result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else _alone(im, x, name)
     axes_out = [group for axis, group in enumerate(result.view.axes) if keepdims or axis not in reduced]
     return result.viewed(result.view.with_axes(axes_out))
 
 
-def _reduced_as_one(im: ImportContext, x: Tensor, name: str, reduced: list[int], keepdims: int) -> Tensor:
-    """Reduction over one dim that holds all the axes: where they lie apart from each other in too many dims."""
-    kept = [axis for axis in range(x.rank) if axis not in reduced]
-    blob = im.layer(
-        "Reduction", im.mat(x, [kept, reduced]), reduce_all=0, axes=(1,), fixbug0=1, operation=_OPERATIONS[name][0]
+def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
+    """The tensor with these axes, which are not of size 1, reduced to size 1."""
+    lying = im.separated(x, axes)
+    if lying is None:  # they lie apart in too many dims: all of them as one
+        kept = tuple(axis for axis in range(x.rank) if axis not in axes)
+        lying = im.formed(x, Form((kept, tuple(axes))))
+        dims = [1]
+    else:
+        dims = sorted(d for d in (lying.view.dim_of(axis) for axis in axes) if d is not None)
+    kept_dims = [i for i in range(len(lying.view.dims)) if i not in dims]
+    # Behind the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
+    trailing = dims == list(range(len(kept_dims), len(lying.view.dims)))
+    operation = _OPERATIONS[name][0]
+    if operation == _LOG_SUM_EXP:
+        blob = _log_sum_exp(im, lying, dims)
+    else:
+        blob = _reduction(im, lying.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
+    assert blob.shape is not None
+    left = tuple(lying.view.dims[i] for i in kept_dims) or ((),)
+    if len(blob.shape) == len(lying.view.dims):
+        left = tuple(() if i in dims else group for i, group in enumerate(lying.view.dims))
+    axes_left = tuple(() if axis in axes else group for axis, group in enumerate(lying.view.axes))
+    return Tensor(blob, View(lying.view.batch, left, axes_left), x.dtype)
+
+
+def _reduction(im: ImportContext, blob: Blob, dims: Sequence[int], operation: int, *, keepdims: bool = True) -> Blob:
+    return im.layer(
+        "Reduction", blob, operation=operation, reduce_all=0, axes=tuple(dims), keepdims=int(keepdims), fixbug0=1
     )
-    shape = tuple(1 if axis in reduced else size for axis, size in enumerate(x.shape) if keepdims or axis in kept)
-    return im.wrap(blob, shape, [[a for a in range(len(shape)) if not keepdims or a in kept]], dtype=x.dtype)
+
+
+def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
+    """m + log(sum(exp(x - m))) with the largest number m: without it exp overflows from 89 on."""
+    # Infinite, it would make NaN of itself.
+    largest = im.layer("Clip", _reduction(im, x.blob, dims, _MAX), min=-FLT_MAX, max=FLT_MAX)
+    low = im.layer("BinaryOp", x.blob, largest, op_type=SUB)
+    return im.layer("BinaryOp", _reduction(im, low, dims, _LOG_SUM_EXP), largest, op_type=ADD)
 
 
 def _alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
@@ -132,14 +142,25 @@ def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
 
 @onnx_op("LogSoftmax")
 def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
-    """Softmax over the flattened axes from `axis` on, and UnaryOp log."""
-    return _back(im, im.unary(_softmax(im, _coerced(im, x, axis), 1), "UnaryOp", op_type=8), x)
+    """LogSoftmax over the flattened axes from `axis` on."""
+    return _back(im, _log_softmax(im, _coerced(im, x, axis), 1), x)
 
 
 @onnx_op("LogSoftmax", since=13)
 def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
-    """Softmax and UnaryOp log."""
-    return im.unary(_softmax(im, x, axis), "UnaryOp", op_type=8)
+    """y - ReduceLogSumExp(y) with y = x - ReduceMax(x): the logarithm of Softmax would underflow to -inf."""
+    return _log_softmax(im, x, axis)
+
+
+def _log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
+    axis %= max(x.rank, 1)
+    if not x.view.axes[axis]:
+        return im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=SUB))
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    assert dim is not None
+    low = im.layer("BinaryOp", lying.blob, _reduction(im, lying.blob, [dim], _MAX), op_type=SUB)
+    return im.like(lying, im.layer("BinaryOp", low, _reduction(im, low, [dim], _LOG_SUM_EXP), op_type=SUB))
 
 
 def _back(im: ImportContext, result: Tensor, x: Tensor) -> Tensor:
