@@ -28,7 +28,8 @@ def evaluate(operator: str, inputs: Sequence[Array | None], attributes: Attribut
     function = _OPERATORS.get(operator)
     if function is None:
         return None
-    return _array(np.asarray(function([x for x in inputs if x is not None], attributes), dtype=object))
+    result = function([x for x in inputs if x is not None], attributes)
+    return None if result is None else _array(np.asarray(result, dtype=object))
 
 
 def _array(values: Any) -> Array:
@@ -53,7 +54,7 @@ def _squeeze(x: Sequence[Array], attributes: Attributes) -> Array:
     return np.squeeze(x[0], axis=_axes(x, attributes))
 
 
-def _slice(x: Sequence[Array], attributes: Attributes) -> Array:
+def _slice(x: Sequence[Array], attributes: Attributes) -> Array | None:
     if len(x) == 1:  # opset 1: attributes
         starts, ends = attributes["starts"], attributes["ends"]
         axes = attributes.get("axes", range(len(starts)))
@@ -64,6 +65,8 @@ def _slice(x: Sequence[Array], attributes: Attributes) -> Array:
         steps = list(map(int, x[4])) if len(x) > 4 else [1] * len(starts)
     index: list[slice] = [slice(None)] * x[0].ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if isinstance(start, Sym) or isinstance(end, Sym):
+            return None  # of a symbolic length
         index[int(axis)] = slice(int(start), int(end), int(step))
     return x[0][tuple(index)]
 

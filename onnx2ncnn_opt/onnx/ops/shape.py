@@ -15,12 +15,14 @@ from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick, resized
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_held_as_float
 
 
 @onnx_op("Reshape", since=5, integers=True)
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """A regrouping of axes; Reshape where their factors do not fit."""
+    if not allowzero and 0 in shape[x.rank :]:
+        raise im.refuse(f"{_text(shape)} copies sizes that {_text(x.shape)} does not have")
     wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
     if -1 in wanted:
         known = product(size for size in wanted if size != -1)
@@ -235,6 +237,8 @@ def gather(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> 
 def _embed(im: ImportContext, table: Array, indices: Tensor) -> Tensor:
     if np.issubdtype(indices.dtype, np.floating) or indices.dtype == np.bool_:
         raise im.refuse(f"indices of type {indices.dtype}")
+    if is_held_as_float(indices.dtype):
+        raise im.refuse("indices that are calculated: ncnn looks up integers that are fed only")
     if indices.blob.batch != 1:
         raise im.refuse("indices with a batch")
     flat_indices = im.mat(indices, [range(indices.rank)])

@@ -1,0 +1,86 @@
+"""Small models, converted and held against ONNX Runtime in the real ncnn."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+_WORKER = NcnnWorker()  # one process for all tests; it ends with this one
+
+Arrays = Mapping[str, Any]
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Arrays,
+    constants: Arrays | None = None,
+    *,
+    opset: int = 17,
+    outputs: Sequence[str] = ("y",),
+    dtype: Any = np.float32,
+) -> onnx.ModelProto:
+    """A model of these nodes; inputs and constants (which become initializers) are named arrays."""
+    elem = helper.np_dtype_to_tensor_dtype
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(n, elem(np.asarray(a).dtype), np.shape(a)) for n, a in inputs.items()],
+        [helper.make_tensor_value_info(n, elem(np.dtype(dtype)), None) for n in outputs],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
+    )
+    domains = {node.domain for node in nodes} - {""}
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def compare(
+    model: onnx.ModelProto, feeds: Arrays, *, rel: float = 1e-5, reference: onnx.ModelProto | None = None
+) -> Conversion:
+    """Convert, run, and assert that every output is ONNX Runtime's, up to `rel` of its largest number.
+
+    `reference` is the model for ONNX Runtime, where that does not take the one that is converted.
+    """
+    conversion = convert(model)
+    wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
+    manifest = conversion.manifest()
+    with tempfile.TemporaryDirectory() as folder:
+        files = conversion.save(Path(folder) / "net")
+        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=_WORKER)
+        given = {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs}
+        results = runner.run(given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs])
+    for entry in manifest.outputs:
+        expected = np.asarray(wanted[entry.name])
+        actual = results[entry.blob]
+        assert actual.shape == (expected.shape or (1,)), f"{entry.name}: {actual.shape} for {expected.shape}"
+        largest = np.abs(expected[np.isfinite(expected)]).max(initial=0.0) if expected.dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(actual.reshape(expected.shape), expected, rtol=rel, atol=rel * float(largest))
+    return conversion
+
+
+def compare_nodes(
+    nodes: Sequence[onnx.NodeProto] | onnx.NodeProto,
+    inputs: Arrays,
+    constants: Arrays | None = None,
+    *,
+    rel: float = 1e-5,
+    **options: Any,
+) -> Conversion:
+    """`compare` for nodes and arrays."""
+    nodes = [nodes] if isinstance(nodes, onnx.NodeProto) else nodes
+    return compare(model_of(nodes, inputs, constants, **options), inputs, rel=rel)
+
+
+def types(conversion: Conversion) -> list[str]:
+    """The layer types of a net, inputs and constants left out."""
+    return [layer.type for layer in conversion.graph if layer.type not in ("Input", "MemoryData", "Split")]

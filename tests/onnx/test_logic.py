@@ -1,0 +1,163 @@
+"""Comparisons, logic, Where and casts, with infinities wherever numbers stand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from compared import compare_nodes, model_of
+from onnx import TensorProto, helper
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import UnsupportedError
+
+COMPARISONS = ("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
+NUMBERS = np.array([-np.inf, -3.4e38, -2, -1, -0.5, -1e-30, -0.0, 0, 1e-30, 0.5, 1, 2, 3.4e38, np.inf, np.nan], "f4")
+SHAPES = [((15,), (15, 1)), ((1, 5, 3), (5, 3)), ((2, 3, 4), (4,)), ((1, 3, 4, 5), (3, 1, 5)), ((6,), ())]
+INF = np.float32(np.inf)
+
+
+def to_float(name: str = "b", result: str = "y") -> Any:
+    """Bools leave a net as 0 and 1, and so do floats."""
+    return helper.make_node("Cast", [name], [result], to=TensorProto.FLOAT)
+
+
+@pytest.mark.parametrize("limit", [0.0, -0.0, 1.0, -2.0, 1e-30, 3.4e38, -3.4e38, np.inf, -np.inf])
+@pytest.mark.parametrize("operator", COMPARISONS)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_against_a_number(operator: str, limit: float, swapped: bool) -> None:
+    if np.isinf(limit) and operator != "Equal":
+        return
+    names = ["c", "x"] if swapped else ["x", "c"]
+    nodes = [helper.make_node(operator, names, ["b"]), to_float()]
+    compare_nodes(nodes, {"x": NUMBERS}, {"c": np.float32(limit)}, rel=0)
+
+
+@pytest.mark.parametrize("operator", COMPARISONS)
+def test_two_tensors(operator: str) -> None:
+    """Every pair, but for two equal infinities."""
+    a, b = (grid.reshape(-1) for grid in np.meshgrid(NUMBERS, NUMBERS))
+    kept = ~(np.isinf(a) & (a == b))
+    compare_nodes([helper.make_node(operator, ["a", "b"], ["m"]), to_float("m")], {"a": a[kept], "b": b[kept]}, rel=0)
+
+
+@pytest.mark.parametrize(("operator", "shapes"), list(itertools.product(COMPARISONS, SHAPES)))
+def test_broadcasting_and_integers(operator: str, shapes: Any) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape) for shape in shapes)
+    nodes = [helper.make_node(operator, ["a", "b"], ["m"]), to_float("m")]
+    compare_nodes(nodes, {"a": a, "b": b}, rel=0)
+    compare_nodes(nodes, {"a": a}, {"b": b}, rel=0)
+    compare_nodes(nodes, {"b": b.astype(np.float32)}, {"a": a.astype(np.float32)}, rel=0)
+
+
+@pytest.mark.parametrize(("operator", "shapes"), list(itertools.product(("And", "Or", "Xor"), SHAPES)))
+def test_logic(operator: str, shapes: Any) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(0, 2, shape).astype(bool) for shape in shapes)
+    nodes = [helper.make_node(operator, ["a", "b"], ["m"]), helper.make_node("Not", ["m"], ["y"])]
+    compare_nodes(nodes, {"a": a, "b": b}, rel=0, dtype=bool)
+    compare_nodes(nodes, {"a": a}, {"b": b}, rel=0, dtype=bool)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"detect_negative": 0}, {"detect_positive": 0}])
+def test_infinite(attributes: Any) -> None:
+    compare_nodes([helper.make_node("IsInf", ["x"], ["b"], **attributes), to_float()], {"x": NUMBERS}, rel=0)
+
+
+def test_not_a_number() -> None:
+    compare_nodes([helper.make_node("IsNaN", ["x"], ["b"]), to_float()], {"x": NUMBERS}, rel=0)
+
+
+# What stands behind each operand of Where, and whether it runs.
+OPERANDS = ["fed", "array", "infinite array", "0", "2.5", "-inf", "inf", "-3.4028234663852886e38", "1e9"]
+WHERE = [(m, a, b) for m in ("fed", "constant") for a, b in itertools.product(OPERANDS, OPERANDS)]
+
+
+@pytest.mark.parametrize(("mask", "a", "b"), WHERE)
+def test_where(mask: str, a: str, b: str) -> None:
+    """Exact for everything that is a number or an infinity."""
+    seed = WHERE.index((mask, a, b))
+    rng = np.random.default_rng(seed)
+    (mask_shape, shape), inputs, constants = SHAPES[seed % 4], {}, {}
+    condition = rng.integers(0, 2, mask_shape).astype(bool)
+    (inputs if mask == "fed" else constants)["m"] = condition
+    for name, kind in (("a", a), ("b", b)):
+        array = rng.standard_normal(shape).astype(np.float32)
+        if kind != "array":
+            array[rng.integers(0, 3, shape) == 0] = INF
+            array[rng.integers(0, 3, shape) == 0] = -INF
+        if kind in ("fed",):
+            inputs[name] = array
+        elif kind.endswith("array"):
+            constants[name] = array
+        else:
+            constants[name] = np.float32(kind)
+    if not inputs:
+        return
+    if "-3.4028234663852886e38" in (a, b):  # nothing is below, but an infinity
+        inputs = {name: np.nan_to_num(x) if name != "m" else x for name, x in inputs.items()}
+    compare_nodes(helper.make_node("Where", ["m", "a", "b"], ["y"]), inputs, constants, rel=0)
+
+
+def test_masked_attention_as_exporters_write_it() -> None:
+    """An int64 mask is fed, and becomes what is added to the scores."""
+    rng = np.random.default_rng(0)
+    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]])
+    nodes = [
+        helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.BOOL),
+        helper.make_node("Unsqueeze", ["m", "axes"], ["u"]),
+        helper.make_node("And", ["causal", "u"], ["both"]),
+        helper.make_node("Where", ["both", "zero", "low"], ["bias"]),
+        helper.make_node("Add", ["x", "bias"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["y"]),
+    ]
+    x = rng.standard_normal((2, 3, 6, 6)).astype(np.float32)
+    for low in (np.float32(-np.inf), np.finfo(np.float32).min, np.float32(-1e4)):
+        constants = {
+            "axes": np.array([1, 2]),
+            "causal": np.tril(np.ones((6, 6), bool)),
+            "zero": np.float32(0),
+            "low": low,
+        }
+        compare_nodes(nodes, {"x": x, "mask": mask}, constants)
+
+
+NUMBERS_OF = {
+    TensorProto.INT64: np.array([-7, -1, 0, 1, 2, 16777216]),
+    TensorProto.INT32: np.array([-7, -1, 0, 1, 2, 16777216], np.int32),
+    TensorProto.UINT8: np.array([0, 1, 2, 254, 255], np.uint8),
+    TensorProto.INT8: np.array([-128, -1, 0, 127], np.int8),
+    TensorProto.BOOL: np.array([True, False]),
+    TensorProto.FLOAT: np.array([-2.7, -0.5, 0, 0.2, 3.999, 1e7], np.float32),
+}
+
+
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(NUMBERS_OF, (1, 6, 7, 9, 11))))
+def test_casts(source: int, target: int) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["c"], to=target), to_float("c")]
+    compare_nodes(nodes, {"x": NUMBERS_OF[source]}, rel=0)
+
+
+def test_integers_that_were_calculated_are_no_indices() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "i"], ["y"]),
+    ]
+    with pytest.raises(UnsupportedError) as error:
+        convert(model_of(nodes, {"x": np.zeros(3, np.float32)}, {"table": np.ones((4, 2), np.float32)}))
+    assert "indices" in str(error.value)
+
+
+def test_a_large_integer_is_refused() -> None:
+    model = model_of(
+        [helper.make_node("Equal", ["x", "c"], ["y"])],
+        {"x": np.zeros(3, np.int64)},
+        {"c": np.int64(2**24 + 1)},
+        dtype=bool,
+    )
+    with pytest.raises(UnsupportedError) as error:
+        convert(model)
+    assert "larger than 2**24" in str(error.value)
