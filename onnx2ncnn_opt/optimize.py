@@ -15,7 +15,7 @@ from onnx2ncnn_opt.errors import ShapeError, UsageError
 from onnx2ncnn_opt.ir.custom import custom_layer
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.layers import declare
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -137,8 +137,10 @@ class Optimized:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output.
 
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
-        to temporary ones. `worker` is a process to use again. Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing
-        tells an input's shape.
+        to temporary ones. `worker` is a process to use again.
+
+        Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing tells an input's
+        shape.
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, rounding_tolerance, run_reference
@@ -234,7 +236,7 @@ def optimize(
     _infer(graph, sizes)
     memory = peak_memory(graph)
     if not fixed_shapes:
-        _infer(graph, _open(sizes))
+        _open(graph, sizes)
     events = pipeline.run(graph, chosen, limit=limit)
     drop_unused(graph)
     _infer(graph, sizes)
@@ -295,30 +297,53 @@ def _names_in_file(net: LoadedNet) -> dict[str, str]:
 def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> None:
     """Shapes of all blobs from those of the inputs; unknown behind what cannot be inferred, which is no error here."""
     for layer in graph:
-        if layer.type == "Input":
-            for blob in layer.outputs:
-                known = sizes.get(blob.name)
-                blob.shape, blob.batch = tuple(known) if known else None, 1
-            continue
-        try:
-            assign_shapes(layer)
-        except ShapeError:
-            for blob in layer.outputs:
-                blob.shape, blob.batch = None, 1
+        _infer_layer(layer, sizes)
 
 
-def _open(sizes: Mapping[str, Sequence[int]]) -> dict[str, tuple[Dim, ...]]:
-    """The sizes that passes may rely on: an Input only hints at them, and programs feed images of other sizes.
+def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]]) -> None:
+    if layer.type == "Input":
+        for blob in layer.outputs:
+            known = sizes.get(blob.name)
+            blob.shape, blob.batch = tuple(known) if known else None, 1
+        return
+    try:
+        assign_shapes(layer)
+    except ShapeError:
+        for blob in layer.outputs:
+            blob.shape, blob.batch = None, 1
 
-    What stays are the channels of images and volumes, which convolutions fix anyway, and sizes of 1.
+
+def _open(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
+    """Leave in the graph only shapes that passes may rely on: an Input hints at its sizes, programs feed others too.
+
+    What stays are the channels of images and volumes, which convolutions fix anyway, and sizes of 1; the others become
+    symbols. ncnn decides some things by whether a size is 1, which a symbol is assumed not to be: where that is not so
+    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown.
     """
-    return {
+    stated = {blob: blob.shape for layer in graph for blob in layer.outputs}
+    symbols = {
         name: tuple(
             size if size == 1 or (axis == 0 and len(shape) > 2) else symbol(f"{name}.{axis}")
             for axis, size in enumerate(shape)
         )
         for name, shape in sizes.items()
     }
+    values = {f"{name}.{axis}": size for name, shape in sizes.items() for axis, size in enumerate(shape)}
+
+    def is_safe(blob: Blob) -> bool:
+        shape, expected = blob.shape or (), stated[blob] or ()
+        if len(shape) != len(expected):
+            return False
+        return all(
+            size == known if isinstance(size, int) else size.subs(values) == known != 1
+            for size, known in zip(shape, expected, strict=True)
+        )
+
+    for layer in graph:
+        _infer_layer(layer, symbols)
+        for blob in layer.outputs:
+            if not is_safe(blob):
+                blob.shape = None
 
 
 def _add_hints(graph: Graph) -> None:
