@@ -55,12 +55,13 @@ class Conversion:
     """
 
     model: LoadedModel
-    source: Path | bytes
+    source: Any
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     events: tuple[Event, ...]
     layers_before: int
+    cut: tuple[str, ...] = ()
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -113,13 +114,16 @@ class Conversion:
 
         # An input may have no other shape than the one that was given to the conversion.
         bound = {port.name: port.shape for port in self.inputs if all(isinstance(size, int) for size in port.shape)}
-        return verify_net(self.source, files.param, files.bin, manifest=self.manifest(), **{"shapes": bound, **options})
+        options = {"shapes": bound, "outputs": self.cut, "manifest": self.manifest(), **options}
+        return verify_net(_reference(self.source), files.param, files.bin, **options)
 
 
 def convert(
     model: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    outputs: Sequence[str] = (),
+    batch_axes: Mapping[str, int | None] | None = None,
     optimize: bool = True,
     skip: Collection[str] = (),
     limit: int | None = None,
@@ -127,28 +131,30 @@ def convert(
     """Convert an ONNX model to an ncnn graph.
 
     `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. `shapes` binds the sizes of
-    inputs by name; sizes that stay open are open in the net too. `skip` names passes to leave out, `limit` stops after
+    inputs by name; sizes that stay open are open in the net too. `outputs` are values to convert up to, instead of the
+    model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out, `limit` stops after
     so many rewrites.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: `shapes` or `skip` do not fit.
+        UsageError: `shapes`, `outputs`, `batch_axes` or `skip` do not fit.
     """
     chosen = passes.select(skip)
-    loaded = load_model(model, shapes=shapes)
-    imported = import_model(loaded)
+    loaded = load_model(model, shapes=shapes, outputs=outputs)
+    imported = import_model(loaded, batch_axes=batch_axes)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit) if optimize else []
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
-    outputs = tuple(replace(port, blob=blob) for port, blob in ports)
-    source = Path(model) if isinstance(model, (str, os.PathLike)) else _bytes(model)
-    return Conversion(loaded, source, imported.graph, imported.inputs, outputs, tuple(events), before)
+    results = tuple(replace(port, blob=blob) for port, blob in ports)
+    return Conversion(loaded, model, imported.graph, imported.inputs, results, tuple(events), before, tuple(outputs))
 
 
-def _bytes(model: Any) -> bytes:
+def _reference(model: Any) -> Path | bytes:
     """The model as ONNX Runtime takes it."""
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     if hasattr(model, "SerializeToString"):

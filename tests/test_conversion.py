@@ -12,6 +12,7 @@ from exports import MODELS, refilled
 
 from onnx2ncnn_opt import convert, passes
 from onnx2ncnn_opt.api import Conversion
+from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.rewrite.events import Applied
@@ -111,3 +112,60 @@ def test_batches_are_kept_apart() -> None:
     converted.verify().check()
     assert converted.manifest().inputs[0].batch_axis == 0
     assert converted.manifest().outputs[0].batch_axis == 0
+
+
+CUT = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 4, 6] x, float[2, 3] other) => (float[1, 6, 4] y, int64[4, 1] best) {
+        r = Relu(x)
+        t = Transpose<perm = [0, 2, 1]>(r)
+        y = Neg(t)
+        flat = Reshape(r, shape)
+        best = ArgMax<axis = 1>(flat)
+        unused = Abs(other)
+    }
+"""
+
+
+def cut_model() -> onnx.ModelProto:
+    model = onnx.parser.parse_model(CUT)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([4, 6]), "shape"))
+    return model
+
+
+def test_a_model_is_cut_before_what_ncnn_lacks() -> None:
+    with pytest.raises(UnsupportedError, match="ArgMax"):
+        convert(cut_model())
+    converted = convert(cut_model(), outputs=["flat", "y"])
+    converted.verify().check()
+    assert [entry.name for entry in converted.manifest().outputs] == ["flat", "y"]
+    assert [entry.name for entry in converted.manifest().inputs] == ["x"]
+
+
+def test_a_cut_model_finds_its_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    (tmp_path / "weights").mkdir()
+    onnx.save(cut_model(), path, save_as_external_data=True, location="weights/data", size_threshold=0)
+    convert(path, outputs=["flat"]).verify().check()
+
+
+def test_a_cut_at_no_value_is_a_wrong_use() -> None:
+    with pytest.raises(UsageError, match="no value called flap; did you mean flat"):
+        convert(cut_model(), outputs=["flap"])
+
+
+@pytest.mark.parametrize(("axis", "expected", "rank"), [(0, 0, 2), (-2, 1, 2), (None, None, 3)])
+def test_the_batch_axis_can_be_chosen(axis: int | None, expected: int | None, rank: int) -> None:
+    converted = convert(cut_model(), outputs=["y"], batch_axes={"x": axis})
+    converted.verify().check()
+    assert converted.manifest().inputs[0].batch_axis == expected
+    shape = converted.graph.inputs[0].shape
+    assert shape is not None
+    assert len(shape) == rank
+
+
+def test_a_batch_axis_of_nothing_is_a_wrong_use() -> None:
+    with pytest.raises(UsageError, match="no axis 3"):
+        convert(cut_model(), outputs=["y"], batch_axes={"x": 3})
+    with pytest.raises(UsageError, match="no input is called 'z'"):
+        convert(cut_model(), outputs=["y"], batch_axes={"z": 0})

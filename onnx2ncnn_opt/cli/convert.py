@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from dataclasses import astuple, replace
@@ -32,6 +33,19 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     "PREFIX.  [default: the model's path without .onnx]",
 )
 @verification_options
+@click.option(
+    "--outputs",
+    multiple=True,
+    metavar="NAME,...",
+    help="Convert the part of the model up to these values, instead of its outputs.",
+)
+@click.option(
+    "--batch-axis",
+    "batch_axes",
+    multiple=True,
+    metavar="NAME:K",
+    help="Axis of an input that is the Mat's batch count, or NAME:none; found by itself otherwise.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -43,6 +57,8 @@ def convert(
     shapes: dict[str, list[int]],
     inputs: Path | None,
     seed: int,
+    outputs: tuple[str, ...],
+    batch_axes: tuple[str, ...],
     no_verify: bool,
     keep_failed: bool,
     skip: tuple[str, ...],
@@ -68,7 +84,14 @@ def convert(
         require("onnxruntime")
         require("ncnn")
     with working(f"converting {model}", sys.stderr):
-        conversion = api.convert(model, shapes=shapes, optimize=not no_optimize, skip=skip)
+        conversion = api.convert(
+            model,
+            shapes=shapes,
+            outputs=[name for names in outputs for name in names.split(",")],
+            batch_axes=dict(map(_batch_axis, batch_axes)),
+            optimize=not no_optimize,
+            skip=skip,
+        )
     report, rows = None, None
     try:
         with conversion.drafts(prefix) as drafts:
@@ -95,6 +118,13 @@ def convert(
     show(conversion_blocks(summary, verbose=verbose), sys.stdout)
     if report is not None and not report.ok:
         raise failure(report, "the files are kept for study" if written else "no files are written (see --keep-failed)")
+
+
+def _batch_axis(text: str) -> tuple[str, int | None]:
+    name, _, axis = text.rpartition(":")
+    if not name or not re.fullmatch(r"-?\d+|none", axis):
+        raise UsageError(f"--batch-axis takes NAME:0, or another axis, or NAME:none, not '{text}'")
+    return name, None if axis == "none" else int(axis)
 
 
 def _prefix(model: Path, output: str | None) -> Path:

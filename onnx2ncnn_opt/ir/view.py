@@ -168,6 +168,8 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
     """Both views with the atoms of two equally long axes cut at the same places; None where that is impossible."""
     i = 0
     while i < max(len(a.axes[axis_a]), len(b.axes[axis_b])):
+        if i >= min(len(a.axes[axis_a]), len(b.axes[axis_b])):
+            return None
         left, right = a.axes[axis_a][i], b.axes[axis_b][i]
         if left.size != right.size:
             inner = exact_div(right.size, left.size)

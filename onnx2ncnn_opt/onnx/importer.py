@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError
+from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.permute import order_type
@@ -19,6 +19,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Reorder, Shuffle,
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.batch import batch_axes
+from onnx2ncnn_opt.onnx.binding import InputInfo
 from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
@@ -70,20 +71,24 @@ class Imported:
     outputs: tuple[Port, ...]
 
 
-def import_model(model: LoadedModel) -> Imported:
+def import_model(model: LoadedModel, *, batch_axes: Mapping[str, int | None] | None = None) -> Imported:
     """Map a loaded model to ncnn layers, without optimising anything beyond what costs no layer.
+
+    `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
+    `onnx.batch` is not to decide.
 
     Raises:
         UnsupportedError: with every node that ncnn cannot express, not only the first.
     """
-    return ImportContext(model).run()
+    return ImportContext(model, batch_axes or {}).run()
 
 
 class ImportContext:
     """What an operator's importer works with, called `im` there."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, batch_axes: Mapping[str, int | None]) -> None:
         self.graph = Graph()
+        self._batch_axes = batch_axes
         self._model = model
         self._values: dict[str, Value | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
@@ -279,6 +284,13 @@ class ImportContext:
         dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
         return self.wrap(self._row_major(x, [shape[a] for a in kept]), shape, dims, dtype=x.dtype)
 
+    def spread(self, array: Array, shape: Sequence[int]) -> Array:
+        """The constant broadcast to a shape; refused where it does not broadcast so."""
+        fits = zip(reversed(array.shape), reversed(shape), strict=False)
+        if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
+            raise self.refuse(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
+        return np.broadcast_to(array, shape)
+
     def f32(self, array: Array) -> Array:
         """The constant as float32; refused where a finite number would overflow."""
         if array.dtype in (np.float32, np.int32):
@@ -312,14 +324,28 @@ class ImportContext:
         self._prune()
         return Imported(self.graph, inputs, outputs)
 
+    def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
+        """The axis of an input that is the Mat's batch count: as told, else as the operators tell, else a first 1."""
+        rank = len(info.shape)
+        if info.name in self._batch_axes:
+            axis = self._batch_axes[info.name]
+            if axis is not None and not -rank <= axis < rank:
+                raise UsageError(f"input '{info.name}' has no axis {axis}: its rank is {rank}")
+            return None if axis is None else axis % rank
+        if info.name not in preferred and rank > 1 and (info.shape[0] == 1 or rank > MAX_DIMS):
+            return 0
+        return preferred.get(info.name)
+
     def _inputs(self) -> tuple[Port, ...]:
+        unknown = set(self._batch_axes) - {info.name for info in self._model.inputs}
+        if unknown:
+            names = ", ".join(info.name for info in self._model.inputs)
+            raise UsageError(f"no input is called '{min(unknown)}'; the inputs are {names}")
         preferred = batch_axes(self._model)
         ports = []
         for info in self._model.inputs:
             rank, dtype = len(info.shape), info.dtype.numpy()
-            batch = preferred.get(info.name)
-            if batch is None and rank > 1 and (info.shape[0] == 1 or rank > MAX_DIMS):
-                batch = 0
+            batch = self._batch_axis(info, preferred)
             axes = [axis for axis in range(rank) if axis != batch]
             self._label = info.name
             if len(axes) > MAX_DIMS or 0 in info.shape:

@@ -69,29 +69,34 @@ class _Source:
     stem: str = ""
 
 
-def load_model(source: Any, *, shapes: Mapping[str, Sequence[int]] | None = None) -> LoadedModel:
+def load_model(
+    source: Any, *, shapes: Mapping[str, Sequence[int]] | None = None, outputs: Sequence[str] = ()
+) -> LoadedModel:
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
-    `shapes` binds the sizes of inputs by name. Objects that are passed in are not changed, but an onnx_ir.Model whose
+    `shapes` binds the sizes of inputs by name. `outputs` are values to give instead of the model's outputs: what they do
+    not depend on goes, inputs too. Objects that are passed in are not changed, but an onnx_ir.Model whose
     nodes are out of order is sorted.
 
     Raises:
         ModelError: the model is broken, unsafe to open, or of an unknown opset.
-        UsageError: `source` is no model, or `shapes` does not fit the inputs.
+        UsageError: `source` is no model, `shapes` does not fit the inputs, or there are no such `outputs`.
     """
     opened = _open(source)
     model = opened.model
     structure.name_domains(model)
     structure.inline_functions(model)
     structure.check_opset(model)
+    if outputs:
+        structure.cut(model.graph, outputs)
     structure.strip(model.graph)
     structure.lift_constants(model)
     constants.settle(model.graph)
-    inputs, outputs = bind(model.graph.inputs, model.graph.outputs, shapes or {})
+    inputs, results = bind(model.graph.inputs, model.graph.outputs, shapes or {})
     return LoadedModel(
         graph=model.graph,
         inputs=inputs,
-        outputs=outputs,
+        outputs=results,
         opsets=dict(model.opset_imports),
         source_sha256=opened.sha256,
         folder=opened.folder,

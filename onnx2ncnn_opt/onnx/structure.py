@@ -6,9 +6,10 @@ every node with its operator's signature anyway.
 
 from __future__ import annotations
 
+import difflib
 import graphlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir
@@ -17,7 +18,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx_ir.passes import PreconditionError
 from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
-from onnx2ncnn_opt.errors import ModelError
+from onnx2ncnn_opt.errors import ModelError, UsageError
 
 OLDEST_OPSET = 7  # older operators broadcast by attribute
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
@@ -249,6 +250,21 @@ def strip(graph: onnx_ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and value not in outputs:
             del graph.initializers[name]
+
+
+def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> None:
+    """Let the graph end in other values, and begin with the inputs that these need; UsageError for unknown names."""
+    values = {value.name: value for value in graph.inputs}
+    values |= {value.name: value for node in graph for value in node.outputs if value.name}
+    unknown = [name for name in outputs if name not in values]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [name for name in values if name], 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; a viewer such as Netron shows them"
+        raise UsageError(f"the model has no value called {', '.join(unknown)}{hint}")
+    graph.outputs[:] = [values[name] for name in dict.fromkeys(outputs)]
+    strip(graph)
+    for value in [value for value in graph.inputs if not value.uses() and value not in set(graph.outputs)]:
+        graph.inputs.remove(value)
 
 
 def root_cause(error: BaseException) -> str:

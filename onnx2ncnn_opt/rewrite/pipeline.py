@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -29,7 +31,8 @@ def run(graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check
 
     `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
     """
-    return _Run(graph, passes, limit, check).run()
+    with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
+        return _Run(graph, passes, limit, check).run()
 
 
 class _Run:

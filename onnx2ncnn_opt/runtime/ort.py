@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.base import Array, require
+
+if TYPE_CHECKING:
+    import onnx
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class OrtRunner:
     """An ONNX model on ONNX Runtime's CPU provider.
 
     `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
-    than 2 GB. Raises RunError if ONNX Runtime refuses the model.
+    than 2 GB. `outputs` are values of the graph to compute instead of its outputs. Raises RunError if ONNX Runtime
+    refuses the model.
     """
 
-    def __init__(self, model: Path | bytes, *, threads: int = 1) -> None:
+    def __init__(self, model: Path | bytes, *, outputs: Collection[str] = (), threads: int = 1) -> None:
         require("onnxruntime")
         import onnxruntime  # type: ignore[import-untyped]
         from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
@@ -31,6 +38,10 @@ class OrtRunner:
         # Its errors come as exceptions; the log on stderr would only repeat them.
         options.log_severity_level = 4
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
+        if outputs:
+            if isinstance(model, Path):
+                options.add_session_config_entry(_EXTERNAL_FOLDER, os.fspath(model.absolute().parent))
+            model = _cut(model, outputs)
         try:
             self._session = onnxruntime.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model), options, providers=["CPUExecutionProvider"]
@@ -53,3 +64,34 @@ class OrtRunner:
         except self._errors as error:
             raise RunError(f"ONNX Runtime failed on {self._name}: {error}") from error
         return dict(zip(self.output_names(), results, strict=True))
+
+
+def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
+    """The model with other outputs, and without what these do not need; external data stays where it is."""
+    import onnx
+
+    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    needed = set(outputs)
+    kept = []
+    for node in reversed(proto.graph.node):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(node.input)
+            needed.update(name for attribute in node.attribute for name in _names(attribute.g))
+    inputs = [value for value in proto.graph.input if value.name in needed]
+    for field, values in (
+        (proto.graph.node, [*reversed(kept)]),
+        (proto.graph.input, inputs),
+        (proto.graph.output, [onnx.ValueInfoProto(name=name) for name in outputs]),
+    ):
+        del field[:]
+        field.extend(values)
+    return bytes(proto.SerializeToString())
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """What the nodes of a subgraph read, in any depth."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            yield from _names(attribute.g)

@@ -73,6 +73,7 @@ def verify_net(
     manifest: Manifest | None = None,
     feeds: Mapping[str, Array] | Path | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    outputs: Sequence[str] = (),
     seed: int = 0,
     tolerance: Tolerance = DEFAULT,
     exact: bool = False,
@@ -81,7 +82,7 @@ def verify_net(
     """Run the original model and the net on the same inputs and compare every output.
 
     `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
-    `shapes`, of the manifest, or at small ones. With a manifest arrays have to have exactly the model's shapes;
+    `shapes`, of the manifest, or at small ones. `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the model's shapes;
     without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain kernels in
     place of the ones that it would choose. Whatever is wrong with the net is in the report; each run may take
     `timeout` seconds.
@@ -91,7 +92,7 @@ def verify_net(
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
-    loaded = load_model(model, shapes=shapes)
+    loaded = load_model(model, shapes=shapes, outputs=outputs)
     if isinstance(feeds, Path):
         given = load_inputs(feeds, loaded)
     elif feeds is not None:
@@ -99,10 +100,10 @@ def verify_net(
     else:
         given = draw_inputs(loaded, _sizes(loaded, manifest), seed=seed)
     threads = os.cpu_count() or 1
-    reference = OrtRunner(model, threads=threads).run(given)
+    reference = OrtRunner(model, outputs=outputs, threads=threads).run(given)
     with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
-        outputs = _Comparison(runner, given, reference, manifest, tolerance).outputs()
-    return VerifyReport(tuple(outputs), seed if feeds is None else None)
+        reports = _Comparison(runner, given, reference, manifest, tolerance).outputs()
+    return VerifyReport(tuple(reports), seed if feeds is None else None)
 
 
 def _sizes(model: LoadedModel, manifest: Manifest | None) -> dict[str, int]:

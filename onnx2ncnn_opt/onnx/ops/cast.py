@@ -24,6 +24,9 @@ _LARGEST_EXACT = 2**24
 @onnx_op("Cast", since=6, integers=True)
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds."""
+    known = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
+    if to not in known:
+        raise im.refuse(f"a cast to element type {to}")
     return _cast(im, x, onnx_ir.DataType(to).numpy())
 
 

@@ -78,8 +78,8 @@ def layer_norm(
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
     size = int(np.prod([int(n) for n in shape if isinstance(n, int)]))
-    gamma = np.broadcast_to(scale, known(shape)).reshape(-1)
-    beta = np.zeros_like(gamma) if bias is None else np.broadcast_to(bias, known(shape)).reshape(-1)
+    gamma = im.spread(scale, known(shape)).reshape(-1)
+    beta = np.zeros_like(gamma) if bias is None else im.spread(bias, known(shape)).reshape(-1)
     plain = bool((gamma == 1).all() and (beta == 0).all())
     weights = {} if plain else {"gamma_data": gamma, "beta_data": beta}
     last = rows(im, x, axis)

@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.ops.matrix import linear
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
+_LONGEST = 1 << 20  # elements of an axis: beyond any image
 _NEAREST, _BILINEAR, _BICUBIC = 1, 2, 3
 
 
@@ -138,6 +139,10 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
         raise im.refuse("coordinate_transformation_mode tf_crop_and_resize")
     if sampling.mode not in ("nearest", "linear", "cubic"):
         raise im.refuse(f"mode {sampling.mode}")
+    if sampling.coordinates not in _COORDINATES or sampling.nearest not in _ROUNDING:
+        raise im.refuse(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
+    if any(isinstance(a.out, int) and a.out > _LONGEST for a in changed):
+        raise im.refuse(f"an axis of more than {_LONGEST} elements")
     if any(isinstance(a.out, int) and a.out < 1 for a in changed):
         raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors")
     if not changed:
