@@ -69,6 +69,7 @@ class OrtRunner:
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
     """The model with other outputs, and without what these do not need; external data stays where it is."""
     import onnx
+    from onnx.external_data_helper import load_external_data_for_tensor
 
     proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
     needed = set(outputs)
@@ -79,6 +80,12 @@ def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
             needed.update(node.input)
             needed.update(name for attribute in node.attribute for name in _names(attribute.g))
     inputs = [value for value in proto.graph.input if value.name in needed]
+    if isinstance(model, Path):
+        # From memory ONNX Runtime reads external weights, but not the shapes and axes among them.
+        for tensor in proto.graph.initializer:
+            if len(tensor.dims) <= 1 and tensor.data_location == onnx.TensorProto.EXTERNAL:
+                load_external_data_for_tensor(tensor, os.fspath(model.absolute().parent))
+                tensor.data_location = onnx.TensorProto.DEFAULT
     for field, values in (
         (proto.graph.node, [*reversed(kept)]),
         (proto.graph.input, inputs),
