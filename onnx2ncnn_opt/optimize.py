@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import plugins
-from onnx2ncnn_opt.errors import ShapeError, UsageError
+from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError
 from onnx2ncnn_opt.ir.custom import custom_layer
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.layers import declare
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
-from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.ir.weight import Array, Encoding
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write_drafts, write_net
 from onnx2ncnn_opt.param.splits import list_layers
@@ -143,41 +143,47 @@ class Optimized:
         shape.
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
+        from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance
         from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, rounding_tolerance, run_reference
 
         drawn = draw_feeds(self.graph, self.shapes, seed=seed)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
-        options: dict[str, Any] = {"exact": True, "timeout": timeout, "threads": os.cpu_count() or 1}
+        given = {self._blobs[blob.name]: array for blob, array in drawn.items()}
+        asked = {self._blobs[blob.name]: blob.name for blob in outputs}
+        options: dict[str, Any] = {"timeout": timeout, "threads": os.cpu_count() or 1}
         with (
             tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
             nullcontext(worker) if worker else NcnnWorker() as process,
         ):
 
-            def run(paths: NetFiles, known: Mapping[Blob, str], tolerance: Any) -> tuple[OutputReport, ...]:
-                runner = NcnnRunner(paths.param, paths.bin, worker=process, **options)
+            def runner(paths: NetFiles, *, exact: bool) -> NcnnRunner:
+                return NcnnRunner(paths.param, paths.bin, worker=process, exact=exact, **options)
+
+            def original(*, exact: bool) -> dict[str, Array]:
+                before = run_reference(runner(self.source, exact=exact), given, list(asked), apart=self._is_cut)
+                return {asked[name]: array for name, array in before.items()}
+
+            def judged(paths: NetFiles, known: Mapping[Blob, str], tolerance: Tolerance) -> tuple[OutputReport, ...]:
                 feeds = {known[blob]: array for blob, array in drawn.items()}
                 wanted = {blob.name: known[blob] for blob in outputs}
-                return compare_outputs(runner, feeds, reference, wanted, tolerance)
+                return compare_outputs(runner(paths, exact=exact), feeds, reference, wanted, tolerance)
 
-            original = NcnnRunner(self.source.param, self.source.bin, worker=process, **options)
-            asked = {self._blobs[blob.name]: blob.name for blob in outputs}
-            before = run_reference(
-                original,
-                {self._blobs[blob.name]: array for blob, array in drawn.items()},
-                list(asked),
-                apart=self._is_cut,
-            )
-            reference = {asked[name]: array for name, array in before.items()}
+            exact, allowed = True, FOLDING
+            try:
+                reference = original(exact=True)
+            except RunError:  # some nets run with ncnn's usual kernels only
+                exact, allowed = False, DEFAULT
+                reference = original(exact=False)
             if files is None or names is None:
                 files = NetFiles.at(Path(folder) / "net")
                 names = write_net(self.graph, files.param, files.bin)
             if self.storage is None or not self.storage.count:
-                return Verification(run(files, names, FOLDING))
+                return Verification(judged(files, names, allowed))
             full = NetFiles.at(Path(folder) / "full")
             with self.storage.reverted():
                 full_names = write_net(self.graph, full.param, full.bin)
-            tolerance = rounding_tolerance(ROUNDING[self.storage.encoding], self.storage.depth)
-            return Verification(run(files, names, tolerance), run(full, full_names, FOLDING))
+            rounded = rounding_tolerance(ROUNDING[self.storage.encoding], self.storage.depth)
+            return Verification(judged(files, names, rounded), judged(full, full_names, allowed))
 
 
 def optimize(
