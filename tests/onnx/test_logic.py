@@ -81,7 +81,9 @@ def test_where(mask: str, a: str, b: str) -> None:
     """Exact for everything that is a number or an infinity."""
     seed = WHERE.index((mask, a, b))
     rng = np.random.default_rng(seed)
-    (mask_shape, shape), inputs, constants = SHAPES[seed % 4], {}, {}
+    mask_shape, shape = SHAPES[seed % 4]
+    inputs: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     condition = rng.integers(0, 2, mask_shape).astype(bool)
     (inputs if mask == "fed" else constants)["m"] = condition
     for name, kind in (("a", a), ("b", b)):
@@ -115,17 +117,17 @@ def test_masked_attention_as_exporters_write_it() -> None:
         helper.make_node("Softmax", ["s"], ["y"]),
     ]
     x = rng.standard_normal((2, 3, 6, 6)).astype(np.float32)
-    for low in (np.float32(-np.inf), np.finfo(np.float32).min, np.float32(-1e4)):
+    for low in (-np.inf, np.finfo(np.float32).min, -1e4):
         constants = {
             "axes": np.array([1, 2]),
             "causal": np.tril(np.ones((6, 6), bool)),
             "zero": np.float32(0),
-            "low": low,
+            "low": np.float32(low),
         }
         compare_nodes(nodes, {"x": x, "mask": mask}, constants)
 
 
-NUMBERS_OF = {
+NUMBERS_OF: dict[int, Any] = {
     TensorProto.INT64: np.array([-7, -1, 0, 1, 2, 16777216]),
     TensorProto.INT32: np.array([-7, -1, 0, 1, 2, 16777216], np.int32),
     TensorProto.UINT8: np.array([0, 1, 2, 254, 255], np.uint8),

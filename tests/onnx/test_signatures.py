@@ -61,6 +61,8 @@ def default_of(attribute: OpSchema.Attribute) -> Any:
     if proto.type == onnx.AttributeProto.UNDEFINED:
         return None
     value = helper.get_attribute_value(proto)
+    if isinstance(value, list):
+        return tuple(item.decode() if isinstance(item, bytes) else item for item in value)
     return value.decode() if isinstance(value, bytes) else value
 
 

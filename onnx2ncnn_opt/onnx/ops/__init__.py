@@ -14,6 +14,7 @@ from onnx2ncnn_opt.onnx.ops import (
     recurrent,
     reduction,
     resize,
+    sampling,
     shape,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "sampling",
     "shape",
 ]

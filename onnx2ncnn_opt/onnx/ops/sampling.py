@@ -1,0 +1,220 @@
+"""Operators that read an image at places that are calculated, and their inverse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.matrix import matmul
+from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+_SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
+_PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
+_MOST_REGIONS = 256
+
+
+@onnx_op("GridSample", since=16, batch=0)
+def grid_sample16(
+    im: ImportContext,
+    x: Tensor,
+    grid: Value,
+    *,
+    align_corners: int = 0,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+) -> Tensor:
+    """GridSample."""
+    return _grid_sample(im, x, grid, align_corners, mode, padding_mode)
+
+
+@onnx_op("GridSample", since=20, batch=0)
+def grid_sample20(
+    im: ImportContext,
+    x: Tensor,
+    grid: Value,
+    *,
+    align_corners: int = 0,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+) -> Tensor:
+    """GridSample, of images and volumes."""
+    return _grid_sample(im, x, grid, align_corners, mode, padding_mode)
+
+
+def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, mode: str, padding_mode: str) -> Tensor:
+    n = x.rank - 2
+    if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
+        raise im.refuse(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
+    if mode not in _SAMPLE_TYPES or padding_mode not in _PADDINGS or (n == 3 and _SAMPLE_TYPES[mode] == 3):
+        raise im.refuse(f"mode {mode} with padding_mode {padding_mode} in {n} dimensions")
+    blob = im.layer(
+        "GridSample",
+        im.channels(x),
+        im.mat(grid, [[axis] for axis in range(1, n + 2)], [0]),
+        sample_type=_SAMPLE_TYPES[mode],
+        padding_mode=_PADDINGS[padding_mode],
+        align_corner=int(bool(align_corners)),
+    )
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    return im.wrap(blob, shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+
+
+@onnx_op("AffineGrid", since=20)
+def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: int = 0) -> Value:
+    """A constant grid of corners times theta."""
+    n = len(size) - 2
+    if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1):
+        raise im.refuse(f"theta of shape {list(theta.shape)} for the size {list(size)}")
+    if align_corners and 1 in size[2:]:
+        raise im.refuse("an axis of one pixel has no corners to align")
+    axes = [np.linspace(-1, 1, k) if align_corners else (2 * np.arange(k) + 1) / k - 1 for k in size[2:]]
+    # Coordinates are x, y(, z), then 1.
+    places = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
+    base = Constant(np.stack(places, axis=-1).reshape(-1, n + 1).astype(np.float32))
+    flat = matmul(im, base, theta.viewed(theta.view.transpose((0, 2, 1))))
+    return im.reshape(flat, (size[0], *size[2:], n))
+
+
+@onnx_op("DeformConv", since=19, batch=0)
+def deform_conv(
+    im: ImportContext,
+    x: Tensor,
+    w: Array,
+    offset: Tensor,
+    b: Array | None = None,
+    mask: Tensor | None = None,
+    *,
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    offset_group: int = 1,
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Tensor:
+    """DeformableConv2D."""
+    if w.ndim != 4 or x.rank != 4:
+        raise im.refuse(f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only")
+    if group != 1 or offset_group != 1:
+        raise im.refuse(f"{group} groups and {offset_group} groups of offsets: ncnn has one of each")
+    if x.shape[1] != w.shape[1]:
+        raise im.refuse(f"the operand has {x.shape[1]} channels, the kernel takes {w.shape[1]}")
+    params = {"num_output": w.shape[0], "bias_term": int(b is not None), "weight_data_size": w.size}
+    params |= spatial("kernel", w.shape[2:]) | spatial("dilation", dilations or (1, 1))
+    params |= spatial("stride", strides or (1, 1)) | pad_params(pads or (0, 0, 0, 0))
+    weights = {"weight_data": w} | ({} if b is None else {"bias_data": b})
+    places = [im.channels(part) for part in (offset, mask) if part is not None]
+    blob = im.layer("DeformableConv2D", im.channels(x), *places, weights=weights, **params)
+    shape: tuple[Dim, ...] = (x.shape[0], w.shape[0], *offset.shape[2:])
+    return im.wrap(blob, shape, [[1], [2], [3]], [0], x.dtype)
+
+
+@onnx_op("RoiAlign", since=10)
+def roi_align10(
+    im: ImportContext,
+    x: Tensor,
+    rois: Value,
+    batch_indices: Array,
+    *,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    """One ROIAlign for each region, and Concat."""
+    half = "output_half_pixel"
+    return roi_align16(
+        im,
+        x,
+        rois,
+        batch_indices,
+        coordinate_transformation_mode=half,
+        mode=mode,
+        output_height=output_height,
+        output_width=output_width,
+        sampling_ratio=sampling_ratio,
+        spatial_scale=spatial_scale,
+    )
+
+
+@onnx_op("RoiAlign", since=16)
+def roi_align16(
+    im: ImportContext,
+    x: Tensor,
+    rois: Value,
+    batch_indices: Array,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Tensor:
+    """One ROIAlign for each region, and Concat."""
+    if mode != "avg":
+        raise im.refuse(f"mode {mode}: ncnn averages only")
+    count = rois.shape[0]
+    if x.rank != 4 or x.shape[0] != 1 or batch_indices.any():
+        raise im.refuse("regions of several images")
+    if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
+        raise im.refuse(f"{count} regions: their number must be known, and at most {_MOST_REGIONS}")
+    image = im.channels(x)
+    regions = im.mat(rois, [[0], [1]])
+    rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
+    parts = [
+        im.layer(
+            "ROIAlign",
+            image,
+            row,
+            pooled_width=output_width,
+            pooled_height=output_height,
+            spatial_scale=spatial_scale,
+            sampling_ratio=sampling_ratio,
+            aligned=int(coordinate_transformation_mode == "half_pixel"),
+            version=1,
+        )
+        for row in rows
+    ]
+    shape = (count, x.shape[1], output_height, output_width)
+    if count == 1:
+        return im.wrap(parts[0], shape, [[1], [2], [3]], dtype=x.dtype)
+    return im.wrap(im.layer("Concat", *parts, axis=0), shape, [[0, 1], [2], [3]], dtype=x.dtype)
+
+
+@onnx_op("Col2Im", since=18, batch=0)
+def col2im(
+    im: ImportContext,
+    x: Tensor,
+    image_shape: Ints,
+    block_shape: Ints,
+    *,
+    dilations: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Tensor:
+    """Fold."""
+    if len(image_shape) != 2:
+        raise im.refuse(f"an image of {len(image_shape)} dimensions: ncnn folds two")
+    dilation, stride, pad = dilations or (1, 1), strides or (1, 1), pads or (0, 0, 0, 0)
+    blocks = [
+        (size + begin + end - d * (k - 1) - 1) // s + 1
+        for size, begin, end, d, k, s in zip(image_shape, pad[:2], pad[2:], dilation, block_shape, stride, strict=True)
+    ]
+    channels = x.shape[1]
+    if x.rank != 3 or x.shape[2] != blocks[0] * blocks[1] or not isinstance(channels, int):
+        raise im.refuse(f"columns of shape {list(x.shape)} for {blocks[0]} x {blocks[1]} blocks")
+    if channels % (block_shape[0] * block_shape[1]):
+        raise im.refuse(f"{channels} rows do not divide into blocks of {block_shape[0]} x {block_shape[1]}")
+    params: dict[str, Any] = spatial("kernel", block_shape) | spatial("dilation", dilation)
+    params |= spatial("stride", stride) | pad_params(pad)
+    params |= {"output_w": image_shape[1], "output_h": image_shape[0]}
+    blob = im.layer("Fold", im.mat(x, [[1], [2]], [0]), **params)
+    depth = channels // (block_shape[0] * block_shape[1])
+    return im.wrap(blob, (x.shape[0], depth, *image_shape), [[1], [2], [3]], [0], x.dtype)
