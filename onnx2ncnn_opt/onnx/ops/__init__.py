@@ -16,6 +16,7 @@ from onnx2ncnn_opt.onnx.ops import (
     resize,
     sampling,
     shape,
+    statistics,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "resize",
     "sampling",
     "shape",
+    "statistics",
 ]

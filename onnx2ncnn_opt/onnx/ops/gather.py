@@ -19,7 +19,7 @@ _MOST_RUNS = 256
 @onnx_op("GatherElements", since=11, integers=True)
 def gather_elements(im: ImportContext, data: Value, indices: Array, *, axis: int = 0) -> Value:
     """Crop and Concat of constant indices, each of which may stand for a whole row."""
-    axis %= data.rank
+    axis = im.axis(axis, data.rank)
     shape = _fixed(im, data.shape)
     if indices.ndim != data.rank:
         raise im.refuse(f"indices of rank {indices.ndim} for rank {data.rank}")
