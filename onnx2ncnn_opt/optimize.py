@@ -132,12 +132,14 @@ class Optimized:
         *,
         seed: int = 0,
         timeout: float = 300.0,
+        threads: int | None = None,
         worker: NcnnWorker | None = None,
     ) -> Verification:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output.
 
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
-        to temporary ones. `worker` is a process to use again.
+        to temporary ones. `threads` is the number of cores to use, and
+        `worker` a process to use again.
 
         Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing tells an input's
         shape.
@@ -150,7 +152,7 @@ class Optimized:
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
         given = {self._blobs[blob.name]: array for blob, array in drawn.items()}
         asked = {self._blobs[blob.name]: blob.name for blob in outputs}
-        options: dict[str, Any] = {"timeout": timeout, "threads": os.cpu_count() or 1}
+        options: dict[str, Any] = {"timeout": timeout, "threads": threads or os.cpu_count() or 1}
         with (
             tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
             nullcontext(worker) if worker else NcnnWorker() as process,

@@ -1,0 +1,130 @@
+"""Random nets through `optimize`: every output stays in the real runtime, and a second run finds nothing to do.
+
+    python scripts/fuzz_optimize.py [--count 10000] [--seed 0]
+
+A net is of one of three kinds: layers of the whole table (tests/optimize/random_layers.py), the layers that passes know
+best (tests/passes/random_cnn.py), or text with everything that the format allows (tests/param/runnable_nets.py). It is
+optimised with some of the options, verified as the command does it, and optimised again. Where outputs differ, the
+original is run on inputs that differ in their last bits: a net that magnifies those as much is ill-conditioned, and
+only counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("optimize", "passes", "param")]
+
+from random_cnn import CnnBuilder  # noqa: E402
+from random_layers import RandomNet  # noqa: E402
+from runnable_nets import SHAPE, Net  # noqa: E402
+
+from onnx2ncnn_opt.errors import CrashError, Error, RunError  # noqa: E402
+from onnx2ncnn_opt.optimize import NetFiles, Optimized, optimize  # noqa: E402
+from onnx2ncnn_opt.param.files import write_net  # noqa: E402
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
+from onnx2ncnn_opt.verify.nets import draw_feeds  # noqa: E402
+
+
+def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, tuple[int, ...]]]:
+    """A random net on disk, and the shapes of those inputs that state none."""
+    seed = rng.getrandbits(32)
+    files = NetFiles.at(folder / "in", binary=kind < 2 and rng.random() < 0.2)
+    if kind == 2:
+        net = Net(Random(seed))
+        files.param.write_bytes(net.text)
+        files.bin.write_bytes(net.weights)
+        return files, dict.fromkeys(net.inputs, SHAPE)
+    if kind == 1:
+        steps = [(rng.randrange(20), rng.randrange(16), rng.randrange(16)) for _ in range(rng.randint(1, 14))]
+        graph = CnnBuilder(seed % 1000).build(steps, [rng.randrange(16) for _ in range(rng.randint(0, 2))])
+    else:
+        graph = RandomNet(seed).graph
+    write_net(graph, files.param, files.bin, binary=files.param.name.endswith(".bin"))
+    return files, {}
+
+
+def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
+    """One net; returns how it went."""
+    rng = Random(f"{seed} {number}")
+    kind = (0, 0, 1, 2)[number % 4]
+    source, shapes = make_net(rng, kind, folder)
+    options = {
+        "shapes": shapes,
+        "fixed_shapes": rng.random() < 0.5,
+        "storage": rng.choice((None, None, None, None, "fp16", "bf16")),
+        "shape_hints": rng.random() < 0.1,
+    }
+    result = optimize(source.param, source.bin, **options)  # type: ignore[arg-type]
+    if not any(not blob.is_input for blob in result.graph.outputs):
+        return "no output"
+    try:
+        with result.drafts(folder / "out") as (drafts, names):
+            report = result.verify(drafts, names, worker=worker, threads=1, timeout=20)
+    except CrashError:
+        return "original crashes"
+    except RunError:
+        return "original refused"
+    outputs = (*report.folded, *report.outputs)
+    if not report.ok and not is_ill_conditioned(result, worker, max(o.max_rel or 0.0 for o in outputs)):
+        wrong = [f"{o.name} {o.status} {o.message}" for o in outputs if o.status != "ok"]
+        passes = ", ".join(dict.fromkeys(event.pass_name for event in result.applied))
+        return f"MISMATCH after {passes}: {'; '.join(wrong)}"
+    out = NetFiles.at(folder / "out", binary=result.is_binary)
+    again = optimize(out.param, out.bin, **{**options, "storage": None})  # type: ignore[arg-type]
+    if again.applied:
+        return f"SECOND RUN: {again.applied[0]}"
+    return "same" if report.ok else "ill-conditioned"
+
+
+def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> bool:
+    """Whether a change of the inputs' last bits changes the original's outputs by a tenth of what was found."""
+    runner = NcnnRunner(result.source.param, result.source.bin, exact=True, worker=worker, timeout=20)
+    feeds = {blob.name: array for blob, array in draw_feeds(result.graph, result.shapes).items()}
+    noise = np.random.default_rng(1)
+    moved = {
+        name: (array * (1 + 3e-7 * noise.standard_normal(array.shape))).astype(np.float32)
+        for name, array in feeds.items()
+        if array.dtype == np.float32
+    }
+    wanted = [blob.name for blob in result.graph.outputs if not blob.is_input]
+    first, second = runner.run(feeds, wanted), runner.run({**feeds, **moved}, wanted)
+    errors = [
+        float(np.abs(first[name] - second[name]).max() / max(np.abs(first[name]).max(), 1e-30)) for name in wanted
+    ]
+    return any(not error <= found / 10 for error in errors)
+
+
+def main() -> int:
+    """Print what went wrong, then how often each end came."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first net")
+    options = parser.parse_args()
+    ends: Counter[str] = Counter()
+    start = time.perf_counter()
+    with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
+        for number in range(options.first, options.first + options.count):
+            try:
+                end = trial(number, options.seed, Path(folder), worker)
+            except Error as error:
+                end = f"ERROR {type(error).__name__}: {error}"
+            if end.split()[0].rstrip(":").isupper():
+                print(f"{number}: {end}", flush=True)
+            ends[end.split()[0].rstrip(":") if end[0].isupper() else end] += 1
+    print(f"{options.count} nets in {time.perf_counter() - start:.0f} s: {dict(ends.most_common())}")
+    return int(any(end.isupper() for end in ends))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
