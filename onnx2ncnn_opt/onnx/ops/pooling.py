@@ -70,14 +70,19 @@ def _pool(
     stride = strides or (1,) * n
     explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, (1,) * n, stride)
     tail = _ceil_tail(im, x, kernel, explicit, stride) if ceil_mode and auto_pad in ("NOTSET", "") else (0,) * n
+    blob = im.channels(x)
     if kind == 1 and count_include_pad and any(tail):
-        raise im.refuse("ceil_mode with count_include_pad: the last windows divide by another number than in ncnn")
+        # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
+        if any(explicit):
+            zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(explicit).items()}
+            blob = im.layer("Padding", blob, **zeros)
+        explicit, count_include_pad = (0,) * 2 * n, False
     pads = (*explicit[:n], *(end + more for end, more in zip(explicit[n:], tail, strict=True)))
     params: dict[str, Any] = spatial("kernel", kernel) | spatial("stride", stride) | pad_params(pads)
     include = int(kind == 1 and count_include_pad and any(pads))
     blob = im.layer(
         f"Pooling{_SUFFIX[n]}",
-        im.channels(x),
+        blob,
         pooling_type=kind,
         pad_mode=_FLOOR,
         avgpool_count_include_pad=include,

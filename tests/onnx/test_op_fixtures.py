@@ -1,0 +1,77 @@
+"""Every case of fixtures/ops: the net that comes of it, line by line, and its outputs against ONNX Runtime's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from op_cases import FOLDER, Case, load_cases
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from conformance import Harness, first_difference
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import RunError, UnsupportedError
+from onnx2ncnn_opt.onnx.registry import all_ops
+from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+CASES = list(load_cases())
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    with Harness() as harness:
+        yield harness
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case, harness: Harness, request: pytest.FixtureRequest) -> None:
+    model = case.model()
+    try:
+        plain = convert(model, optimize=False)
+    except UnsupportedError as error:
+        result = f"refused: {'; '.join(dict.fromkeys(node.reason for node in error.nodes))}"
+    else:
+        layers = format_param(plain.graph).splitlines()[2:]
+        result = "\n".join(["```param", *(line.rstrip() for line in layers), "```"])
+        for sizes in case.sizes:
+            feeds = case.feeds(model, sizes)
+            reference = computed(model, feeds)
+            for conversion in (plain, convert(model)):
+                assert not first_difference(harness.run(conversion, feeds), reference), f"sizes {sizes}\n{result}"
+    if request.config.getoption("--update-fixtures"):
+        update(case, result)
+    else:
+        assert result == case.result
+
+
+def computed(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Sequence[Any]:
+    """What ONNX Runtime makes of the inputs; what ONNX's own evaluator does where that has no implementation."""
+    try:
+        return list(OrtRunner(model.SerializeToString()).run(feeds).values())
+    except RunError:
+        return ReferenceEvaluator(model).run(None, dict(feeds))
+
+
+def update(case: Case, result: str) -> None:
+    path = FOLDER / f"{case.file}.md"
+    text = path.read_text(encoding="utf-8")
+    section = f"## {case.title}\n{case.text}"
+    assert text.count(section) == 1, f"two cases of {path.name} have the same title"
+    path.write_text(text.replace(section, f"## {case.title}\n{case.updated(result)}").rstrip() + "\n", encoding="utf-8")
+
+
+def test_every_operator_has_a_case() -> None:
+    shown = {node.op_type for case in CASES for node in case.model().graph.node}
+    assert not {op.name for op in all_ops() if op.domain == ""} - shown
+
+
+def test_titles_are_unique() -> None:
+    assert len({str(case) for case in CASES}) == len(CASES)
