@@ -10,10 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from functools import partial
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.passes import fuse_activation, fuse_affine, fuse_gemm, fuse_padding
+from onnx2ncnn_opt.ir.releases import NEWEST, too_new
+from onnx2ncnn_opt.passes import (
+    fuse_activation,
+    fuse_affine,
+    fuse_gemm,
+    fuse_layernorm,
+    fuse_norm_affine,
+    fuse_padding,
+    fuse_permute_matrix,
+)
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_flatten_after_innerproduct import eliminate_flatten_after_innerproduct
@@ -22,17 +32,21 @@ from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphane
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
+from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
 from onnx2ncnn_opt.passes.fold_views import fold_views
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
 from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
+from onnx2ncnn_opt.passes.fuse_groupnorm import fuse_groupnorm
 from onnx2ncnn_opt.passes.fuse_hardsigmoid import fuse_hardsigmoid
 from onnx2ncnn_opt.passes.fuse_hardswish import fuse_hardswish
 from onnx2ncnn_opt.passes.fuse_innerproduct_dropout import fuse_innerproduct_dropout
 from onnx2ncnn_opt.passes.fuse_memorydata_binaryop import fuse_memorydata_binaryop
 from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
+from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
+from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
 from onnx2ncnn_opt.passes.move_views import move_views
@@ -60,6 +74,12 @@ PASSES: tuple[Pass, ...] = (
     fuse_hardswish,
     fuse_gelu,
     fuse_fast_gelu,
+    eliminate_tile_before_binaryop,
+    *fuse_layernorm.PASSES,
+    fuse_rmsnorm,
+    fuse_normalize,
+    fuse_groupnorm,
+    *fuse_norm_affine.PASSES,
     *fuse_padding.PASSES,
     *fuse_affine.PASSES,
     *fuse_gemm.PASSES,
@@ -72,6 +92,7 @@ PASSES: tuple[Pass, ...] = (
     move_views,
     fuse_multiheadattention,
     move_views_before_slice,
+    *fuse_permute_matrix.PASSES,
     eliminate_orphaned_memorydata,
 )
 
@@ -92,9 +113,12 @@ def run(
     skip: Collection[str] = (),
     limit: int | None = None,
     check: bool = False,
+    release: int = NEWEST,
 ) -> list[Event]:
     """Optimise a graph in place; returns what was done, then the near misses with their reasons.
 
-    `skip` names passes to leave out; UsageError for one that does not exist. See `pipeline.run` for the rest.
+    `skip` names passes to leave out; UsageError for one that does not exist. No rewrite makes a layer that the ncnn
+    `release` does not have. See `pipeline.run` for the rest.
     """
-    return pipeline.run(graph, select(skip, passes), limit=limit, check=check)
+    chosen = select(skip, passes)
+    return pipeline.run(graph, chosen, limit=limit, check=check, veto=partial(too_new, release=release))

@@ -12,6 +12,7 @@ from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import in_form, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention
+from onnx2ncnn_opt.rewrite.edit import remove_all
 from onnx2ncnn_opt.rewrite.pattern import matches, op
 from onnx2ncnn_opt.rewrite.rule import Change, Refused, graph_pass, require
 
@@ -59,19 +60,8 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Change]:
                 new, layers = found
                 new.origin = tuple(dict.fromkeys(name for layer in (*layers, root) for name in layer.origin))
                 graph.replace(root, new)
-                for layer in sorted_by_use(layers):
-                    graph.remove(layer)
+                remove_all(graph, layers)
                 yield Change((*layers, root), (new,))
-
-
-def sorted_by_use(layers: list[Layer]) -> Iterator[Layer]:
-    """The layers so that every one comes after those that read it."""
-    left = list(dict.fromkeys(layers))
-    while left:
-        ready = [layer for layer in left if not any(blob.uses for blob in layer.outputs)]
-        require(ready, "the layers are needed elsewhere")
-        yield from ready
-        left = [layer for layer in left if layer not in ready]
 
 
 def _match(root: Layer) -> tuple[Layer, list[Layer]] | None:

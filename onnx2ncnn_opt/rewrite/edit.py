@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.rewrite.pattern import Match
@@ -46,8 +46,7 @@ def substitute(graph: Graph, match: Match, layers: Sequence[Layer]) -> None:
     for new in layers[:-1]:
         graph.add(new, before=root)
     graph.replace(root, layers[-1])
-    for layer in match.layers[1:]:
-        graph.remove(layer)
+    remove_all(graph, match.layers[1:])
 
 
 def eliminate(graph: Graph, match: Match, blobs: Sequence[Blob]) -> tuple[Layer, ...]:
@@ -69,8 +68,17 @@ def eliminate(graph: Graph, match: Match, blobs: Sequence[Blob]) -> tuple[Layer,
         new.shape = old.shape if new.shape is None else new.shape
     if renamed:
         graph.outputs = [renamed.get(blob, blob) for blob in graph.outputs]
-    for layer in match.layers:
-        graph.remove(layer)
+    remove_all(graph, match.layers)
     for old, new in renamed.items():
         new.name = old.name
     return moved
+
+
+def remove_all(graph: Graph, layers: Iterable[Layer]) -> None:
+    """Remove layers that only need each other, whatever their order; GraphError where somebody else needs one."""
+    left = list(layers)
+    while left:
+        free = [layer for layer in left if not any(blob.uses for blob in layer.outputs)]
+        for layer in free or left[:1]:
+            graph.remove(layer)
+        left = [layer for layer in left if layer.graph is graph]

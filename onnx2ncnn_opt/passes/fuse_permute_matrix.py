@@ -1,0 +1,58 @@
+"""`fuse_permute_gemm`, `fuse_gemm_permute`, `fuse_permute_matmul`: matrix products read and write either way round."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+
+# Swaps the last two axes, whatever the rank; of vectors it changes nothing.
+_SWAP = op("Permute", "permute", order_type=1)
+_GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
+
+
+def _require_rank(blob: Blob, *ranks: int) -> None:
+    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+    assert blob.shape is not None
+    require(len(blob.shape) in ranks, f"'{blob.name}' is no matrix")
+
+
+@rewrite(
+    _GEMM(_SWAP("x")),
+    _GEMM(_SWAP("x"), "other"),
+    _GEMM("other", _SWAP("x")),
+    _GEMM(_SWAP("x"), "other", "c"),
+    _GEMM("other", _SWAP("x"), "c"),
+    exact=False,
+)
+def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
+    """x ── Permute ── Gemm ──   ⇒   x ── Gemm (transA or transB) ──"""
+    _require_rank(x, 2)
+    at = gemm.inputs.index(permute.output)
+    dynamic = [name for name in "AB" if not gemm[f"constant{name}"]]
+    require(at < len(dynamic), f"'{permute.output.name}' is added, not multiplied")
+    require(gemm["quantize_term"] == 0, f"Gemm '{gemm.name}' is quantised")
+    flag = f"trans{dynamic[at]}"
+    inputs = [x if blob is permute.output else blob for blob in gemm.inputs]
+    require(gemm.inputs.count(permute.output) == 1, f"'{permute.output.name}' is used twice")
+    new = gemm.having(inputs=inputs)
+    new.params[flag] = 1 - gemm[flag]
+    return new
+
+
+@rewrite(_SWAP(_GEMM), exact=False)
+def fuse_gemm_permute(gemm: Layer) -> Layer:
+    """x ── Gemm ── Permute ──   ⇒   x ── Gemm (output_transpose) ──"""
+    _require_rank(gemm.output, 2)
+    require(gemm["quantize_term"] == 0, f"Gemm '{gemm.name}' is quantised")
+    return gemm.having(output_transpose=1 - gemm["output_transpose"])
+
+
+@rewrite(op("MatMul", "matmul")("a", _SWAP("b")), exact=False)
+def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
+    """a, b ── Permute ── MatMul ──   ⇒   a, b ── MatMul (transB) ──"""
+    _require_rank(b, 2, 3, 4)
+    return matmul.having(inputs=[a, b], transB=1 - matmul["transB"])
+
+
+PASSES: tuple[Rewrite, ...] = (fuse_permute_gemm, fuse_gemm_permute, fuse_permute_matmul)
