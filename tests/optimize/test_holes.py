@@ -1,0 +1,312 @@
+"""What other tools lose or break when they read and write a net, each as a net in .param text that has to survive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import raw, tagged, write_net
+
+from onnx2ncnn_opt.errors import BinError, CrashError, RunError, UsageError
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.optimize import Optimized, Verification, optimize
+from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+
+INPUT = "Input data 0 1 data 0=4 1=3 2=2"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[NcnnWorker]:
+    with NcnnWorker() as worker:
+        yield worker
+
+
+def values(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def optimised(folder: Path, worker: NcnnWorker, *lines: str, weights: bytes = b"") -> tuple[Optimized, str]:
+    """The net after the passes, its outputs compared with the original's bit by bit, and its text."""
+    result = optimize(*write_net(folder, *lines, weights=weights))
+    report = result.verify(worker=worker)
+    assert [(output.status, output.max_abs) for output in report.outputs] == [("ok", 0.0)] * len(report.outputs)
+    assert report.outputs
+    return result, format_param(result.graph)
+
+
+def line_of(text: str, type: str) -> list[str]:
+    (line,) = (line.split() for line in text.splitlines() if line.startswith(f"{type} "))
+    return line
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "Flip -23300=2,0,2",
+        "Shrink 0=0.25 1=0.75",
+        "SELU 0=1.5 1=0.9",
+        "StatisticsPooling 0=1",
+        "Cast 0=1 1=1",
+        "Packing 0=1",
+        "Einsum -23300=7,105,106,107,45,62,105,107",
+        "MVN 0=1 1=1 2=0.125",
+    ],
+)
+def test_parameters_of_every_layer_type(tmp_path: Path, worker: NcnnWorker, layer: str) -> None:
+    type, *params = layer.split(maxsplit=1)
+    lines = INPUT, f"{type} l 1 1 data out {' '.join(params)}"
+    if type in ("Cast", "Packing", "Einsum"):  # what ncnn's Python cannot run alone keeps its text
+        text = format_param(optimize(*write_net(tmp_path, *lines)).graph)
+    else:
+        _, text = optimised(tmp_path, worker, *lines)
+    assert line_of(text, type)[6:] == layer.split()[1:]
+
+
+@pytest.mark.parametrize("type", ["Spectrogram", "InverseSpectrogram"])
+def test_spectrograms(tmp_path: Path, worker: NcnnWorker, type: str) -> None:
+    size = "0=64" if type == "Spectrogram" else "0=2 1=9 2=9"
+    power = "1=2" if type == "Spectrogram" else "1=1"
+    _, text = optimised(
+        tmp_path, worker, f"Input data 0 1 data {size}", f"{type} s 1 1 data out 0=16 {power} 2=4 4=1 5=1"
+    )
+    assert line_of(text, type)[6:] == f"0=16 {power} 2=4 4=1 5=1".split()
+
+
+def test_slice_by_indices(tmp_path: Path, worker: NcnnWorker) -> None:
+    _, text = optimised(tmp_path, worker, "Input data 0 1 data 0=9", "Slice s 1 3 data a b c 1=0 -23302=2,2,5")
+    assert "-23302=2,2,5" in line_of(text, "Slice")
+
+
+def test_batch_axes_of_reshape(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = INPUT, "Reshape in 1 1 data a 0=4 1=3 2=2 13=0", "ReLU r 1 1 a b", "Reshape out 1 1 b out 0=4 1=3 2=2 12=0"
+    _, text = optimised(tmp_path, worker, *lines)
+    assert "13=0" in text
+    assert "12=0" in text
+
+
+def test_depth_of_an_input(tmp_path: Path, worker: NcnnWorker) -> None:
+    _, text = optimised(tmp_path, worker, "Input data 0 1 data 0=4 1=3 11=2 2=2", "ReLU r 1 1 data out")
+    assert "11=2" in line_of(text, "Input")
+
+
+def test_prior_boxes(tmp_path: Path, worker: NcnnWorker) -> None:
+    params = "-23300=1,2.0 -23301=1,4.0 -23302=1,2.0 7=1 8=1 14=1 15=1"
+    lines = INPUT, f"PriorBox p 1 1 data out {params}"
+    text = format_param(optimize(*write_net(tmp_path, *lines)).graph)
+    assert line_of(text, "PriorBox")[6:] == params.split()
+
+
+def test_feature_masks(tmp_path: Path, worker: NcnnWorker) -> None:
+    kernel = values(3 * 2)
+    lines = (
+        INPUT,
+        "Convolution c 1 1 data a 0=3 1=1 5=1 6=6 31=3",
+        "BatchNorm n 1 1 a b 0=3",
+        "ReLU r 1 1 b c 31=3",
+        "Clip l 1 1 c out 0=-1 1=1 31=1",
+    )
+    norm = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
+    result = optimize(*write_net(tmp_path, *lines, weights=tagged(kernel) + raw(values(3)) + norm))
+    assert result.verify(worker=worker).ok
+    masked = [layer for layer in result.graph if layer.type in ("Convolution", "Clip")]
+    assert [layer.params.get("featmask") for layer in masked] == [3, 1]
+
+
+@pytest.mark.parametrize("number", [1234.56789, 0.1, 1e-30, 16777217.0, 3.4028235e38])
+def test_floats_keep_their_bits(tmp_path: Path, worker: NcnnWorker, number: float) -> None:
+    result = optimize(*write_net(tmp_path, INPUT, f"Power p 1 1 data out 1={number!r}"))
+    (power,) = (layer for layer in result.graph if layer.type == "Power")
+    assert np.float32(power["scale"]) == np.float32(number)
+    files = result.save(tmp_path / "again")
+    (power,) = (layer for layer in optimize(files.param, files.bin).graph if layer.type == "Power")
+    assert np.float32(power["scale"]) == np.float32(number)
+
+
+def test_unknown_parameters_and_hints(tmp_path: Path, worker: NcnnWorker) -> None:
+    _, text = optimised(tmp_path, worker, INPUT, 'AbsVal a 1 1 data out 7=3 8=1.5 9="text" -23310=2,1,2 30=3,4,3,2')
+    assert line_of(text, "AbsVal")[6:] == ["7=3", "8=1.5", '9="text"', "-23310=2,1,2", "-23330=4,3,4,3,2"]
+
+
+def test_no_shape_hints_unless_asked_for(tmp_path: Path, worker: NcnnWorker) -> None:
+    files = write_net(tmp_path, INPUT, "ReLU r 1 1 data a", "Mine m 1 1 a b", "AbsVal v 1 1 a2 out".replace("a2", "b"))
+    assert "-23330" not in format_param(optimize(*files).graph)
+    text = format_param(optimize(*files, shape_hints=True).graph)
+    assert line_of(text, "ReLU")[6:] == ["-23330=4,3,4,3,2"]
+    assert line_of(text, "Input")[-1] == "-23330=4,3,4,3,2"
+    assert line_of(text, "Mine")[6:] == line_of(text, "AbsVal")[6:] == []
+
+
+def test_custom_layers_without_weights_stay(tmp_path: Path) -> None:
+    mine = 'Mine m 2 2 b data c d 0=3 1=0.5 2="a b" -23303=2,1.5,2.0 31=2'
+    files = write_net(tmp_path, INPUT, "AbsVal a 1 1 data b", mine, "ReLU r 1 1 c e")
+    text = format_param(optimize(*files).graph)
+    assert line_of(text, "Mine")[8:] == ["0=3", "1=0.5", '2="a', 'b"', "-23303=2,1.5,2.0", "31=2"]
+    assert line_of(text, "ReLU")[4:] == [line_of(text, "Mine")[6], "e"]
+
+
+def test_custom_layers_with_weights_are_declared(tmp_path: Path) -> None:
+    lines = INPUT, "Mine m 1 1 data a 0=2 1=6", "Bias b 1 1 a out 0=2"
+    files = write_net(tmp_path, *lines, weights=tagged(values(6)) + raw(values(2), values(2, seed=1)))
+    with pytest.raises(
+        BinError, match=r"bytes are left over .* 'm' \(Mine\) may have weights: .*--custom Mine:p6@tagged"
+    ):
+        optimize(*files)
+    with pytest.raises(UsageError, match="does not declare a custom layer"):
+        optimize(*files, custom=["Mine=6"])
+    with pytest.raises(UsageError, match="there is no p30"):
+        optimize(*files, custom=["Mine:p30"])
+    result = optimize(*files, custom=["Mine:p1@tagged,p0"])
+    assert np.array_equal(result.graph.layers[-1].weights["bias_data"], values(2, seed=1))
+    copy = result.save(tmp_path / "copy")
+    assert copy.bin.read_bytes() == files[1].read_bytes()
+
+
+def test_names_and_kinds_of_outputs_stay(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = (
+        INPUT,
+        "Input unused 0 1 other 0=3",
+        "Noop n 1 1 data same",  # an output that is the input
+        "Split s 1 3 same same_0 same_1 first",
+        "MemoryData m 0 1 constant 0=5",  # a constant output
+        "Dropout d 1 1 same_0 dropped",
+        "Split t 1 2 dropped dropped_0 second",  # used, and an output as well
+        "ReLU r 1 1 dropped_0 third",
+        "Noop z 1 1 same_1 fourth",
+    )
+    result, _ = optimised(tmp_path, worker, *lines, weights=raw(values(5)))
+    assert {blob.name for blob in result.graph.inputs} == {"data", "other"}
+    outputs = {blob.name for blob in result.graph.outputs}
+    assert outputs == {"other", "first", "constant", "second", "third", "fourth"}
+    assert len(result.graph) < len(lines)
+
+
+def test_dynamic_weights(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = (
+        INPUT,
+        "Input kernel 0 1 kernel 0=1 1=1 11=2 2=3",
+        "Convolution c 2 1 data kernel a 0=3 1=1 6=6 19=1",
+        "BatchNorm n 1 1 a b 0=3",
+        "ReLU r 1 1 b out",
+    )
+    weights = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
+    result = optimize(*write_net(tmp_path, *lines, weights=weights))
+    assert result.verify(worker=worker).ok
+    assert [layer.type for layer in result.graph][:3] == ["Input", "Input", "Convolution"]
+    assert "BatchNorm" in [layer.type for layer in result.graph]
+
+
+def test_int8_layers_stay(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = (
+        INPUT,
+        "Convolution c 1 1 data a 0=3 1=1 5=1 6=6 8=2",
+        "BatchNorm n 1 1 a b 0=3",
+        "ReLU r 1 1 b out",
+    )
+    weights = tagged(values(6)) + raw(values(3), abs(values(3)) + 40, [30.0])
+    norm = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
+    for storage in (None, "fp16"):
+        result = optimize(*write_net(tmp_path, *lines, weights=weights + norm), storage=storage)
+        assert result.verify(worker=worker).ok
+        assert result.save(tmp_path / "out").bin.read_bytes()[: len(weights)] == weights
+        assert "8=2" in line_of(format_param(result.graph), "Convolution")
+
+
+def test_a_cut_can_be_loaded(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = (
+        INPUT,
+        "Convolution c 1 1 data a 0=3 1=1 5=1 6=6",
+        "Split s 1 2 a a_0 a_1",
+        "Sigmoid g 1 1 a_0 b",
+        "BinaryOp m 2 1 a_1 b c 0=2",
+        "Bias i 1 1 c d 0=3",
+        "ReLU r 1 1 d out",
+    )
+    weights = tagged(values(6)) + raw(values(3), values(3, seed=1))
+    files = write_net(tmp_path, *lines, weights=weights)
+    for start, end, inputs, outputs, size in (
+        ([], ["c"], {"data": (2, 3, 4)}, ["c"], 10 * 4),
+        (["a"], [], {"a": (3, 3, 4)}, ["out"], 3 * 4),
+        (["a_1"], ["d"], {"a_1": (3, 3, 4)}, ["d"], 3 * 4),
+        (["b"], ["a_0", "c"], {"data": (2, 3, 4), "b": (3, 3, 4)}, ["a_0", "c"], 10 * 4),
+        (["c"], ["out", "d"], {"c": (3, 3, 4)}, ["out", "d"], 3 * 4),
+    ):
+        result = optimize(*files, start=start, end=end)
+        assert result.verify(worker=worker).ok
+        saved = result.save(tmp_path / "cut")
+        assert saved.bin.stat().st_size == size
+        runner = NcnnRunner(saved.param, saved.bin, worker=worker)
+        assert sorted(runner.input_names()) == sorted(inputs)
+        assert sorted(runner.output_names()) == sorted(outputs)
+        assert dict(result.shapes) == inputs
+        header = saved.param.read_text().split("\n")
+        assert int(header[1].split()[0]) == len(header) - 3
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "message"),
+    [
+        (["nothing"], [], "--start nothing: the net has no blob of that name"),
+        ([], ["nothing"], "--end nothing: the net has no blob of that name"),
+        (["b"], ["b"], "'b' cannot be both start and end"),
+        (["out"], ["b"], "--start out: the net does not need it to compute b"),
+        ([], ["data"], "--end data: an input of the net is nothing to compute"),
+    ],
+)
+def test_impossible_cuts(tmp_path: Path, start: Sequence[str], end: Sequence[str], message: str) -> None:
+    files = write_net(tmp_path, INPUT, "AbsVal a 1 1 data b", "ReLU r 1 1 b out")
+    with pytest.raises(UsageError, match=message):
+        optimize(*files, start=start, end=end)
+
+
+def test_a_net_that_ncnn_dies_on_is_reported(tmp_path: Path, worker: NcnnWorker) -> None:
+    # Slices beyond the blob's size: ncnn writes past the end of it, or refuses.
+    lines = "Input data 0 1 data 0=4", "Convolution c 1 1 data out 0=2 1=5 6=50"
+    result = optimize(*write_net(tmp_path, *lines, weights=tagged(values(50))))
+    with pytest.raises((CrashError, RunError), match="before anything is optimised"):
+        result.verify(worker=worker)
+
+
+def test_inputs_of_tables_are_indexes(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = (
+        "Input data 0 1 data 0=6",
+        "Reshape p 1 1 data a 0=-1",
+        "Embed e 1 1 a b 0=4 1=10 3=40",
+        "ReLU r 1 1 b out",
+    )
+    result = optimize(*write_net(tmp_path, *lines, weights=tagged(values(40))))
+    report = result.verify(worker=worker)
+    assert report.ok
+    saved = result.save(tmp_path / "out")
+    feeds = {"data": np.arange(6, dtype=np.int32)}
+    out = NcnnRunner(saved.param, saved.bin, exact=True, worker=worker).run(feeds)["out"]
+    assert np.array_equal(out, np.maximum(values(40).reshape(10, 4)[:6], 0))
+
+
+def test_a_wrong_rewrite_is_caught(tmp_path: Path, worker: NcnnWorker) -> None:
+    result = optimize(*write_net(tmp_path, INPUT, "Bias i 1 1 data a 0=2", "ReLU r 1 1 a out", weights=raw(values(2))))
+    bias = result.graph.layers[1].weights
+    bias["bias_data"] = bias["bias_data"] * np.float32(1.01)
+    report: Verification = result.verify(worker=worker)
+    assert not report.ok
+    assert [output.status for output in report.outputs] == ["mismatch"]
+
+
+def test_other_sizes_than_the_stated_ones(tmp_path: Path, worker: NcnnWorker) -> None:
+    """An Input's sizes are hints; what is made of the net has to take other images too."""
+    lines = (
+        "Input data 0 1 data 0=4 1=4 2=2",
+        'Reshape a 1 1 data a 6="0w,0h,0c"',
+        "Interp b 1 1 a b 0=1 3=4 4=4",
+        "Pooling p 1 1 b c 0=1 7=1 8=4 18=4",
+        "Crop d 1 1 c out -23309=2,0,0 -23310=2,4,4 -23311=2,1,2",
+    )
+    files = write_net(tmp_path, *lines)
+    result = optimize(*files)
+    assert result.verify(worker=worker).ok
+    saved = result.save(tmp_path / "out")
+    feeds = {"data": values(2, 6, 5)}
+    before, after = (NcnnRunner(*paths, exact=True, worker=worker) for paths in (files, (saved.param, saved.bin)))
+    assert np.array_equal(before.run(feeds)["out"], after.run(feeds)["out"])
