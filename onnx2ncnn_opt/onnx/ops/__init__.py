@@ -2,6 +2,7 @@
 
 from onnx2ncnn_opt.onnx.ops import (
     activation,
+    attention,
     cast,
     convolution,
     elementwise,
@@ -21,6 +22,7 @@ from onnx2ncnn_opt.onnx.ops import (
 
 __all__ = [
     "activation",
+    "attention",
     "cast",
     "convolution",
     "elementwise",
