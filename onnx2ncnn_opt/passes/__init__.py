@@ -27,15 +27,19 @@ from onnx2ncnn_opt.passes import (
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_flatten_after_innerproduct import eliminate_flatten_after_innerproduct
+from onnx2ncnn_opt.passes.eliminate_identity import eliminate_identity
 from onnx2ncnn_opt.passes.eliminate_noop import eliminate_noop
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
+from onnx2ncnn_opt.passes.eliminate_slice_concat import eliminate_slice_concat
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
 from onnx2ncnn_opt.passes.fold_views import fold_views
+from onnx2ncnn_opt.passes.fuse_binaryop_binaryop import fuse_binaryop_binaryop
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
+from onnx2ncnn_opt.passes.fuse_clip import fuse_clip
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
 from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
 from onnx2ncnn_opt.passes.fuse_groupnorm import fuse_groupnorm
@@ -49,6 +53,7 @@ from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
+from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
 from onnx2ncnn_opt.passes.move_views import move_views
 from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
@@ -59,6 +64,7 @@ from onnx2ncnn_opt.rewrite.rule import Pass
 PASSES: tuple[Pass, ...] = (
     eliminate_split,
     eliminate_noop,
+    eliminate_identity,
     eliminate_dropout,
     eliminate_pooling1x1,
     eliminate_flatten_after_global_pooling,
@@ -67,7 +73,10 @@ PASSES: tuple[Pass, ...] = (
     fold_views,
     fuse_memorydata_view,
     fuse_crop_slice,
+    eliminate_slice_concat,
     fuse_memorydata_binaryop,
+    fuse_binaryop_binaryop,
+    fuse_clip,
     replace_prelu_with_leaky_relu,
     fuse_swish,
     fuse_hardsigmoid,
@@ -93,6 +102,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_multiheadattention,
     move_views_before_slice,
     *fuse_permute_matrix.PASSES,
+    merge_equal_layers,
     eliminate_orphaned_memorydata,
 )
 

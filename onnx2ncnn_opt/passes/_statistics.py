@@ -1,4 +1,8 @@
-"""Pieces of expanded normalisations: means, squares, and what is divided by their roots."""
+"""Pieces of expanded normalisations: means, squares, and what is divided by their roots.
+
+The power operator is left out: ncnn's is wrong for numbers that are not positive, so a net with it computes something
+else.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,7 @@ from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require
 
 _MEAN = 3
-_POW = 6
 _SQUARE, _SQRT, _RSQRT, _RECIPROCAL = 4, 5, 6, 15
-_ONE_HALF = 0.5
 
 
 def mean(x: Pattern, capture: str) -> Op:
@@ -25,18 +27,16 @@ def mean(x: Pattern, capture: str) -> Op:
 def square(x: Op | str, again: Pattern) -> Iterator[Op]:
     """x * x, however it is written; `again` is the same x, where it is a layer that was captured."""
     yield op("UnaryOp", op_type=_SQUARE)(x)
-    yield op("BinaryOp", op_type=_POW, with_scalar=1, b=2.0)(x)
     yield mul(x, again)
 
 
 def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
     """x divided by the root of ``squares + eps``, however it is written."""
     total = plus(squares, eps)
-    root = (op("UnaryOp", op_type=_SQRT)(total), op("BinaryOp", op_type=_POW, with_scalar=1, b=_ONE_HALF)(total))
-    for divisor in root:
-        yield op("BinaryOp", "root", op_type=DIV, with_scalar=0)(x, divisor)
-        yield _times_root(x, op("UnaryOp", op_type=_RECIPROCAL)(divisor))
-        yield _times_root(x, op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(divisor))
+    root = op("UnaryOp", op_type=_SQRT)(total)
+    yield op("BinaryOp", "root", op_type=DIV, with_scalar=0)(x, root)
+    yield _times_root(x, op("UnaryOp", op_type=_RECIPROCAL)(root))
+    yield _times_root(x, op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(root))
     yield _times_root(x, op("UnaryOp", op_type=_RSQRT)(total))
 
 

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+# The scalar with which an operator changes nothing; ncnn's power of 1 changes numbers that are not positive.
+_NEUTRAL = {ADD: 0.0, SUB: 0.0, MUL: 1.0, DIV: 1.0}
+_SIDES = ("top", "bottom", "left", "right", "front", "behind")
+_SUM, _MEAN, _MAX, _MIN, _PROD = 0, 3, 4, 5, 6
+
+
+def _keeps_shape(layer: Layer) -> bool:
+    """What only takes away or adds (or resizes) has done nothing where the shape is the same afterwards."""
+    before, after = layer.inputs[0].shape, layer.output.shape
+    return before is not None and before == after
+
+
+def _is_neutral(binary: Layer) -> bool:
+    return bool(binary["with_scalar"]) and _NEUTRAL.get(binary["op_type"]) == binary["b"]
+
+
+def _reduces_nothing(reduction: Layer) -> bool:
+    """A plain reduction over axes of one element, which stay."""
+    shape = reduction.input.shape
+    if shape is None or reduction["operation"] not in (_SUM, _MEAN, _MAX, _MIN, _PROD) or reduction["coeff"] != 1:
+        return False
+    axes = range(len(shape)) if reduction["reduce_all"] else reduction["axes"]
+    sizes: list[Dim] = [shape[axis] for axis in axes]
+    return _keeps_shape(reduction) and all(isinstance(size, int) and size == 1 for size in sizes)
+
+
+_IDENTITIES: dict[str, Callable[[Layer], bool]] = {
+    "BinaryOp": _is_neutral,
+    "Concat": lambda layer: len(layer.inputs) == 1,
+    "Crop": lambda layer: len(layer.inputs) == 1 and _keeps_shape(layer),
+    "Interp": lambda layer: len(layer.inputs) == 1 and _keeps_shape(layer) and len(layer.output.shape or ()) == 3,
+    "Padding": lambda layer: not any(layer[side] for side in _SIDES),
+    "PixelShuffle": lambda layer: bool(layer["upscale_factor"] == 1),
+    "Reduction": _reduces_nothing,
+    "Reorg": lambda layer: bool(layer["stride"] == 1),
+    "ShuffleChannel": lambda layer: bool(layer["group"] == 1),
+    "Slice": lambda layer: len(layer.outputs) == 1 and _keeps_shape(layer),
+    "Tile": lambda layer: all(times == 1 for times in (*layer["repeats"], layer["tiles"])),
+}
+
+
+def _does_nothing(layer: Layer) -> bool:
+    return len(layer.outputs) == 1 and _IDENTITIES[layer.type](layer)
+
+
+@rewrite(op(_IDENTITIES, "layer", _does_nothing), exact=True)
+def eliminate_identity(layer: Layer) -> Blob:
+    """x ── a layer that changes nothing ──   ⇒   x ──
+
+    Concat and Slice of one blob, Crop and Interp to the same size, Padding by nothing, Tile by 1, PixelShuffle, Reorg
+    and ShuffleChannel by 1, a Reduction over axes of one element, and BinaryOp + 0, - 0, * 1, / 1.
+    """
+    same = layer.inputs[0].shape is None or layer.inputs[0].shape == layer.output.shape
+    require(same, f"{layer.type} '{layer.name}' gives another shape")
+    return layer.inputs[0]

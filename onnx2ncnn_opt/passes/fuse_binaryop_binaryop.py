@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.passes._constants import constant_array, finite_float32
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
+from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._linear import factor, offset
+from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_FACTORS, _OFFSETS = frozenset({MUL, DIV}), frozenset({ADD, SUB})
+
+
+def _forms() -> Iterator[Op]:
+    for kinds in (_FACTORS, _OFFSETS):
+        scalar = op("BinaryOp", "inner", op_type=kinds, with_scalar=1)("x")
+        yield op("BinaryOp", "outer", op_type=kinds, with_scalar=1)(scalar)
+    for kind in (MUL, ADD):
+        inner = op("BinaryOp", "inner", op_type=kind, with_scalar=0)("x", const("first"))
+        yield op("BinaryOp", "outer", op_type=kind, with_scalar=0)(inner, const("second"))
+
+
+@rewrite(*_forms(), exact=False)
+def fuse_binaryop_binaryop(
+    x: Blob, inner: Layer, outer: Layer, first: Layer | None = None, second: Layer | None = None
+) -> Layer | list[Layer]:
+    """x ── BinaryOp (constant) ── BinaryOp (constant) ──   ⇒   x ── BinaryOp (constant) ──
+
+    Two factors, or two offsets.
+    """
+    is_factor = outer["op_type"] in _FACTORS
+    if first is None or second is None:
+        require(not is_factor or (inner["b"] and outer["b"]), "a factor or divisor is 0")
+        value = factor(inner) * factor(outer) if is_factor else offset(inner) + offset(outer)
+        require(finite_float32(value), "the constants together are too large")
+        return outer.having(inputs=[x], op_type=MUL if is_factor else ADD, b=value)
+    a, b = constant_array(first), constant_array(second)
+    require(a.ndim == b.ndim, f"'{first.name}' and '{second.name}' differ in rank")
+    require(x.shape is not None and x.shape == outer.output.shape, f"the constants give '{x.name}' another shape")
+    fits = all(m == n or 1 in (m, n) for m, n in zip(a.shape, b.shape, strict=True))
+    require(fits and (a.ndim == len(x.shape or ()) or a.shape == b.shape), "the constants lie along different axes")
+    both = np.asarray(a * b if is_factor else a + b)
+    require(both.size <= max(a.size, b.size), "the constants together would be larger")
+    sizes = dict.fromkeys("whdc") | dict(zip(AXES[both.ndim], both.shape, strict=True))
+    constant = second.having(load_type=None, **sizes, weights={"data": stored(second, "data", both).reshape(-1)})
+    constant.outputs = (Blob(f"{second.output.name}_both", both.shape),)
+    return [constant, outer.having(inputs=[x, constant.output])]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.passes._views import Writer
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+# Input makes what the caller feeds; Noop and Split exist to give one value several public names.
+_UNIQUE = frozenset({"Input", "Noop", "Split"})
+
+
+@graph_pass(exact=True)
+def merge_equal_layers(graph: Graph) -> Iterator[Change]:
+    """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
+
+    Layers of one type with the same inputs, parameters and weights; constants too. Custom layers may do anything.
+    """
+    writer = Writer(graph)
+    first: dict[Hashable, Layer] = {}
+    weighed: dict[Hashable, dict[bytes, Layer]] = {}
+    for layer in graph.layers:
+        if layer.type in _UNIQUE or layer.is_custom:
+            continue
+        key = _key(layer)
+        other = first.setdefault(key, layer)
+        if other is layer:
+            continue
+        if len(layer.weights):
+            # Weights are only looked at where everything else is the same.
+            known = weighed.setdefault(key, {_digest(other): other})
+            other = known.setdefault(_digest(layer), layer)
+        if other is not layer and all(_may_stand_in(b, a) for a, b in zip(other.outputs, layer.outputs, strict=True)):
+            users = [user for blob in layer.outputs for user in blob.users]
+            for new, old in zip(other.outputs, layer.outputs, strict=True):
+                writer.take_over(old, new)
+            other.origin = tuple(dict.fromkeys((*other.origin, *layer.origin)))
+            graph.remove(layer)
+            yield Change((layer,), (other, *users))
+
+
+def _may_stand_in(old: Any, new: Any) -> bool:
+    return not (old.is_output and new.is_output)
+
+
+def _key(layer: Layer) -> Hashable:
+    params = sorted((str(name), _frozen(value)) for name, value in layer.params.items() if name != "shape_hints")
+    return layer.type, tuple(map(id, layer.inputs)), tuple(params), len(layer.outputs)
+
+
+def _frozen(value: Any) -> str:
+    """A parameter as text: 0 and 0.0 are different values to ncnn, and so are 0.0 and -0.0."""
+    return repr(tuple(value)) if isinstance(value, (list, tuple)) else repr(value)
+
+
+def _digest(layer: Layer) -> bytes:
+    """What the weights would be in the file."""
+    digest = blake2b()
+    for name, block in layer.weights.stored_items():
+        digest.update(f"{name} {block.encoding.value} {block.data.dtype} {block.data.size} {block.tag} ".encode())
+        digest.update(block.data.tobytes())
+        if block.table is not None:
+            digest.update(block.table.tobytes())
+    return digest.digest()
