@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -84,7 +83,7 @@ def memory_note(result: Optimized) -> str:
 
 
 def latency_ratio(before: tuple[Path, Path], after: tuple[Path, Path], shapes: dict[str, tuple[int, ...]]) -> str:
-    """Median time after / before, of interleaved runs in a process of their own."""
+    """Least time after / before, of interleaved runs in a process of their own."""
     request = json.dumps([[*map(str, before)], [*map(str, after)], shapes])
     done = subprocess.run([sys.executable, __file__, "--time", request], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "-"
@@ -114,7 +113,7 @@ def time_nets(request: str) -> None:
             for name in net.output_names():
                 extractor.extract(name)
             seconds.append(time.perf_counter() - start)
-    first, second = (statistics.median(seconds) for seconds in times)
+    first, second = (min(seconds) for seconds in times)
     print(f"{second / first:.2f} of {first * 1e3:.1f} ms")
 
 

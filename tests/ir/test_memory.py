@@ -1,0 +1,169 @@
+"""The estimate of memory against a literal simulation of ncnn's recursion, and the order that lowers it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.memory import blob_bytes, lower_peak, peak_memory
+from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.param.splits import Line, list_layers
+from onnx2ncnn_opt.param.text import parse_param
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "optimize"))
+from random_layers import RandomNet
+
+
+def net(*lines: str) -> Graph:
+    tops = sum(int(line.split()[3]) for line in lines)
+    graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
+    infer_graph(graph)
+    return graph
+
+
+class Recursion:
+    """ncnn's forward_layer with reference counts, on the written net with its Splits."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.lines = list_layers(graph).lines
+        self.producer = {top: line for line in self.lines for top in line.tops}
+        self.mats: dict[str, int] = {}  # blob -> buffer
+        self.counts: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.peak = 0
+        consumed = {name for line in self.lines for name in line.bottoms}
+        for line in self.lines:
+            if line.type == "Input":
+                self.run(line)
+        # Outputs stay with the caller.
+        for blob in graph.outputs:
+            self.extract(list_layers(graph).names[blob])
+        assert consumed
+
+    def extract(self, name: str) -> None:
+        if name not in self.mats:
+            self.forward(self.producer[name])
+
+    def forward(self, line: Line) -> None:
+        for name in line.bottoms:
+            if name not in self.mats:
+                self.forward(self.producer[name])
+        self.run(line)
+
+    def run(self, line: Line) -> None:
+        layer = line.layer
+        if line.type == "Split":
+            shared = [self.mats[line.bottoms[0]]] * len(line.tops)
+        elif line.type == "Noop" and len(line.bottoms) == len(line.tops):
+            shared = [self.mats[name] for name in line.bottoms]
+        elif self.is_inplace(line):
+            shared = [self.mats[line.bottoms[0]]]
+        else:
+            assert layer
+            shared = []
+            for blob in layer.outputs:
+                buffer = len(self.sizes)
+                self.sizes[buffer] = blob_bytes(blob.shape) or 0
+                self.counts[buffer] = 0
+                shared.append(buffer)
+        for top, buffer in zip(line.tops, shared, strict=True):
+            self.mats[top] = buffer
+            self.counts[buffer] += 1
+        self.peak = max(self.peak, sum(self.sizes[buffer] for buffer, count in self.counts.items() if count))
+        for name in dict.fromkeys(line.bottoms):
+            self.counts[self.mats[name]] -= 1
+
+    def is_inplace(self, line: Line) -> bool:
+        layer = line.layer
+        if (
+            layer is None
+            or layer.spec is None
+            or not layer.spec.inplace
+            or len(line.bottoms) != 1
+            or len(line.tops) != 1
+        ):
+            return False
+        return self.counts[self.mats[line.bottoms[0]]] == 1
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_estimate_is_that_of_the_recursion(seed: int) -> None:
+    graph = RandomNet(seed).graph
+    # Layers that nothing needs are never run.
+    assert peak_memory(graph).peak == Recursion(graph).peak
+
+
+def test_bytes() -> None:
+    assert blob_bytes((5,)) == 20
+    assert blob_bytes((5, 3)) == 60
+    assert blob_bytes((5, 3, 3)) == 5 * 48  # channels are aligned to 16 bytes
+    assert blob_bytes((2, 3, 3, 3)) == 2 * 112
+    assert blob_bytes(None) is None
+
+
+def branches(first: str, second: str, operation: str) -> Graph:
+    return net(
+        "Input in 0 1 x 0=8 1=8 2=4",
+        "Input in2 0 1 small 0=1 1=1 2=4",
+        "Interp up 1 1 small a 0=1 3=8 4=8",
+        "Convolution c 1 1 x big 0=64 1=1 6=256",
+        "Convolution d 1 1 big b 0=4 1=1 6=256",
+        f"{operation.split()[0]} m 2 1 {first} {second} out {' '.join(operation.split()[1:])}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "exchanged"),
+    [("BinaryOp 0=0", 0), ("BinaryOp 0=2", 2), ("BinaryOp 0=1", 7), ("BinaryOp 0=7", 1), ("Eltwise 0=1", 1)],
+)
+def test_the_larger_operand_comes_first(operation: str, exchanged: int) -> None:
+    """While the first operand waits, the second one's 64 channels are computed: exchanged, nothing waits for them."""
+    graph = branches("a", "b", operation)
+    before = peak_memory(graph)
+    (layer,) = lower_peak(graph)
+    after = peak_memory(graph)
+    assert before.peak - after.peak == 4 * 256 - 4 * 16  # operand a, but for the input that it is made from
+    assert (layer.name, layer["op_type"], [blob.name for blob in layer.inputs]) == ("m", exchanged, ["b", "a"])
+    assert lower_peak(graph) == []
+
+
+@pytest.mark.parametrize(
+    "operation", ["BinaryOp 0=3", "BinaryOp 0=4", "Eltwise 0=1 -23301=2,1.0,2.0", "Concat", "Eltwise 0=2"]
+)
+def test_operands_that_may_not_change_places(operation: str) -> None:
+    assert lower_peak(branches("a", "b", operation)) == []
+
+
+def test_a_good_order_stays() -> None:
+    assert lower_peak(branches("b", "a", "BinaryOp 0=0")) == []
+
+
+def test_unknown_sizes() -> None:
+    graph = net("Input in 0 1 x", "ReLU r 1 1 x y")
+    memory = peak_memory(graph)
+    assert (memory.peak, memory.unknown) == (0, 2)
+
+
+def test_the_waiting_layers_and_the_place_of_the_peak() -> None:
+    memory = peak_memory(branches("a", "b", "BinaryOp 0=0"))
+    assert memory.layer == "c"
+    assert [layer.name for layer in memory.waiting] == ["c", "d", "m"]
+
+
+def test_a_deep_net_needs_no_deep_stack() -> None:
+    lines = [f"Sigmoid s{i} 1 1 b{i} b{i + 1}" for i in range(20_000)]
+    assert peak_memory(net("Input in 0 1 b0 0=16", *lines)).peak == 64
+
+
+def test_time_is_bounded() -> None:
+    graph = branches("a", "b", "BinaryOp 0=0")
+    last = graph.outputs[0]
+    for i in range(3000):
+        last = graph.add(Layer("BinaryOp", f"n{i}", [last, last], [type(last)(f"n{i}", last.shape)])).output
+    graph.outputs = [last]
+    assert len(lower_peak(graph)) == 1
+    assert np.isfinite(peak_memory(graph).peak)

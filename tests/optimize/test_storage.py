@@ -1,0 +1,161 @@
+"""Weights in 16 bits: which are stored so, which are not and why, and that ncnn reads them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from handmade import raw, tagged, write_net
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+from onnx2ncnn_opt.optimize import optimize
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.param.storage import plan_storage
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+
+SIZES = {"fp16": 2, "bf16": 2, None: 4}
+
+
+def values(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def convolution(folder: Path, kernel: Array) -> tuple[Path, Path]:
+    """A 1x1 convolution with 2 outputs and a bias."""
+    size = kernel.size // 2
+    lines = f"Input data 0 1 data 0=4 1=3 2={size}", f"Convolution c 1 1 data out 0=2 1=1 5=1 6={kernel.size}"
+    return write_net(folder, *lines, weights=tagged(kernel) + raw(values(2)))
+
+
+@pytest.mark.parametrize("storage", ["fp16", "bf16"])
+def test_sizes_and_numbers(tmp_path: Path, storage: str) -> None:
+    kernel = values(2, 33)
+    result = optimize(*convolution(tmp_path, kernel), storage=storage)
+    report = result.verify()
+    assert report.ok
+    assert [output.max_abs for output in report.folded] == [0.0]
+    assert report.outputs[0].max_rel
+    assert 0 < report.outputs[0].max_rel < 8 * (2**-11 if storage == "fp16" else 2**-8)
+    files = result.save(tmp_path / "out")
+    assert files.bin.stat().st_size == 4 + 66 * 2 + 8
+    stored = read_net(files.param, files.bin).graph.layers[1].weights["weight_data"]
+    dtype = np.float16 if storage == "fp16" else ml_dtypes.bfloat16
+    assert np.array_equal(stored, kernel.astype(dtype).astype(np.float32).reshape(-1))
+
+
+def test_a_stored_net_is_one_of_rounded_weights(tmp_path: Path) -> None:
+    kernel = values(2, 8)
+    (tmp_path / "rounded").mkdir()
+    short = optimize(*convolution(tmp_path, kernel), storage="fp16").save(tmp_path / "short")
+    rounded = convolution(tmp_path / "rounded", kernel.astype(np.float16).astype(np.float32))
+    feeds = {"data": values(8, 3, 4)}
+    stored, plain = (NcnnRunner(*paths, exact=True).run(feeds)["out"] for paths in ((short.param, short.bin), rounded))
+    assert np.array_equal(stored, plain)
+
+
+@pytest.mark.parametrize(
+    ("storage", "spoilt", "message"),
+    [
+        ("fp16", {0: 65520.0}, "65520 is beyond the largest number of fp16, 65504"),
+        ("fp16", {5: -1e6}, "1e+06 is beyond the largest number of fp16, 65504"),
+        ("fp16", {3: np.inf}, "it is not finite everywhere"),
+        ("bf16", {3: np.nan}, "it is not finite everywhere"),
+        ("bf16", {3: 3.4e38}, "3.4e+38 is beyond the largest number of bf16, 3.38953e+38"),
+        ("fp16", dict.fromkeys(range(8, 16), 1e-8), "row 1 has no number above 1e-08, too small for fp16"),
+        ("fp16", dict.fromkeys(range(8, 16), 2e-7), "row 1 has no number above 2e-07, too small for fp16"),
+    ],
+)
+def test_weights_that_16_bits_do_not_hold(tmp_path: Path, storage: str, spoilt: dict[int, float], message: str) -> None:
+    kernel = values(2, 8).reshape(-1)
+    for i, value in spoilt.items():
+        kernel[i] = value
+    files = convolution(tmp_path, kernel)
+    result = optimize(*files, storage=storage)
+    assert result.storage
+    assert [str(kept) for kept in result.storage.kept] == [f"Convolution 'c', weight_data: {message}"]
+    assert result.save(tmp_path / "out").bin.read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("storage", "spoilt"),
+    [
+        ("fp16", {0: 65519.0}),  # rounds to the largest number
+        ("fp16", {0: 1e-9, 9: 6e-8}),  # lost, but nothing beside its neighbours
+        ("fp16", dict.fromkeys(range(8, 16), 0.0)),
+        ("bf16", dict.fromkeys(range(8, 16), 1e-30)),
+        ("bf16", {3: 1e6}),
+    ],
+)
+def test_weights_that_16_bits_hold(tmp_path: Path, storage: str, spoilt: dict[int, float]) -> None:
+    kernel = values(2, 8).reshape(-1)
+    for i, value in spoilt.items():
+        kernel[i] = value
+    result = optimize(*convolution(tmp_path, kernel), storage=storage)
+    assert result.storage
+    assert (result.storage.count, result.storage.kept) == (1, ())
+    assert result.verify().ok
+
+
+def test_only_what_ncnn_reads_behind_a_tag(tmp_path: Path) -> None:
+    lines = (
+        "Input data 0 1 data 0=6",
+        "MemoryData table 0 1 table 0=6 1=1 2=1",
+        "MemoryData indexes 0 1 indexes 0=3",
+        "Embed e 1 1 indexes rows 0=6 1=5 2=1 3=30",
+        "BinaryOp s 2 1 rows data a 0=0",
+        "PReLU p 1 1 a b 0=3",
+        "BinaryOp t 2 1 b table out 0=0",
+    )
+    table, rows, bias, slopes = values(6), values(30, seed=1), values(6, seed=2), values(3, seed=3)
+    indexes = np.asarray([4, 0, 2], np.int32).tobytes()
+    files = write_net(tmp_path, *lines, weights=raw(table) + indexes + tagged(rows) + raw(bias, slopes))
+    result = optimize(*files, storage="fp16", skip=["fuse_binaryop_scale"])
+    assert result.storage
+    assert {change.layer.name for change in result.storage.changes} == {"table", "e"}
+    assert result.verify().ok
+    text = result.save(tmp_path / "out").param.read_text()
+    assert next(line.split()[-1] for line in text.splitlines() if " table " in line) == "21=0"
+    assert (tmp_path / "out.bin").read_bytes().count(indexes) == 1
+    assert raw(bias, slopes) in (tmp_path / "out.bin").read_bytes()
+
+
+def test_what_is_compressed_already_stays(tmp_path: Path) -> None:
+    kernel = values(2, 8)
+    first = optimize(*convolution(tmp_path, kernel), storage="bf16").save(tmp_path / "first")
+    again = optimize(first.param, first.bin, storage="fp16")
+    assert again.storage
+    assert again.storage.count == 0
+    assert again.save(tmp_path / "again").bin.read_bytes() == first.bin.read_bytes()
+
+
+def test_an_unknown_storage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be stored as int4; there are fp16, bf16"):
+        optimize(*convolution(tmp_path, values(2, 8)), storage="int4")
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(arrays.arrays(np.float32, 16, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_bf16_is_rounded_to_nearest(numbers: Array) -> None:
+    from onnx2ncnn_opt.param.storage import _encoded
+
+    with np.errstate(over="ignore"):
+        expected = numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
+    assert np.array_equal(_encoded(numbers, Encoding.BF16), expected)
+
+
+def test_rounding_never_loses_more_than_promised(tmp_path: Path) -> None:
+    files = convolution(tmp_path, values(2, 4000) * np.float32(1e-3))
+    graph = read_net(*files).graph
+    for encoding in (Encoding.FP16, Encoding.BF16):
+        plan = plan_storage(graph, encoding)
+        (change,) = plan.changes
+        error = np.abs(Weight(change.short.data, encoding).array - change.full.array)
+        assert (
+            error <= 2 * (2.0**-11 if encoding is Encoding.FP16 else 2.0**-8) * np.abs(change.full.array) + 3e-8
+        ).all()
