@@ -45,7 +45,7 @@ def _follow(value: onnx_ir.Value | None, axis: int, inputs: dict[str, int], foun
         seen.add((value, axis))
         node = value.producer()
         if node is None:
-            if value.name in inputs and axis < inputs[value.name]:
+            if value.name in inputs and axis < inputs[value.name] > 1:
                 found.setdefault(value.name, axis)
         elif node.op_type in _SAME_AXES:
             pending.extend((operand, axis) for operand in node.inputs if operand is not None)

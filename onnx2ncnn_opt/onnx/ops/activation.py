@@ -160,19 +160,26 @@ def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.
 @onnx_op("Clip")
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
-    return im.unary(x, "Clip", min=min, max=max)
+    return _clip(im, x, min, max)
 
 
 @onnx_op("Clip", since=11)
-def clip11(im: ImportContext, x: Tensor, min: Array | None = None, max: Array | None = None) -> Tensor:
-    """Clip with constant bounds."""
-    low, high = (
-        default if bound is None else float(bound.reshape(-1)[0])
-        for bound, default in ((min, -FLT_MAX), (max, FLT_MAX))
-    )
+def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
+    """Clip; ReLU where it is that; BinaryOp max and min for bounds that are calculated."""
+    low = -FLT_MAX if min is None else min.scalar if isinstance(min, Constant) else None
+    high = FLT_MAX if max is None else max.scalar if isinstance(max, Constant) else None
+    if low is not None and high is not None:
+        return _clip(im, x, low, high)
+    bounded: Value = x
+    if min is not None:
+        bounded = binary(im, MAX, bounded, min)
+    return bounded if max is None else binary(im, MIN, bounded, max)
+
+
+def _clip(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
     # An infinite bound bounds nothing, and .param files cannot say it.
     low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
-    return im.unary(x, "Clip", min=low, max=high)
+    return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
 
 
 @onnx_op("Dropout")
