@@ -1,0 +1,301 @@
+"""Operators of com.microsoft, as ONNX Runtime's optimiser writes them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
+from onnx2ncnn_opt.onnx.ops.attention import (
+    added,
+    attend,
+    bias,
+    causal,
+    concat_heads,
+    merge_heads,
+    rotate,
+    split_heads,
+)
+from onnx2ncnn_opt.onnx.ops.convolution import conv
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
+from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul
+from onnx2ncnn_opt.onnx.ops.normalization import layer_norm
+from onnx2ncnn_opt.onnx.ops.shape import split2
+from onnx2ncnn_opt.onnx.ops.statistics import number, rms_norm
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+_MICROSOFT = "com.microsoft"
+
+
+@onnx_op("Gelu", domain=_MICROSOFT)
+def gelu(im: ImportContext, x: Tensor) -> Tensor:
+    """GELU."""
+    return im.unary(x, "GELU")
+
+
+@onnx_op("BiasGelu", domain=_MICROSOFT)
+def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
+    """BinaryOp add and GELU."""
+    return im.unary(binary(im, ADD, x, b), "GELU")
+
+
+@onnx_op("FastGelu", domain=_MICROSOFT)
+def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
+    """GELU with tanh."""
+    return im.unary(x if b is None else binary(im, ADD, x, b), "GELU", fast_gelu=1)
+
+
+@onnx_op("QuickGelu", domain=_MICROSOFT)
+def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
+    """x * Sigmoid(alpha * x)."""
+    return binary(im, MUL, x, im.unary(binary(im, MUL, x, number(alpha)), "Sigmoid"))
+
+
+@onnx_op("SkipLayerNormalization", domain=_MICROSOFT)
+def skip_layer_norm(
+    im: ImportContext,
+    x: Tensor,
+    skip: Value,
+    gamma: Array,
+    beta: Array | None = None,
+    b: Value | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[Value | None, ...]:
+    """BinaryOp add and LayerNorm."""
+    total = _sum(im, x, skip, b)
+    return layer_norm(im, total, gamma, beta, epsilon=epsilon), *_statistics(im), total
+
+
+@onnx_op("SkipSimplifiedLayerNormalization", domain=_MICROSOFT)
+def skip_rms_norm(
+    im: ImportContext, x: Tensor, skip: Value, gamma: Array, b: Value | None = None, *, epsilon: float = 1e-12
+) -> tuple[Value | None, ...]:
+    """BinaryOp add and RMSNorm."""
+    total = _sum(im, x, skip, b)
+    return rms_norm(im, total, gamma, epsilon=epsilon), *_statistics(im), total
+
+
+def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
+    total = binary(im, ADD, x, skip)
+    return im.tensor(total if b is None else binary(im, ADD, total, b))
+
+
+def _statistics(im: ImportContext) -> tuple[None, None]:
+    """Outputs 1 and 2, which only training needs."""
+    if im.is_used(1) or im.is_used(2):
+        raise im.refuse("its mean or deviation is used, and ncnn does not give them")
+    return None, None
+
+
+def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float, ...]) -> Value:
+    """What a fused operator does to its result."""
+    x = im.tensor(x)
+    plain = {"": None, "Relu": "ReLU", "Sigmoid": "Sigmoid", "Tanh": "TanH"}
+    if activation in plain:
+        kind = plain[activation]
+        return x if kind is None else im.unary(x, kind)
+    if activation == "LeakyRelu":
+        return leaky_relu(im, x, alpha=params[0] if params else 0.01)
+    if activation == "Clip":
+        low, high = map(number, params)
+        return clip11(im, x, low, high)
+    if activation == "HardSigmoid":
+        alpha, beta = params
+        return hard_sigmoid(im, x, alpha=alpha, beta=beta)
+    raise im.refuse(f"activation {activation} is not known")
+
+
+@onnx_op("FusedConv", domain=_MICROSOFT, batch=0)
+def fused_conv(
+    im: ImportContext,
+    x: Tensor,
+    w: Array,
+    b: Array | None = None,
+    z: Value | None = None,
+    *,
+    activation: str = "",
+    activation_params: tuple[float, ...] = (),
+    auto_pad: str = "NOTSET",
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Value:
+    """Conv, an addition, and an activation."""
+    y: Value = conv(
+        im,
+        x,
+        w,
+        b,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return _activated(im, y if z is None else binary(im, ADD, y, z), activation, activation_params)
+
+
+@onnx_op("FusedMatMul", "TransposeMatMul", domain=_MICROSOFT)
+def fused_matmul(
+    im: ImportContext,
+    a: Value,
+    b: Value,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Value:
+    """MatMul of transposed operands, times alpha."""
+    if transBatchA or transBatchB:
+        raise im.refuse("transBatchA or transBatchB is 1")
+    product = matmul(im, _turned(a) if transA else a, _turned(b) if transB else b)
+    return product if alpha == 1 else binary(im, MUL, product, number(alpha))
+
+
+def _turned(x: Value) -> Value:
+    """The last two axes exchanged."""
+    if x.rank < 2:
+        return x
+    order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
+    return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
+
+
+@onnx_op("FusedGemm", domain=_MICROSOFT)
+def fused_gemm(
+    im: ImportContext,
+    a: Value,
+    b: Value,
+    c: Value | None = None,
+    *,
+    activation: str = "",
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Value:
+    """Gemm and an activation."""
+    product = gemm(im, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    params = tuple(value for value in (activation_alpha, activation_beta) if value is not None)
+    if activation_gamma is not None:
+        raise im.refuse(f"activation {activation} with gamma")
+    return _activated(im, product, activation, params)
+
+
+@onnx_op("MultiHeadAttention", domain=_MICROSOFT, integers=True)
+def multi_head_attention(
+    im: ImportContext,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    b: Array | None = None,
+    key_padding_mask: Value | None = None,
+    attention_bias: Value | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    past_sequence_length: Value | None = None,
+    cache_indirection: Value | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Value, ...]:
+    """SDPA of projected queries, keys and values."""
+    if key_padding_mask is not None or past_sequence_length is not None or cache_indirection is not None:
+        raise im.refuse("it has a key_padding_mask, past_sequence_length or cache_indirection")
+    if key is None or value is None:
+        raise im.refuse("its queries, keys and values are packed in one operand")
+    parts: list[Value] = [query, key, value]
+    if b is not None:
+        cuts = np.cumsum([part.shape[-1] for part in parts[:2] if part.rank == 3])
+        if any(part.rank != 3 for part in parts):
+            raise im.refuse("a bias on keys that are split into heads already")
+        parts = [binary(im, ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
+    heads = [split_heads(im, part, num_heads) for part in parts]
+    past = 0
+    if past_key is not None and past_value is not None:
+        size = past_key.shape[2]
+        if not isinstance(size, int):
+            raise im.refuse("a past whose length is not fixed", "bind it with --shape")
+        past = size
+        heads[1:] = [concat_heads(im, pair) for pair in ((past_key, heads[1]), (past_value, heads[2]))]
+    mask = attention_bias
+    if unidirectional:
+        mask = added(im, bias(im, mask), causal(im, heads[0], heads[1], past))
+    return merge_heads(im, attend(im, heads, mask, scale or None)), heads[1], heads[2]
+
+
+@onnx_op("Attention", domain=_MICROSOFT, integers=True)
+def attention(
+    im: ImportContext,
+    x: Tensor,
+    weights: Array,
+    b: Array | None = None,
+    mask_index: Value | None = None,
+    past: Value | None = None,
+    attention_bias: Value | None = None,
+    past_sequence_length: Value | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: Ints = (),
+    rotary_embedding_dim: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> Value:
+    """One projection to queries, keys and values, and SDPA."""
+    if mask_index is not None or past is not None or past_sequence_length is not None or do_rotary:
+        raise im.refuse("it has a mask_index, a past or rotary embeddings")
+    total = weights.shape[-1]
+    sizes = qkv_hidden_sizes or (total // 3,) * 3
+    projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
+    parts = split2(im, projected, axis=2, split=sizes)
+    heads = [split_heads(im, part, num_heads) for part in parts]
+    mask = attention_bias
+    if unidirectional:
+        mask = added(im, bias(im, mask), causal(im, heads[0], heads[1], 0))
+    return merge_heads(im, attend(im, heads, mask, scale or None))
+
+
+@onnx_op("RotaryEmbedding", domain=_MICROSOFT, integers=True)
+def rotary_embedding(
+    im: ImportContext,
+    x: Tensor,
+    position_ids: Value,
+    cos: Value,
+    sin: Value,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Value:
+    """RotaryEmbed."""
+    if is_packed_batching or scale != 1:
+        raise im.refuse("is_packed_batching or a scale")
+    if position_ids.rank == 1:  # where the first position is
+        length = x.shape[1 if x.rank == 3 else 2]
+        if not isinstance(position_ids, Constant) or not isinstance(length, int):
+            raise im.refuse("a first position that is not constant")
+        position_ids = Constant(position_ids.array.reshape(1, 1) + np.arange(length))
+    count = num_heads
+    if x.rank == 3 and not count:
+        half, width = cos.shape[-1], x.shape[-1]
+        if not isinstance(half, int) or not isinstance(width, int):
+            raise im.refuse("a number of heads that is not known")
+        count = width // (2 * half)
+    return rotate(im, x, (cos, sin), position_ids, interleaved, count, rotary_embedding_dim)

@@ -1,0 +1,198 @@
+"""com.microsoft's operators, also as ONNX Runtime's own optimiser writes them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from compared import compare, compare_nodes, model_of
+from onnx import helper
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import UnsupportedError
+
+REL = 3e-5
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def node(operator: str, inputs: list[str], outputs: Any = ("y",), **attributes: Any) -> Any:
+    return helper.make_node(operator, inputs, list(outputs), domain="com.microsoft", **attributes)
+
+
+@pytest.mark.parametrize(
+    ("made", "bias"),
+    [
+        (node("Gelu", ["x"]), False),
+        (node("FastGelu", ["x"]), False),
+        (node("FastGelu", ["x", "b"]), True),
+        (node("BiasGelu", ["x", "b"]), True),
+        (node("QuickGelu", ["x"]), False),
+        (node("QuickGelu", ["x"], alpha=0.7), False),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 5, 8), (2, 5, 8), (3, 8)])
+def test_gelu(made: Any, bias: bool, shape: tuple[int, ...]) -> None:
+    compare_nodes(made, {"x": normal(0, *shape)}, {"b": normal(1, 8)} if bias else {})
+
+
+@pytest.mark.parametrize("kind", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("constant", [False, True])
+def test_skip_norms(kind: str, biased: bool, batch: int, constant: bool) -> None:
+    inputs = {"x": normal(0, batch, 5, 8), "s": normal(1, batch, 5, 8)}
+    constants = {"g": normal(2, 8)}
+    names = ["x", "s", "g"]
+    if kind == "SkipLayerNormalization":
+        constants["beta"] = normal(3, 8)
+        names.append("beta")
+    if biased:
+        constants["b"] = normal(4, 8)
+        names.append("b")
+    if constant:
+        constants["s"] = inputs.pop("s")
+    made = node(kind, names, ("y", "", "", "sum"), epsilon=1e-5)
+    compare_nodes(made, inputs, constants, outputs=("y", "sum"), rel=REL)
+
+
+ACTIVATIONS: list[tuple[str, list[float]]] = [
+    ("Relu", []),
+    ("Sigmoid", []),
+    ("Tanh", []),
+    ("LeakyRelu", [0.2]),
+    ("Clip", [-0.3, 0.8]),
+    ("HardSigmoid", [0.3, 0.4]),
+]
+
+
+@pytest.mark.parametrize(("activation", "params"), ACTIVATIONS)
+@pytest.mark.parametrize("added", [False, True])
+def test_fused_conv(activation: str, params: list[float], added: bool) -> None:
+    inputs = {"x": normal(0, 2, 3, 7, 6)}
+    if added:
+        inputs["z"] = normal(1, 2, 4, 7, 6)
+    names = ["x", "w", "b"] + (["z"] if added else [])
+    attributes = {"activation_params": params} if params else {}
+    made = node("FusedConv", names, activation=activation, pads=[1, 1, 1, 1], kernel_shape=[3, 3], **attributes)
+    compare_nodes(made, inputs, {"w": normal(2, 4, 3, 3, 3), "b": normal(3, 4)}, rel=REL)
+
+
+@pytest.mark.parametrize(("turn_a", "turn_b", "alpha"), list(itertools.product((0, 1), (0, 1), (1.0, 0.25))))
+@pytest.mark.parametrize("constant", [False, True])
+def test_fused_matmul(turn_a: int, turn_b: int, alpha: float, constant: bool) -> None:
+    a = normal(0, 2, 3, *((5, 4) if turn_a else (4, 5)))
+    b = normal(1, *((6, 5) if turn_b else (5, 6)))
+    made = node("FusedMatMul", ["a", "b"], transA=turn_a, transB=turn_b, alpha=alpha)
+    inputs, constants = ({"a": a}, {"b": b}) if constant else ({"a": a, "b": b}, {})
+    compare_nodes(made, inputs, constants, rel=REL)
+
+
+@pytest.mark.parametrize("activation", ["Relu", "Sigmoid", "LeakyRelu"])
+def test_fused_gemm(activation: str) -> None:
+    attributes = {"activation_alpha": 0.1} if activation == "LeakyRelu" else {}
+    made = node("FusedGemm", ["a", "b", "c"], activation=activation, alpha=0.5, beta=2.0, transB=1, **attributes)
+    compare_nodes(made, {"a": normal(0, 3, 5)}, {"b": normal(1, 4, 5), "c": normal(2, 4)}, rel=REL)
+
+
+ATTENTION = list(itertools.product((1, 2), (False, True), (False, True), (0, 1), (0.0, 0.2)))
+
+
+@pytest.mark.parametrize(("batch", "biased", "masked", "causal", "scale"), ATTENTION)
+def test_multi_head_attention(batch: int, biased: bool, masked: bool, causal: int, scale: float) -> None:
+    inputs = {"q": normal(0, batch, 6, 12), "k": normal(1, batch, 6, 12), "v": normal(2, batch, 6, 12)}
+    constants = {}
+    if biased:
+        constants["b"] = normal(3, 36)
+    if masked:
+        inputs["m"] = normal(4, 1, 1, 6, 6)
+    names = ["q", "k", "v", "b" if biased else "", "", "m" if masked else ""]
+    made = node("MultiHeadAttention", names, num_heads=3, unidirectional=causal, scale=scale)
+    compare_nodes(made, inputs, constants, rel=REL)
+
+
+@pytest.mark.parametrize(("batch", "causal", "sizes"), list(itertools.product((1, 2), (0, 1), ((), (12, 12, 6)))))
+def test_attention(batch: int, causal: int, sizes: tuple[int, ...]) -> None:
+    attributes = {"qkv_hidden_sizes": sizes} if sizes else {}
+    total = sum(sizes) or 36
+    made = node("Attention", ["x", "w", "b"], num_heads=3, unidirectional=causal, **attributes)
+    compare_nodes(made, {"x": normal(0, batch, 5, 10)}, {"w": normal(1, 10, total), "b": normal(2, total)}, rel=REL)
+
+
+@pytest.mark.parametrize(
+    ("interleaved", "flat", "first"), list(itertools.product((0, 1), (False, True), (False, True)))
+)
+def test_rotary_embedding(interleaved: int, flat: bool, first: bool) -> None:
+    x = normal(0, 2, 5, 24) if flat else normal(0, 2, 3, 5, 8)
+    ids = np.array([2]) if first else np.random.default_rng(1).integers(0, 10, (2, 5))
+    made = node("RotaryEmbedding", ["x", "ids", "cos", "sin"], interleaved=interleaved)
+    compare_nodes(made, {"x": x}, {"ids": ids, "cos": normal(2, 10, 4), "sin": normal(3, 10, 4)})
+
+
+def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
+    """A block of a transformer, and a convolution, with every fusion of ONNX Runtime for the CPU."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"]),
+        helper.make_node("Add", ["h", "b1"], ["hb"]),
+        helper.make_node("Div", ["hb", "root"], ["d"]),
+        helper.make_node("Erf", ["d"], ["e"]),
+        helper.make_node("Add", ["e", "one"], ["e1"]),
+        helper.make_node("Mul", ["hb", "e1"], ["m"]),
+        helper.make_node("Mul", ["m", "half"], ["g"]),
+        helper.make_node("MatMul", ["g", "w2"], ["o"]),
+        helper.make_node("Add", ["o", "x"], ["s"]),
+        helper.make_node("LayerNormalization", ["s", "gamma", "beta"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["n", "t"], ["y"]),
+        helper.make_node("Conv", ["i", "k", "kb"], ["c"]),
+        helper.make_node("Relu", ["c"], ["z"]),
+    ]
+    inputs = {"x": normal(0, 1, 5, 8), "i": normal(1, 1, 3, 6, 6)}
+    constants = {
+        "root": np.float32(np.sqrt(2)),
+        "one": np.float32(1),
+        "half": np.float32(0.5),
+        "w1": normal(2, 8, 16),
+        "b1": normal(3, 16),
+        "w2": normal(4, 16, 8),
+        "gamma": normal(5, 8),
+        "beta": normal(6, 8),
+        "k": normal(7, 4, 3, 3, 3),
+        "kb": normal(8, 4),
+    }
+    model = model_of(nodes, inputs, constants, opset=17, outputs=("y", "z"))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    optimised = onnx.load(tmp_path / "optimised.onnx")
+    written = {node.op_type for node in optimised.graph.node if node.domain == "com.microsoft"}
+    assert {"Gelu", "FusedConv", "FusedMatMul", "SkipLayerNormalization"} == written
+    compare(optimised, inputs, rel=REL, reference=model)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (node("SkipLayerNormalization", ["x", "x", "g"], ("y", "mean")), "mean or deviation is used"),
+        (node("MultiHeadAttention", ["x"], num_heads=2), "packed in one operand"),
+        (node("MultiHeadAttention", ["x", "x", "x", "", "g"], num_heads=2), "key_padding_mask"),
+        (node("FusedMatMul", ["x", "x"], transBatchA=1), "transBatchA"),
+        (node("Attention", ["x", "w", "", "g"], num_heads=2), "mask_index"),
+        (node("NoSuchOperator", ["x"]), "ncnn has no form of this operator"),
+    ],
+)
+def test_refused(made: Any, reason: str) -> None:
+    constants = {"g": normal(0, 8), "w": normal(0, 8, 24)}
+    used = {name: array for name, array in constants.items() if name in made.input}
+    with pytest.raises(UnsupportedError) as error:
+        convert(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))
+    assert reason in str(error.value)
