@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from onnx2ncnn_opt.verify.verify import VerifyReport
-
-NCNN_VERSION = "1.0.20261020"
-"""The ncnn release whose behaviour the converter was checked against."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Conversion:
     events: tuple[Event, ...]
     layers_before: int
     cut: tuple[str, ...] = ()
+    release: int = NEWEST
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -82,7 +82,7 @@ class Conversion:
             outputs=tuple(_entry(port, known) for port in self.outputs),
             source=Source(self.model.source_sha256, self.model.opsets.get("", 1)),
             tool=f"onnx2ncnn-opt {version('onnx2ncnn-opt')}",
-            ncnn=NCNN_VERSION,
+            ncnn=str(self.release),
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
         )
@@ -127,13 +127,15 @@ def convert(
     optimize: bool = True,
     skip: Collection[str] = (),
     limit: int | None = None,
+    release: int = NEWEST,
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
     `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. `shapes` binds the sizes of
     inputs by name; sizes that stay open are open in the net too. `outputs` are values to convert up to, instead of the
-    model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out, `limit` stops after
-    so many rewrites.
+    model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip`
+    names passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
+    run the net.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -141,14 +143,28 @@ def convert(
         UsageError: `shapes`, `outputs`, `batch_axes` or `skip` do not fit.
     """
     chosen = passes.select(skip)
+    check_release(release)
     loaded = load_model(model, shapes=shapes, outputs=outputs)
     imported = import_model(loaded, batch_axes=batch_axes)
     before = len(list_layers(imported.graph).lines)
-    events = passes.run(imported.graph, chosen, limit=limit) if optimize else []
+    events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
+    _require_release(imported.graph, release)
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
     results = tuple(replace(port, blob=blob) for port, blob in ports)
-    return Conversion(loaded, model, imported.graph, imported.inputs, results, tuple(events), before, tuple(outputs))
+    return Conversion(
+        loaded, model, imported.graph, imported.inputs, results, tuple(events), before, tuple(outputs), release
+    )
+
+
+def _require_release(graph: Graph, release: int) -> None:
+    nodes = [
+        Unsupported(", ".join(layer.origin) or layer.name, layer.type, reason)
+        for layer in graph
+        if (reason := too_new(layer, release)) is not None
+    ]
+    if nodes:
+        raise UnsupportedError(nodes)
 
 
 def _reference(model: Any) -> Path | bytes:

@@ -46,6 +46,13 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     metavar="NAME:K",
     help="Axis of an input that is the Mat's batch count, or NAME:none; found by itself otherwise.",
 )
+@click.option(
+    "--ncnn",
+    "release",
+    type=int,
+    metavar="YYYYMMDD",
+    help="The oldest ncnn release that has to run the net.  [default: the newest]",
+)
 @click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -59,6 +66,7 @@ def convert(
     seed: int,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
+    release: int | None,
     no_verify: bool,
     keep_failed: bool,
     skip: tuple[str, ...],
@@ -91,6 +99,7 @@ def convert(
             batch_axes=dict(map(_batch_axis, batch_axes)),
             optimize=not no_optimize,
             skip=skip,
+            **({} if release is None else {"release": release}),
         )
     report, rows = None, None
     try:

@@ -8,7 +8,8 @@ take turns in their order until all queues are empty.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.edit import eliminate, require_private, substitute
 from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Refused, Result, Rewrite
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Refused, Result, Rewrite, require
 
 # A blob with more uses than this is no inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
@@ -26,18 +27,24 @@ _MOST_INNER_USES = 8
 _MOST_REWRITES_PER_LAYER = 50
 
 
-def run(graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check: bool = False) -> list[Event]:
+Veto: TypeAlias = Callable[[Layer], str | None]
+
+
+def run(
+    graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check: bool = False, veto: Veto | None = None
+) -> list[Event]:
     """Apply passes until none finds anything more; returns what was done, then the near misses.
 
     `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
+    `veto` is asked for every layer that a rewrite would make; what it answers is the reason not to.
     """
     with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
-        return _Run(graph, passes, limit, check).run()
+        return _Run(graph, passes, limit, check, veto).run()
 
 
 class _Run:
-    def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool) -> None:
-        self.graph, self.passes, self.check = graph, passes, check
+    def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None) -> None:
+        self.graph, self.passes, self.check, self.veto = graph, passes, check, veto
         most = _MOST_REWRITES_PER_LAYER * (len(graph) + 1)
         self.limit = most if limit is None else limit
         self.bounded = limit is None
@@ -98,6 +105,9 @@ class _Run:
         before = refs(match.layers[::-1])
         used = [blob for layer in match.layers for blob in layer.inputs]
         blobs, layers = _kinds(result)
+        for layer in layers:
+            reason = self.veto(layer) if self.veto is not None else None
+            require(reason is None, reason or "")
         if blobs:
             touched = eliminate(self.graph, match, blobs)
         else:

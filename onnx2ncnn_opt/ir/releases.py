@@ -1,0 +1,70 @@
+"""What older ncnn releases lack: types, parameters, codes and ranks, each with the date from which ncnn has it.
+
+Dates are those of the commits in ncnn's repository, as YYYYMMDD like its releases. Releases before `OLDEST` differ in
+ways that are not in these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Layer
+
+OLDEST = 20240102
+NEWEST = 20261020
+
+_TYPES: Mapping[str, int] = {
+    "RMSNorm": 20240815,
+    "Spectrogram": 20241122,
+    "InverseSpectrogram": 20241122,
+    "Flip": 20250806,
+    "SDPA": 20251111,
+    "RotaryEmbed": 20251119,
+}
+# Parameters that are used, that is, not at their default.
+_PARAMS: Mapping[tuple[str, str], int] = {
+    ("MultiHeadAttention", "scale"): 20240623,
+    ("Embed", "int8_scale_term"): 20240902,
+    ("Reshape", "shape_expr"): 20250310,
+    ("Crop", "starts_expr"): 20250414,
+    ("Interp", "size_expr"): 20250417,
+    ("Reshape", "input_batch_axis"): 20260702,
+    ("Reshape", "output_batch_axis"): 20260702,
+}
+# The first code of `op_type` that is newer.
+_CODES: Mapping[str, tuple[int, int]] = {"BinaryOp": (12, 20260308), "UnaryOp": (20, 20260521)}
+# Types that take Mats of this rank only since then.
+_RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318}
+_BATCH = 20260617
+
+
+def check_release(release: int) -> None:
+    """UsageError for a release that is too old to be promised anything."""
+    if release < OLDEST:
+        raise UsageError(f"ncnn {release} is too old: releases from {OLDEST} on can be the target")
+
+
+def too_new(layer: Layer, release: int) -> str | None:
+    """Why an ncnn release does not understand a layer, and from when on ncnn does; None where it does."""
+    missing = [(since, what) for since, what in _needs(layer) if since > release]
+    if not missing:
+        return None
+    since, what = max(missing)
+    return f"{what} needs ncnn {since} or newer, not {release}"
+
+
+def _needs(layer: Layer) -> Iterator[tuple[int, str]]:
+    if layer.type in _TYPES:
+        yield _TYPES[layer.type], f"layer {layer.type}"
+    for (kind, name), since in _PARAMS.items():
+        if kind == layer.type and name in layer.params:
+            yield since, f"{kind}'s {name}"
+    first, since = _CODES.get(layer.type, (0, 0))
+    if since and layer["op_type"] >= first:
+        yield since, f"{layer.type}'s operation {layer['op_type']}"
+    for blob in layer.inputs:
+        if (layer.type, len(blob.shape or ())) in _RANKS:
+            yield _RANKS[layer.type, len(blob.shape or ())], f"{layer.type} of rank {len(blob.shape or ())}"
+    if any(blob.batch != 1 for blob in layer.outputs):
+        yield _BATCH, "a batch"
