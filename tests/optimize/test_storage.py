@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.storage import plan_storage
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
 SIZES = {"fp16": 2, "bf16": 2, None: 4}
 
@@ -55,7 +55,11 @@ def test_a_stored_net_is_one_of_rounded_weights(tmp_path: Path) -> None:
     short = optimize(*convolution(tmp_path, kernel), storage="fp16").save(tmp_path / "short")
     rounded = convolution(tmp_path / "rounded", kernel.astype(np.float16).astype(np.float32))
     feeds = {"data": values(8, 3, 4)}
-    stored, plain = (NcnnRunner(*paths, exact=True).run(feeds)["out"] for paths in ((short.param, short.bin), rounded))
+    with NcnnWorker() as worker:
+        stored, plain = (
+            NcnnRunner(*paths, exact=True, worker=worker).run(feeds)["out"]
+            for paths in ((short.param, short.bin), rounded)
+        )
     assert np.array_equal(stored, plain)
 
 

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import names, run
+from handmade import raw, tagged, write_net
+
+from onnx2ncnn_opt.param.files import read_net
+
+LINES = (
+    "Input data 0 1 data 0=8 1=8 2=3",
+    "Convolution c 1 1 data a 0=3 1=1 5=1 6=9",
+    "BatchNorm n 1 1 a b 0=3",
+    "Split s 1 2 b b_0 b_1",
+    "ReLU r 1 1 b_0 x",
+    "Sigmoid g 1 1 b_1 y",
+)
+
+
+def net(folder: Path, kernel: float = 1.0) -> None:
+    rng = np.random.default_rng(0)
+    norm = [rng.uniform(0.5, 1.5, 3) for _ in range(4)]
+    weights = tagged(rng.standard_normal(9) * kernel) + raw(rng.standard_normal(3), *norm)
+    write_net(folder, *LINES, weights=weights, stem="in")
+
+
+def test_a_net_is_optimised_and_verified(tmp_path: Path) -> None:
+    net(tmp_path)
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
+    assert (ended.code, ended.err) == (0, "")
+    assert names(tmp_path) == {"in.param", "in.bin", "out.param", "out.bin"}
+    fused = "rewrite: fuse_convolution_batchnorm: Convolution 'c' + BatchNorm 'n' => Convolution 'c'"
+    assert fused in ended.out.splitlines()
+    assert ended.lines("layers") == [["6", "->", "5"]]
+    assert ended.lines("memory")[0][:5] == ["1.5", "kB", "->", "1.5", "kB"]
+    assert [words[:2] for words in ended.lines("output")] == [["x", "ok"], ["y", "ok"]]
+    assert len(ended.lines("wrote")) == 2
+    graph = read_net(tmp_path / "out.param", tmp_path / "out.bin").graph
+    assert [layer.type for layer in graph] == ["Input", "Convolution", "ReLU", "Sigmoid"]
+    again = run(tmp_path, "optimize", "out.param", "out.bin", "-o", "again", "--no-verify")
+    assert "rewrite:" not in again.out
+    assert "not verified" in again.out
+    assert (tmp_path / "again.param").read_bytes() == (tmp_path / "out.param").read_bytes()
+    assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
+
+
+def test_binary_and_back(tmp_path: Path) -> None:
+    net(tmp_path)
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "mid", "--binary")
+    assert (ended.code, ended.err) == (0, "")
+    assert {"mid.param.bin", "mid.bin"} < names(tmp_path)
+    indexes = {words[0]: words[2] for words in ended.lines("blob")}
+    assert set(indexes) == {"data", "x", "y"}
+    ended = run(tmp_path, "optimize", "mid.param.bin", "mid.bin", "-o", "same")
+    assert (ended.code, ended.lines("blob")) == (0, [])
+    assert (tmp_path / "same.param.bin").read_bytes() == (tmp_path / "mid.param.bin").read_bytes()
+    ended = run(tmp_path, "optimize", "mid.param.bin", "mid.bin", "-o", "text", "--text")
+    assert ended.code == 0
+    graph = read_net(tmp_path / "text.param", tmp_path / "text.bin").graph
+    assert {blob.name for blob in (*graph.inputs, *graph.outputs)} == set(indexes.values())
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_weights_in_16_bits(tmp_path: Path, kind: str) -> None:
+    net(tmp_path)
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", f"--{kind}")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.lines("storage") == [["1", "weights", "as", f"{kind},", "0", "stay", "as", "they", "are"]]
+    assert len(ended.lines("output")) == len(ended.lines("output in fp32")) == 2
+    assert (tmp_path / "out.bin").stat().st_size == 4 + 20 + 12
+
+
+def test_a_weight_that_overflows_is_named(tmp_path: Path) -> None:
+    net(tmp_path, kernel=1e6)
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--fp16")
+    assert ended.code == 0
+    (line,) = ended.lines("not fp16")
+    assert "Convolution 'c', weight_data:" in " ".join(line)
+    assert "beyond the largest number of fp16" in " ".join(line)
+
+
+def test_a_cut(tmp_path: Path) -> None:
+    net(tmp_path)
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--start", "a", "--end", "y", "--shape-hints")
+    assert (ended.code, ended.err) == (0, "")
+    graph = read_net(tmp_path / "out.param", tmp_path / "out.bin").graph
+    assert [blob.name for blob in (*graph.inputs, *graph.outputs)] == ["a", "y"]
+    assert all("-23330=4,3,8,8,3" in line for line in (tmp_path / "out.param").read_text().splitlines()[2:])
+
+
+def test_passes_are_chosen(tmp_path: Path) -> None:
+    net(tmp_path)
+    for options, rewrites in (
+        (["--only", "fuse_convolution_batchnorm"], 1),
+        (["--skip", "fuse_convolution_batchnorm"], 0),
+        (["--limit", "0"], 0),
+        (["--only", "eliminate_noop"], 0),
+    ):
+        ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", *options)
+        assert ended.code == 0
+        assert len([line for line in ended.lines("rewrite") if line[0] == "fuse_convolution_batchnorm:"]) == rewrites
+
+
+def test_near_misses_have_reasons(tmp_path: Path) -> None:
+    lines = (*LINES[:2], "ReLU r 1 1 a b", "BatchNorm n 1 1 b c 0=3")
+    rng = np.random.default_rng(0)
+    weights = tagged(rng.standard_normal(9)) + raw(rng.standard_normal(3), *np.ones((4, 3)))
+    write_net(tmp_path, *lines, weights=weights, stem="in")
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "-v")
+    assert ended.code == 0
+    assert any("BatchNorm 'n'" in " ".join(words) for words in ended.lines("near miss"))
+
+
+def test_a_net_that_ncnn_refuses(tmp_path: Path) -> None:
+    write_net(tmp_path, "Input data 0 1 data 0=4", "Mine m 1 1 data out", stem="in")
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
+    assert (ended.code, ended.out) == (3, "")
+    assert "before anything is optimised" in ended.err
+    assert "--no-verify" in ended.err
+    assert names(tmp_path) == {"in.param", "in.bin"}
+    assert run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify").code == 0
+    assert "Mine" in (tmp_path / "out.param").read_text()
+
+
+def test_a_pass_that_is_wrong_leaves_nothing(tmp_path: Path) -> None:
+    net(tmp_path)
+    plugin(tmp_path / "site", "wrong", WRONG_PASS, "onnx2ncnn_opt.passes", "wrong:drop_sigmoid")
+    (tmp_path / "out.param").write_text("what was here before")
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", PYTHONPATH=str(tmp_path / "site"))
+    assert ended.code == 3
+    assert ended.err == "Error: 1 of 2 outputs differ from the original net's; no files are written\n"
+    assert [words[1] for words in ended.lines("output")] == ["ok", "mismatch"]
+    assert names(tmp_path) == {"in.param", "in.bin", "out.param", "site"}
+    assert (tmp_path / "out.param").read_text() == "what was here before"
+    skipped = run(
+        tmp_path,
+        "optimize",
+        "in.param",
+        "in.bin",
+        "-o",
+        "out",
+        "--skip",
+        "drop_sigmoid",
+        PYTHONPATH=str(tmp_path / "site"),
+    )
+    assert skipped.code == 0
+
+
+WRONG_PASS = """
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import rewrite
+
+
+@rewrite(op("Sigmoid", "sigmoid"), exact=True)
+def drop_sigmoid(sigmoid):
+    \"\"\"A hard one instead, which is something else.\"\"\"
+    return sigmoid.having(type="HardSigmoid")
+"""
+
+
+def plugin(site: Path, name: str, code: str, group: str, value: str) -> None:
+    """An installed package: a module, and the metadata that pip writes."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{name}.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nmine = {value}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["in.param"], 2, "Missing argument 'IN.bin'"),
+        (["in.param", "in.bin"], 2, "Missing option '-o'"),
+        (["missing.param", "in.bin", "-o", "out"], 2, "'missing.param' does not exist"),
+        (["in.param", "in.bin", "-o", "out.param"], 2, "-o takes a prefix, not 'out.param'"),
+        (["in.param", "in.bin", "-o", "in"], 2, "it is the input itself"),
+        (["in.param", "in.bin", "-o", "no/out"], 2, "there is no folder no"),
+        (["in.param", "in.bin", "-o", "out", "--shape", "x:1"], 2, "no input is called 'x'; inputs are: data"),
+        (["in.param", "in.bin", "-o", "out", "--shape", "data:1,2,3,4,5"], 2, "a blob has 1 to 4 sizes above 0"),
+        (["in.param", "in.bin", "-o", "out", "--only", "fuse_nothing"], 2, "no pass called fuse_nothing"),
+        (["in.param", "in.bin", "-o", "out", "--skip", "eliminate_nop"], 2, "did you mean eliminate_noop?"),
+        (["in.param", "in.bin", "-o", "out", "--start", "q"], 2, "--start q: the net has no blob of that name"),
+        (["in.param", "in.bin", "-o", "out", "--custom", "Mine"], 2, "does not declare a custom layer"),
+        (["in.param", "in.bin", "-o", "out", "--custom", "ReLU:4"], 1, "ReLU cannot be declared as a custom layer"),
+        (["in.bin", "in.param", "-o", "out"], 1, "in.bin:1: "),
+        (["in.param", "in.param", "-o", "out"], 1, "in.param: at byte"),
+        (["open.param", "in.bin", "-o", "out"], 2, "nothing tells the shape of the input 'data'"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, args: list[str], code: int, message: str) -> None:
+    net(tmp_path)
+    (tmp_path / "open.param").write_text((tmp_path / "in.param").read_text().replace("data 0=8 1=8 2=3", "data"))
+    before = names(tmp_path)
+    ended = run(tmp_path, "optimize", *args)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in " ".join(ended.err.split())
+    assert names(tmp_path) == before
