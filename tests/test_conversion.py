@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from exports import MODELS, refilled
+from exports import MODELS, ROOT, refilled
 
 from onnx2ncnn_opt import convert, passes
 from onnx2ncnn_opt.api import Conversion
@@ -169,3 +169,25 @@ def test_a_batch_axis_of_nothing_is_a_wrong_use() -> None:
         convert(cut_model(), outputs=["y"], batch_axes={"x": 3})
     with pytest.raises(UsageError, match="no input is called 'z'"):
         convert(cut_model(), outputs=["y"], batch_axes={"z": 0})
+
+
+def test_an_older_release_gets_what_it_has() -> None:
+    model = refilled(ROOT / "fixtures" / "models" / "attention.ts.onnx")
+    newest = {layer.type for layer in convert(model).graph}
+    assert {"SDPA", "MultiHeadAttention"} & newest
+    older = convert(model, release=20250503)
+    assert "SDPA" not in {layer.type for layer in older.graph}
+    assert older.manifest().ncnn == "20250503"
+    older.verify().check()
+
+
+def test_what_an_older_release_lacks_is_refused_by_name() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 4] x) => (float[1, 4] y) { y = Sign(x) }
+        """
+    )
+    convert(model).verify().check()
+    with pytest.raises(UnsupportedError, match="operation 20 needs ncnn 20260521 or newer, not 20250503"):
+        convert(model, release=20250503)

@@ -34,8 +34,8 @@ _PARAMS: Mapping[tuple[str, str], int] = {
 }
 # The first code of `op_type` that is newer.
 _CODES: Mapping[str, tuple[int, int]] = {"BinaryOp": (12, 20260308), "UnaryOp": (20, 20260521)}
-# Types that take Mats of this rank only since then.
-_RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318}
+# Types that take Mats of this rank only since then; Tile lost the repeats of one dim.
+_RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318, ("Tile", 4): 20251112}
 _BATCH = 20260617
 
 
