@@ -45,7 +45,7 @@ def show(blocks: Sequence[Block], stream: TextIO) -> None:
         return
     for block in blocks:
         for line in block.plain() if isinstance(block, Table) else [block]:
-            stream.write(printable(line) + "\n")
+            stream.write(" ".join(printable(line).split("\n")) + "\n")
 
 
 def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:

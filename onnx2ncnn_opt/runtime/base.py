@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -52,10 +54,23 @@ class Failure:
         return self.reason
 
 
+# The first version that can do what is asked of it here: from this one on, ncnn takes batches from Python.
+OLDEST = {"ncnn": "1.0.20261020"}
+
+
 def require(package: str) -> None:
-    """Raise UsageError with the way to get it if a runtime's package is not installed (without importing it)."""
+    """Raise UsageError with the way to get it if a runtime is not installed, or too old (without importing it)."""
     if importlib.util.find_spec(package) is None:
-        raise UsageError(
-            f"verification needs the package {package}, which is not installed; "
-            f"`pip install onnx2ncnn-opt[verify]` installs it, `--no-verify` does without"
-        )
+        problem = "is not installed"
+    elif package in OLDEST and _numbers(version(package)) < _numbers(OLDEST[package]):
+        problem = f"is {version(package)}, but has to be {OLDEST[package]} or newer"
+    else:
+        return
+    raise UsageError(
+        f"verification needs the package {package}, which {problem}; `pip install -U onnx2ncnn-opt[verify]` gets it, "
+        f"`--no-verify` does without"
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
