@@ -18,11 +18,13 @@ from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.passes import (
     fuse_activation,
     fuse_affine,
+    fuse_affine_before,
     fuse_gemm,
     fuse_layernorm,
     fuse_norm_affine,
     fuse_padding,
     fuse_permute_matrix,
+    replace_convolution_with_innerproduct,
 )
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
@@ -32,6 +34,7 @@ from onnx2ncnn_opt.passes.eliminate_noop import eliminate_noop
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
+from onnx2ncnn_opt.passes.eliminate_reshape_before_binaryop import eliminate_reshape_before_binaryop
 from onnx2ncnn_opt.passes.eliminate_slice_concat import eliminate_slice_concat
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
@@ -57,6 +60,7 @@ from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
 from onnx2ncnn_opt.passes.move_views import move_views
 from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
+from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
 from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
 from onnx2ncnn_opt.rewrite.rule import Pass
@@ -72,6 +76,9 @@ PASSES: tuple[Pass, ...] = (
     eliminate_flatten_after_innerproduct,
     fold_views,
     fuse_memorydata_view,
+    eliminate_reshape_before_binaryop,
+    replace_reduction_with_global_pooling,
+    *replace_convolution_with_innerproduct.PASSES,
     fuse_crop_slice,
     eliminate_slice_concat,
     fuse_memorydata_binaryop,
@@ -93,6 +100,7 @@ PASSES: tuple[Pass, ...] = (
     *fuse_affine.PASSES,
     *fuse_gemm.PASSES,
     fuse_innerproduct_dropout,
+    *fuse_affine_before.PASSES,
     *fuse_activation.PASSES,
     fuse_binaryop_eltwise,
     fuse_binaryop_scale,
