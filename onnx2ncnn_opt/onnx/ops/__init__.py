@@ -6,6 +6,7 @@ from onnx2ncnn_opt.onnx.ops import (
     cast,
     contrib,
     convolution,
+    einsum,
     elementwise,
     gather,
     logic,
@@ -17,6 +18,7 @@ from onnx2ncnn_opt.onnx.ops import (
     reduction,
     resize,
     sampling,
+    scatter,
     shape,
     statistics,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "cast",
     "contrib",
     "convolution",
+    "einsum",
     "elementwise",
     "gather",
     "logic",
@@ -38,6 +41,7 @@ __all__ = [
     "reduction",
     "resize",
     "sampling",
+    "scatter",
     "shape",
     "statistics",
 ]

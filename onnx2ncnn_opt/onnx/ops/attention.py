@@ -93,6 +93,47 @@ def attention24(
     )
 
 
+@onnx_op("Attention", since=25, integers=True)
+def attention25(
+    im: ImportContext,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Value | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    nonpad_kv_seqlen: Value | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Value, ...]:
+    """SDPA."""
+    if left_window_size != -1 or right_window_size != -1:
+        raise im.refuse("it attends to a window of keys only")
+    return attention24(
+        im,
+        q,
+        k,
+        v,
+        attn_mask,
+        past_key,
+        past_value,
+        nonpad_kv_seqlen,
+        is_causal=is_causal,
+        kv_num_heads=kv_num_heads,
+        q_num_heads=q_num_heads,
+        scale=scale,
+        softcap=softcap,
+    )
+
+
 def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:
     """[batch, length, heads * size] as [batch, heads, length, size]; four axes are so already."""
     x = im.tensor(x)

@@ -53,7 +53,7 @@ def gather_nd12(im: ImportContext, data: Value, indices: Array, *, batch_dims: i
     picked = batch_dims + indices.shape[-1]
     limits = np.array(shape[batch_dims:picked])
     if (indices < -limits).any() or (indices >= limits).any():
-        raise im.refuse(f"indices are not all in axes of sizes {list(limits)}")
+        raise im.refuse(f"indices are not all in axes of sizes {limits.tolist()}")
     indices = np.where(indices < 0, indices + limits, indices)
     outer = np.indices(indices.shape[:-1], sparse=True)[:batch_dims]
     return _take(im, im.tensor(data), [*outer, *np.moveaxis(indices, -1, 0)], shape[:picked])

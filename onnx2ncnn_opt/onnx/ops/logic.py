@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import broadcast
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, RSUB, SUB, binary
+from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
@@ -141,16 +142,23 @@ def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_pos
 def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     """BinaryOp min and max with bounds that are infinite where a number passes, and equal the other where not."""
     shape = result_shape(im, condition, a, b)
-    floats = is_float(a.dtype) and is_float(b.dtype)
-    chosen = _where(im, condition, float_value(im, a), float_value(im, b))
-    if not isinstance(chosen, Tensor):
-        chosen = im.tensor(chosen)
-    if chosen.rank < len(shape):
-        chosen = ranked(chosen, len(shape))
-    if chosen.shape != shape:
-        raise im.refuse(f"it gives a shape of {list(chosen.shape)}, not {list(shape)}")
-    bools = a.dtype == b.dtype == np.bool_
-    return chosen if floats or bools else Tensor(chosen.blob, chosen.view, held_as_float(a.dtype))
+    if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
+        return _spread(im, a if condition.array.all() else b, shape)
+    chosen = im.tensor(_spread(im, _where(im, condition, float_value(im, a), float_value(im, b)), shape))
+    whole = a.dtype != np.bool_ and not is_float(a.dtype)
+    return Tensor(chosen.blob, chosen.view, held_as_float(a.dtype)) if whole else chosen
+
+
+def _spread(im: ImportContext, x: Value, shape: Shape) -> Value:
+    """The operand broadcast to a shape."""
+    x = x if isinstance(x, Constant) else ranked(x, len(shape))
+    if x.shape == shape:
+        return x
+    if not all(isinstance(size, int) for size in shape):
+        raise im.refuse(f"it broadcasts {list(x.shape)} to {list(shape)}", "bind sizes with --shape")
+    if isinstance(x, Constant):
+        return Constant(np.broadcast_to(x.array, known(shape)))
+    return expand(im, x, shape)
 
 
 def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
@@ -167,10 +175,6 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _where_constant(im: ImportContext, condition: Array, a: Value, b: Value) -> Value:
-    if condition.all() or not condition.any():
-        # The condition may still broadcast what is chosen.
-        chosen = a if condition.all() else b
-        return chosen if isinstance(chosen, Constant) else binary(im, ADD, chosen, _zeros(condition))
     if isinstance(a, Constant):
         return _bounded(im, b, *_bounds(~condition, a.array))
     if isinstance(b, Constant):
@@ -178,10 +182,6 @@ def _where_constant(im: ImportContext, condition: Array, a: Value, b: Value) -> 
     zero = np.zeros((), np.float32)
     parts = _bounded(im, a, *_bounds(condition, zero)), _bounded(im, b, *_bounds(~condition, zero))
     return binary(im, ADD, *parts)
-
-
-def _zeros(condition: Array) -> Constant:
-    return Constant(np.zeros(condition.shape, np.float32))
 
 
 def _bounds(passes: Array, other: Array) -> tuple[Constant, Constant]:

@@ -1,0 +1,111 @@
+"""Einsum as products of two operands at a time, each of them a MatMul between regrouped axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from onnx2ncnn_opt.ir.dim import Dim, product
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.matrix import matmul
+from onnx2ncnn_opt.onnx.ops.reduction import reduce
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+
+# Letters of the equation, and numbers for the axes of an ellipsis (counted from the last).
+_Axes = tuple[str, ...]
+
+
+@onnx_op("Einsum", since=12)
+def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
+    """MatMul of operands whose axes are regrouped, Reduction of those that nobody wants."""
+    terms, result = _parse(im, equation.replace(" ", ""), xs)
+    sizes: dict[str, Dim] = {}
+    operands: list[tuple[Value, _Axes]] = []
+    for x, axes in zip(xs, terms, strict=True):
+        for axis, size in zip(axes, x.shape, strict=True):
+            if size != 1 and sizes.setdefault(axis, size) != size:
+                raise im.refuse(f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}")
+        operands.append(_without_ones(im, x, axes))
+    value, axes = operands[0]
+    for i, (other, axes_of_other) in enumerate(operands[1:], 1):
+        wanted = {*result, *(axis for _, later in operands[i + 1 :] for axis in later)}
+        value, axes = _product(im, (value, axes), (other, axes_of_other), wanted)
+    value, axes = _summed(im, value, axes, set(result))
+    kept = [axis for axis in result if axis in axes]
+    value = _permuted(im, value, [axes.index(axis) for axis in kept])
+    return im.reshape(value, tuple(sizes.get(axis, 1) for axis in result))
+
+
+def _parse(im: ImportContext, equation: str, xs: Sequence[Value]) -> tuple[list[_Axes], _Axes]:
+    """The axes of each operand and of the result."""
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(xs) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", t) for t in (*terms, right)):
+        raise im.refuse(f"equation '{equation}' for {len(xs)} operands")
+    axes = []
+    most = 0
+    for term, x in zip(terms, xs, strict=True):
+        more = x.rank - len(term.replace("...", ""))
+        if more < 0 or (more and "..." not in term):
+            raise im.refuse(f"'{term}' of equation '{equation}' for an operand of rank {x.rank}")
+        most = max(most, more)
+        axes.append(_letters(term, more))
+        if len(set(axes[-1])) != len(axes[-1]):
+            raise im.refuse(f"'{term}' of equation '{equation}' takes a diagonal")
+    if not arrow:
+        letters = left.replace(",", "").replace("...", "")
+        right = "..." * bool(most) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    result = _letters(right, most)
+    if len(set(result)) != len(result) or not set(result) <= {axis for term in axes for axis in term}:
+        raise im.refuse(f"the result '{right}' of equation '{equation}'")
+    return axes, result
+
+
+def _letters(term: str, more: int) -> _Axes:
+    before, dots, after = term.partition("...")
+    middle = [str(i) for i in reversed(range(more))] if dots else []
+    return (*before, *middle, *after)
+
+
+def _without_ones(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
+    kept = [i for i, size in enumerate(x.shape) if size != 1]
+    return im.reshape(x, tuple(x.shape[i] for i in kept)), tuple(axes[i] for i in kept)
+
+
+def _permuted(im: ImportContext, x: Value, perm: Sequence[int]) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.array.transpose(perm))
+    return x.viewed(x.view.transpose(perm))
+
+
+def _summed(im: ImportContext, x: Value, axes: _Axes, wanted: set[str]) -> tuple[Value, _Axes]:
+    """Without the axes that nobody wants."""
+    gone = tuple(i for i, axis in enumerate(axes) if axis not in wanted)
+    if not gone:
+        return x, axes
+    return reduce(im, im.tensor(x), "ReduceSum", gone, 0), tuple(axis for axis in axes if axis in wanted)
+
+
+def _product(
+    im: ImportContext, left: tuple[Value, _Axes], right: tuple[Value, _Axes], wanted: set[str]
+) -> tuple[Tensor, _Axes]:
+    """The sum of products over the axes that both have and nobody wants."""
+    a, axes_a = _summed(im, *left, wanted | set(right[1]))
+    b, axes_b = _summed(im, *right, wanted | set(left[1]))
+    batch = [axis for axis in axes_a if axis in axes_b and axis in wanted]
+    inner = [axis for axis in axes_a if axis in axes_b and axis not in wanted]
+    rows = [axis for axis in axes_a if axis not in axes_b]
+    columns = [axis for axis in axes_b if axis not in axes_a]
+    sizes = dict(zip(axes_a, a.shape, strict=True)) | dict(zip(axes_b, b.shape, strict=True))
+
+    def total(names: Sequence[str]) -> Dim:
+        return product(sizes[axis] for axis in names)
+
+    shared = tuple(sizes[axis] for axis in batch)
+    a = _permuted(im, a, [axes_a.index(axis) for axis in (*batch, *rows, *inner)])
+    b = _permuted(im, b, [axes_b.index(axis) for axis in (*batch, *inner, *columns)])
+    a = im.reshape(a, (*shared, total(rows), total(inner)))
+    b = im.reshape(b, (*shared, total(inner), total(columns)))
+    axes = (*batch, *rows, *columns)
+    return im.tensor(im.reshape(matmul(im, a, b), tuple(sizes[axis] for axis in axes))), axes

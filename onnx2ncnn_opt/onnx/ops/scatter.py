@@ -1,0 +1,143 @@
+"""Values placed by constant indices, triangles, running sums, and one-hot vectors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.logic import where
+from onnx2ncnn_opt.onnx.ops.pad_slice import flip, pad2, pick
+from onnx2ncnn_opt.onnx.ops.shape import concat
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+_MOST_PIECES = 256
+
+
+@onnx_op("ScatterND", since=11)
+def scatter_nd11(im: ImportContext, data: Value, indices: Array, updates: Value) -> Value:
+    """Concat of what stays and what is new."""
+    return scatter_nd16(im, data, indices, updates)
+
+
+@onnx_op("ScatterND", since=16)
+def scatter_nd16(im: ImportContext, data: Value, indices: Array, updates: Value, *, reduction: str = "none") -> Value:
+    """Concat of what stays and what is new."""
+    _plain(im, reduction)
+    depth = indices.shape[-1]
+    if depth > data.rank:
+        raise im.refuse(f"indices of {depth} axes into rank {data.rank}")
+    return _scatter(im, data, np.moveaxis(indices, -1, 0), updates, data.rank - depth)
+
+
+@onnx_op("Scatter", since=9)
+def scatter(im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0) -> Value:
+    """Concat of what stays and what is new."""
+    return scatter_elements11(im, data, indices, updates, axis=axis)
+
+
+@onnx_op("ScatterElements", since=11)
+def scatter_elements11(im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0) -> Value:
+    """Concat of what stays and what is new."""
+    return scatter_elements16(im, data, indices, updates, axis=axis)
+
+
+@onnx_op("ScatterElements", since=16)
+def scatter_elements16(
+    im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0, reduction: str = "none"
+) -> Value:
+    """Concat of what stays and what is new."""
+    _plain(im, reduction)
+    if indices.ndim != data.rank:
+        raise im.refuse(f"indices of rank {indices.ndim} for rank {data.rank}")
+    places: list[Array] = list(np.indices(indices.shape))
+    places[im.axis(axis, data.rank)] = indices
+    return _scatter(im, data, np.stack(places), updates, 0)
+
+
+def _plain(im: ImportContext, reduction: str) -> None:
+    if reduction != "none":
+        raise im.refuse(f"reduction {reduction}: ncnn does not add where it places")
+
+
+def _scatter(im: ImportContext, data: Value, places: Array, updates: Value, rest: int) -> Value:
+    """``data[places] = updates`` over all axes but the last `rest`."""
+    outer = data.shape[: data.rank - rest]
+    sizes = [size for size in outer if isinstance(size, int)]
+    if len(sizes) < len(outer):
+        raise im.refuse("the operand has sizes that are not fixed", "bind them with --shape")
+    flat = np.zeros(places.shape[1:], np.int64)
+    for index, size in zip(places, sizes, strict=True):
+        if index.size and (index.min() < -size or index.max() >= size):
+            raise im.refuse(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
+        flat = flat * size + np.where(index < 0, index + size, index)
+    count, inner = math.prod(sizes), data.shape[data.rank - rest :]
+    source = np.arange(count)
+    source[flat.reshape(-1)] = count + np.arange(flat.size)  # of two values for one place the later one stays
+    if 1 + int((np.diff(source) != 1).sum()) > _MOST_PIECES:
+        raise im.refuse(f"its constant indices cut the operand into more than {_MOST_PIECES} pieces")
+    if updates.shape != (*flat.shape, *inner):
+        raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*flat.shape, *inner]}")
+    parts = im.reshape(data, (count, *inner)), im.reshape(updates, (flat.size, *inner))
+    return im.reshape(pick(im, im.tensor(concat(im, *parts, axis=0)), 0, source), data.shape)
+
+
+@onnx_op("Trilu", since=14)
+def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
+    """Bounds of zero outside the triangle, for whatever number stands there."""
+    shape = x.shape[-2:]
+    if len(shape) < 2 or not isinstance(shape[0], int) or not isinstance(shape[1], int):
+        raise im.refuse("a triangle of a size that is not fixed", "bind it with --shape")
+    ones, offset = np.ones((shape[0], shape[1]), bool), k[0] if k else 0
+    inside = np.triu(ones, offset) if upper else np.tril(ones, offset)
+    return where(im, Constant(inside), x, Constant(np.zeros((), np.float32)))
+
+
+@onnx_op("CumSum", since=11)
+def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
+    along = im.axis(axis[0], x.rank)
+    if not x.view.axes[along]:
+        return im.tensor(binary(im, SUB, x, x)) if exclusive else x
+    if reverse:
+        x = flip(im, x, along)
+    if exclusive:
+        pads = [0] * 2 * x.rank
+        pads[along], pads[x.rank + along] = 1, -1
+        x = im.tensor(pad2(im, x, pads=tuple(pads)))
+    before = [a for a in range(along) if x.view.axes[a]]
+    after = [a for a in range(along + 1, x.rank) if x.view.axes[a]]
+    batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
+    dims = [group for group in (before, [along], after) if group]
+    blob = im.layer("CumulativeSum", im.mat(x, dims, batch), axis=dims.index([along]))
+    y = im.wrap(blob, x.shape, dims, batch, x.dtype)
+    return flip(im, y, along) if reverse else y
+
+
+@onnx_op("OneHot", since=9, integers=True)
+def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
+    """1 where the distance to a number of the row is 0."""
+    if not np.issubdtype(indices.dtype, np.integer):
+        raise im.refuse(f"indices of type {indices.dtype}")
+    count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
+    if count < 1:
+        raise im.refuse(f"depth {count}: ncnn has no empty tensors")
+    axis = im.axis(axis, rank)
+    numbers = as_float(im, indices)
+    column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
+    places = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
+    hot: Value | None = None
+    for row in (places, places - count) if np.issubdtype(indices.dtype, np.signedinteger) else (places,):
+        distance = im.tensor(binary(im, SUB, column, Constant(row)))
+        above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
+        found = im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
+        hot = found if hot is None else binary(im, ADD, hot, found)
+    assert hot is not None
+    off, on = (float(value) for value in values.astype(np.float64))
+    scaled = hot if on - off == 1 else binary(im, MUL, hot, Constant(np.array(on - off, np.float32)))
+    return scaled if off == 0 else binary(im, ADD, scaled, Constant(np.array(off, np.float32)))

@@ -1,0 +1,124 @@
+"""Gathers and scatters by constant indices, Trilu, CumSum and OneHot."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from compared import compare_nodes, model_of
+from onnx import helper
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import UnsupportedError
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gather_elements(seed: int) -> None:
+    """Indices of their own for each element, or the same along every other axis."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(rng.integers(1, 5, rng.integers(1, 5)))
+    axis = int(rng.integers(-len(shape), len(shape)))
+    smaller = tuple(int(rng.integers(1, n + 1)) for n in shape)
+    indices = rng.integers(-shape[axis], shape[axis], smaller)
+    if seed % 2:
+        first = np.take(indices, [0], axis=axis % len(shape))
+        rows = rng.integers(0, shape[axis], smaller[axis])
+        indices = 0 * first + rows.reshape(tuple(-1 if i == axis % len(shape) else 1 for i in range(len(shape))))
+    node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=axis)
+    compare_nodes(node, {"x": normal(seed, *shape)}, {"i": indices}, rel=0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_gather_nd(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(2, 5)))
+    batch_dims = int(rng.integers(0, 2))
+    depth = int(rng.integers(1, len(shape) - batch_dims + 1))
+    outer = shape[:batch_dims] + tuple(int(n) for n in rng.integers(1, 4, rng.integers(0, 3)))
+    limits = np.array(shape[batch_dims : batch_dims + depth])
+    indices = rng.integers(-limits, limits, (*outer, depth))
+    node = helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=batch_dims)
+    compare_nodes(node, {"x": normal(seed, *shape)}, {"i": indices}, rel=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("constant", ["", "x", "u"])
+def test_scatter_nd(seed: int, constant: str) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 5)))
+    depth = int(rng.integers(1, len(shape) + 1))
+    places = np.array(list(np.ndindex(shape[:depth])))
+    count = int(rng.integers(1, len(places) + 1))
+    indices = places[rng.permutation(len(places))[:count]]
+    arrays = {"x": normal(seed, *shape), "u": normal(seed + 1, count, *shape[depth:])}
+    constants = {name: arrays.pop(name) for name in [constant] if name}
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"])
+    compare_nodes(node, arrays, {"i": indices, **constants}, opset=18, rel=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_scatter_elements(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 4)))
+    axis = int(rng.integers(-len(shape), len(shape)))
+    smaller = [int(rng.integers(1, n + 1)) for n in shape]
+    order = np.argsort(rng.random(shape), axis=axis)  # no place twice
+    indices = order[tuple(slice(n) for n in smaller)]
+    node = helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=axis)
+    inputs = {"x": normal(seed, *shape), "u": normal(seed + 1, *smaller)}
+    compare_nodes(node, inputs, {"i": indices}, rel=0)
+
+
+def test_a_slice_that_is_assigned() -> None:
+    """``x[:, 1:3] = u`` as PyTorch exports it."""
+    indices = np.stack(np.meshgrid(np.arange(1), [1, 2], indexing="ij"), axis=-1)
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"])
+    compare_nodes(node, {"x": normal(0, 1, 4, 5, 6), "u": normal(1, 1, 2, 5, 6)}, {"i": indices}, rel=0)
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [None, -2, 0, 1, 9])
+@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 4, 4)])
+def test_trilu(upper: int, k: int | None, shape: tuple[int, ...]) -> None:
+    x = normal(0, *shape)
+    x[..., 0, 1], x[..., 1, 0] = np.inf, -np.inf
+    node = helper.make_node("Trilu", ["x", *(["k"] if k is not None else [])], ["y"], upper=upper)
+    compare_nodes(node, {"x": x}, {} if k is None else {"k": np.array(k)}, rel=0)
+
+
+@pytest.mark.parametrize(("exclusive", "reverse"), list(itertools.product((0, 1), (0, 1))))
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 4), (1, 3, 4, 5), (2, 3, 1, 4, 5)])
+def test_cumsum(exclusive: int, reverse: int, shape: tuple[int, ...]) -> None:
+    for axis in range(-1, len(shape)):
+        node = helper.make_node("CumSum", ["x", "a"], ["y"], exclusive=exclusive, reverse=reverse)
+        compare_nodes(node, {"x": normal(0, *shape)}, {"a": np.array(axis)}, rel=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (1, 4)])
+def test_one_hot(shape: tuple[int, ...]) -> None:
+    """Negative indices count from the end, others out of range are nowhere."""
+    indices = np.random.default_rng(0).integers(-6, 7, shape)
+    for values, axis in itertools.product(([0, 1], [2.5, -1]), range(-len(shape) - 1, len(shape) + 1)):
+        node = helper.make_node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
+        compare_nodes(node, {"x": indices}, {"d": np.array([4]), "v": np.array(values, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("node", "indices", "reason"),
+    [
+        (helper.make_node("ScatterND", ["x", "i", "x"], ["y"], reduction="add"), [[0], [1]], "reduction add"),
+        (helper.make_node("ScatterND", ["x", "i", "x"], ["y"]), [[0], [7]], "not all in an axis of size 2"),
+        (helper.make_node("GatherElements", ["x", "i"], ["y"]), [[5]], "not all in an axis of size 2"),
+        (helper.make_node("GatherND", ["x", "i"], ["y"]), [[5]], "not all in axes of sizes [2]"),
+    ],
+)
+def test_refused(node: Any, indices: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        convert(model_of([node], {"x": normal(0, 2, 3)}, {"i": np.array(indices)}, opset=18))
+    assert reason in str(error.value)
