@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import passes
+from onnx2ncnn_opt import passes, plugins
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
@@ -21,6 +21,7 @@ from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
 from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Conversion:
     layers_before: int
     cut: tuple[str, ...] = ()
     release: int = NEWEST
+    storage: Storage | None = None
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -110,11 +112,14 @@ class Conversion:
 
     def verify_files(self, files: Files, **options: Any) -> VerifyReport:
         """As `verify`, for files that are written already."""
+        from onnx2ncnn_opt.verify.compare import with_rounding
         from onnx2ncnn_opt.verify.verify import verify_net  # both runtimes
 
         # An input may have no other shape than the one that was given to the conversion.
         bound = {port.name: port.shape for port in self.inputs if all(isinstance(size, int) for size in port.shape)}
         options = {"shapes": bound, "outputs": self.cut, "manifest": self.manifest(), **options}
+        if self.storage is not None and "tolerance" not in options:
+            options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth)
         return verify_net(_reference(self.source), files.param, files.bin, **options)
 
 
@@ -128,6 +133,7 @@ def convert(
     skip: Collection[str] = (),
     limit: int | None = None,
     release: int = NEWEST,
+    storage: str | None = None,
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
@@ -135,25 +141,29 @@ def convert(
     inputs by name; sizes that stay open are open in the net too. `outputs` are values to convert up to, instead of the
     model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip`
     names passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
-    run the net.
+    run the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: `shapes`, `outputs`, `batch_axes` or `skip` do not fit.
+        UsageError: `shapes`, `outputs`, `batch_axes`, `skip` or `storage` do not fit.
     """
-    chosen = passes.select(skip)
+    chosen = plugins.select(skip=skip)
     check_release(release)
+    encoding = encoding_of(storage, release)
     loaded = load_model(model, shapes=shapes, outputs=outputs)
     imported = import_model(loaded, batch_axes=batch_axes)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
     _require_release(imported.graph, release)
+    plan = plan_storage(imported.graph, encoding) if encoding else None
+    if plan:
+        plan.apply()
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
     results = tuple(replace(port, blob=blob) for port, blob in ports)
     return Conversion(
-        loaded, model, imported.graph, imported.inputs, results, tuple(events), before, tuple(outputs), release
+        loaded, model, imported.graph, imported.inputs, results, tuple(events), before, tuple(outputs), release, plan
     )
 
 

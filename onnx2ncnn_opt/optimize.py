@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt import passes, plugins
 from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError
 from onnx2ncnn_opt.ir.custom import custom_layer
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
@@ -18,14 +18,14 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.layers import declare
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
+from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
-from onnx2ncnn_opt.ir.weight import Array, Encoding
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write_drafts, write_net
 from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.param.storage import ROUNDING, Storage, plan_storage
-from onnx2ncnn_opt.rewrite import pipeline
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verify.verify import OutputReport
 
 PathLike = str | os.PathLike[str]
-STORAGES = {"fp16": Encoding.FP16, "bf16": Encoding.BF16}
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,8 @@ class Optimized:
         shape.
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
-        from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance
-        from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, rounding_tolerance, run_reference
+        from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, with_rounding
+        from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, run_reference
 
         drawn = draw_feeds(self.graph, self.shapes, seed=seed)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
@@ -184,7 +183,7 @@ class Optimized:
             full = NetFiles.at(Path(folder) / "full")
             with self.storage.reverted():
                 full_names = write_net(self.graph, full.param, full.bin)
-            rounded = rounding_tolerance(ROUNDING[self.storage.encoding], self.storage.depth)
+            rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, allowed)
             return Verification(judged(files, names, rounded), judged(full, full_names, allowed))
 
 
@@ -202,6 +201,7 @@ def optimize(
     storage: str | None = None,
     shape_hints: bool = False,
     custom: Iterable[str | LayerSpec] = (),
+    release: int = NEWEST,
 ) -> Optimized:
     """Optimise a net; its .param may be text or binary. Nothing is written.
 
@@ -210,7 +210,8 @@ def optimize(
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
     between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it.
     `shape_hints` writes the shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom`
-    declares layers that ncnn does not have, see `ir.custom.custom_layer`.
+    declares layers that ncnn does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that
+    has to run what the passes make.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
@@ -220,8 +221,8 @@ def optimize(
     for declaration in custom:
         declare(custom_layer(declaration) if isinstance(declaration, str) else declaration)
     chosen = plugins.select(only, skip)
-    if storage is not None and storage not in STORAGES:
-        raise UsageError(f"weights cannot be stored as {storage}; there are {', '.join(STORAGES)}")
+    check_release(release)
+    encoding = encoding_of(storage, release)
     net = read_net(param, bin)
     graph = net.graph
     sizes = _bound(graph, shapes or {}, partial=bool(start))
@@ -245,13 +246,13 @@ def optimize(
     memory = peak_memory(graph)
     if not fixed_shapes:
         _open(graph, sizes)
-    events = pipeline.run(graph, chosen, limit=limit)
+    events = passes.run(graph, chosen, limit=limit, release=release)
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
     if shape_hints:
         _add_hints(graph)
-    plan = plan_storage(graph, STORAGES[storage]) if storage else None
+    plan = plan_storage(graph, encoding) if encoding else None
     if plan:
         plan.apply()
     return Optimized(

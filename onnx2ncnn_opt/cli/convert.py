@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, verification_options
+from onnx2ncnn_opt.cli.verification import (
+    EXISTING_FILE,
+    failure,
+    output_rows,
+    release_option,
+    storage_options,
+    verification_options,
+)
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -46,13 +53,8 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     metavar="NAME:K",
     help="Axis of an input that is the Mat's batch count, or NAME:none; found by itself otherwise.",
 )
-@click.option(
-    "--ncnn",
-    "release",
-    type=int,
-    metavar="YYYYMMDD",
-    help="The oldest ncnn release that has to run the net.  [default: the newest]",
-)
+@release_option()
+@storage_options
 @click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -67,6 +69,7 @@ def convert(
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     release: int | None,
+    storage: str | None,
     no_verify: bool,
     keep_failed: bool,
     skip: tuple[str, ...],
@@ -81,6 +84,7 @@ def convert(
     if no_verify and (inputs or keep_failed):
         raise click.UsageError("--inputs and --keep-failed are about verification, but --no-verify leaves that out")
     from onnx2ncnn_opt import api
+    from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
     from onnx2ncnn_opt.runtime.base import require
@@ -99,7 +103,8 @@ def convert(
             batch_axes=dict(map(_batch_axis, batch_axes)),
             optimize=not no_optimize,
             skip=skip,
-            **({} if release is None else {"release": release}),
+            storage=storage,
+            release=NEWEST if release is None else release,
         )
     report, rows = None, None
     try:
@@ -120,6 +125,8 @@ def convert(
         manifest=conversion.manifest(),
         applied=conversion.applied,
         near_misses=conversion.near_misses,
+        storage=(storage or "", conversion.storage.count if conversion.storage else 0),
+        kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=rows,
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         seconds=time.perf_counter() - start,

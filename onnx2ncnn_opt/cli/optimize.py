@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, seed_option, shape_option
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE, release_option, seed_option, shape_option, storage_options
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 
 _NO_PREFIX = (".param", ".bin")
@@ -31,10 +31,8 @@ _NO_PREFIX = (".param", ".bin")
 @click.option(
     "--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find one that is wrong."
 )
-@click.option(
-    "--fp16", "storage", flag_value="fp16", help="Store weights as fp16, but for those that it does not hold."
-)
-@click.option("--bf16", "storage", flag_value="bf16", help="Store weights as bf16 where they survive it.")
+@storage_options
+@release_option()
 @click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
@@ -53,6 +51,7 @@ def optimize(
     skip: tuple[str, ...],
     limit: int | None,
     storage: str | None,
+    release: int | None,
     start: tuple[str, ...],
     end: tuple[str, ...],
     shape_hints: bool,
@@ -65,6 +64,7 @@ def optimize(
     """
     clock = time.perf_counter()
     from onnx2ncnn_opt import optimize as api
+    from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks
     from onnx2ncnn_opt.report.verification import OutputRow
@@ -90,6 +90,7 @@ def optimize(
             storage=storage,
             shape_hints=shape_hints,
             custom=custom,
+            release=NEWEST if release is None else release,
         )
     as_binary = result.is_binary if binary is None else binary
     files = api.NetFiles.at(output, binary=as_binary)

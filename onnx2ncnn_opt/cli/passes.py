@@ -9,9 +9,9 @@ import click
 
 @click.command()
 def passes() -> None:
-    """List the optimisation passes, in the order in which they run."""
-    from onnx2ncnn_opt.passes import PASSES
+    """List the optimisation passes, in the order in which they run, those of plug-ins first."""
+    from onnx2ncnn_opt.plugins import pipeline
     from onnx2ncnn_opt.report.console import Table, show
 
-    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in PASSES)
+    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in pipeline())
     show([Table(("pass", "bit-equal", "what it does"), rows, named=(1,))], sys.stdout)

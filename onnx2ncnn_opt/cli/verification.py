@@ -63,3 +63,16 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     wrong = sum(output.status != "ok" for output in report.outputs)
     message = f"{wrong} of {len(report.outputs)} outputs differ from ONNX Runtime's"
     return VerificationError(f"{message}; {consequence}" if consequence else message)
+
+
+def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --fp16 and --bf16, as `storage`."""
+    fp16 = click.option("--fp16", "storage", flag_value="fp16", help="Store weights as fp16 where they survive it.")
+    bf16 = click.option("--bf16", "storage", flag_value="bf16", help="Store weights as bf16 where they survive it.")
+    return fp16(bf16(command))
+
+
+def release_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --ncnn, as `release`."""
+    help = "The oldest ncnn release that has to run the net.  [default: the newest]"
+    return click.option("--ncnn", "release", type=int, metavar="YYYYMMDD", help=help)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import Block, weight_blocks
 
@@ -21,6 +23,21 @@ _LARGEST: Mapping[Encoding, float] = {
 # Rounding every number of a row errs by at most ROUNDING of the row. Twice that means that numbers below the smallest
 # full-precision one of the format carry the row, and that it has lost bits that it needs.
 _LOST = 2.0
+
+
+_SINCE: Mapping[Encoding, int] = {Encoding.BF16: 20261020}  # older releases take the tag for that of a table
+
+
+def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
+    """The encoding called "fp16" or "bf16"; UsageError for another name, or one that an ncnn release cannot read."""
+    if storage is None:
+        return None
+    encoding = next((encoding for encoding in ROUNDING if encoding.value == storage), None)
+    if encoding is None:
+        raise UsageError(f"weights cannot be stored as {storage}; there are {', '.join(e.value for e in ROUNDING)}")
+    if release < _SINCE.get(encoding, 0):
+        raise UsageError(f"weights in {storage} need ncnn {_SINCE[encoding]} or newer, not {release}")
+    return encoding
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,19 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 @dataclass(frozen=True)
 class ConversionSummary:
-    """A conversion that is done. `files` are paths and sizes in bytes; `verified` is None if nothing was."""
+    """A conversion that is done.
+
+    `files` are paths and sizes in bytes; `verified` is None if nothing was. `storage` is a name and the number of
+    weights stored so, `kept` those that were not.
+    """
 
     model: str
     producer: str
     manifest: Manifest
     applied: Sequence[Applied]
     near_misses: Sequence[NearMiss]
+    storage: tuple[str, int]
+    kept: Sequence[str]
     verified: Sequence[OutputRow] | None
     files: Sequence[tuple[str, int]]
     seconds: float
@@ -39,6 +45,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     passes = Counter(event.pass_name for event in summary.applied)
     if passes:
         blocks.append(Table(("pass", "rewrites"), tuple((name, str(n)) for name, n in passes.items()), "pass"))
+    blocks += storage_lines(*summary.storage, summary.kept)
     if summary.verified is not None:
         blocks.append(output_table(summary.verified))
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
@@ -50,6 +57,12 @@ def _port(kind: str, tensor: Tensor) -> str:
     shape = ", ".join("?" if size is None else str(size) for size in tensor.shape)
     batch = "" if tensor.batch_axis is None else f", without its batch axis {tensor.batch_axis}"
     return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"
+
+
+def storage_lines(name: str, count: int, kept: Sequence[str]) -> list[Block]:
+    """How weights are stored, if not as they were, and a line for each that could not be."""
+    lines = [f"storage: {count} weights as {name}, {len(kept)} stay as they are"] if name else []
+    return [*lines, *(f"not {name}: {line}" for line in kept)]
 
 
 def file_size(size: int) -> str:

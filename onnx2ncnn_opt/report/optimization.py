@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx2ncnn_opt.report.console import Block
-from onnx2ncnn_opt.report.conversion import file_size
+from onnx2ncnn_opt.report.conversion import file_size, storage_lines
 from onnx2ncnn_opt.report.verification import OutputRow, output_table
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
@@ -55,10 +55,7 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         blocks.append(f"memory: {file_size(peak)} -> {file_size(lower)} for blobs at their peak (estimate){exchanged}")
     else:
         blocks.append("memory: not known, as the sizes of blobs are not (see --shape)")
-    name, count = summary.storage
-    if name:
-        blocks.append(f"storage: {count} weights as {name}, {len(summary.kept)} stay as they are")
-        blocks += [f"not {name}: {line}" for line in summary.kept]
+    blocks += storage_lines(*summary.storage, summary.kept)
     blocks += [f"blob: {blob} is {name}" for blob, name in summary.renamed.items()]
     if summary.folded:
         blocks.append(output_table(summary.folded, "output in fp32"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,16 @@ class Tolerance:
 
 DEFAULT = Tolerance()
 SLICE = 64
+
+
+def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) -> Tolerance:
+    """What rounding every weight by up to `rounding` of itself may change in a net of so many layers with weights.
+
+    The roundings of a layer are independent of each other and of those of other layers, so that errors add like random
+    steps: with the square root of the number of layers. Eight times that is for the largest of many elements (four
+    standard deviations), and for what a layer's terms cancel (two).
+    """
+    return replace(tolerance, relative=max(tolerance.relative, 8 * rounding * math.sqrt(max(layers, 1))))
 
 
 @dataclass(frozen=True)

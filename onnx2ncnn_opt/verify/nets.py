@@ -27,16 +27,6 @@ _MOVES = frozenset(
 )
 
 
-def rounding_tolerance(rounding: float, layers: int) -> Tolerance:
-    """What rounding every weight by up to `rounding` of itself may change in a net of so many layers with weights.
-
-    The roundings of a layer are independent of each other and of those of other layers, so that errors add like random
-    steps: with the square root of the number of layers. Eight times that is for the largest of many elements (four
-    standard deviations), and for what a layer's terms cancel (two).
-    """
-    return Tolerance(relative=8 * rounding * math.sqrt(max(layers, 1)), absolute=1e-6)
-
-
 def draw_feeds(graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0) -> dict[Blob, Array]:
     """An array for each input that is used, the same for the same seed: N(0,1), or valid indexes for an Embed.
 
