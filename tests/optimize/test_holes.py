@@ -106,12 +106,12 @@ def test_feature_masks(tmp_path: Path, worker: NcnnWorker) -> None:
         "Convolution c 1 1 data a 0=3 1=1 5=1 6=6 31=3",
         "BatchNorm n 1 1 a b 0=3",
         "ReLU r 1 1 b c 31=3",
-        "Clip l 1 1 c out 0=-1 1=1 31=1",
+        "Softmax l 1 1 c out 1=1 31=1",
     )
     norm = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
     result = optimize(*write_net(tmp_path, *lines, weights=tagged(kernel) + raw(values(3)) + norm))
     assert result.verify(worker=worker).ok
-    masked = [layer for layer in result.graph if layer.type in ("Convolution", "Clip")]
+    masked = [layer for layer in result.graph if layer.type in ("Convolution", "Softmax")]
     assert [layer.params.get("featmask") for layer in masked] == [3, 1]
 
 
