@@ -380,7 +380,7 @@ class ImportContext:
         try:
             if poisoned:
                 # Whether a node that folds constants would have had any is not known any more.
-                if not can_fold(node):
+                if not can_fold(node) and node.op_type != "If":
                     self._known(node)
             else:
                 results = self._results(node, operands)
@@ -411,11 +411,30 @@ class ImportContext:
         if node.op_type == "Shape" and operands[0] is not None and not node.domain:
             attributes = _attributes(node)
             return [sizes.shape_of(operands[0].shape, attributes.get("start", 0), attributes.get("end"))]
+        if node.op_type == "If" and not node.domain:
+            return self._branch(node, operands[0])
         if len(constants) == len([o for o in operands if o is not None]):
             folded = self._fold(node, operands)
             if folded is not None:
                 return folded
         return self._call(self._known(node), node, operands)
+
+    def _branch(self, node: onnx_ir.Node, condition: Value | None) -> Sequence[Value | None]:
+        """The results of the branch that a constant condition takes, imported in place of the node."""
+        if not isinstance(condition, Constant) or condition.is_symbolic:
+            raise Refusal("its condition is known only when the model runs", "bind sizes with --shape, or cut it out")
+        branch = node.attributes["then_branch" if condition.array.all() else "else_branch"].as_graph()
+        outer = dict(self._values)
+        state = self._label, self._outputs_of_node, self._used_outputs
+        self._values.update((name, self._initializer(v)) for name, v in branch.initializers.items())
+        for inner in branch:
+            self._import(inner)
+        if any(value.name not in self._values for value in branch.outputs):
+            raise Refusal("its branch gives a value that nothing makes")
+        results = [self._values[value.name or ""] for value in branch.outputs]
+        self._values = outer  # the names of a branch end with it
+        self._label, self._outputs_of_node, self._used_outputs = state
+        return results
 
     def _fold(self, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None] | None:
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in operands]
@@ -631,23 +650,31 @@ def _expression(im: ImportContext, dims: Shape, blob: Blob) -> str:
     if isinstance(blob.batch, Sym):
         tokens.setdefault(blob.batch, "0n")
 
-    def term(size: Dim) -> str:
+    def term(size: Dim) -> str | None:
         if isinstance(size, int):
             return str(size)
         if size in tokens:
             return tokens[size]
         for other, token in tokens.items():
-            if other in (0, 1):
+            if isinstance(other, int):
                 continue
-            factor = exact_div(size, other)
-            if isinstance(factor, int) or (factor is not None and factor in tokens):
-                return f"*({token},{term(factor)})"
             divisor = exact_div(other, size)
             if isinstance(divisor, int):
                 return f"//({token},{divisor})"
-        raise im.refuse(f"the size {size} cannot be calculated from {_text(blob.shape or ())}", "bind it with --shape")
+            factor = exact_div(size, other)
+            rest = None if factor is None else term(factor)
+            if rest is not None:
+                return f"*({token},{rest})"
+        return None
 
-    return ",".join(term(size) for size in reversed(dims))
+    def expression(size: Dim) -> str:
+        text = term(size)
+        if text is None:
+            reason = f"the size {size} cannot be calculated from {_text(blob.shape or ())}"
+            raise im.refuse(reason, "bind it with --shape")
+        return text
+
+    return ",".join(expression(size) for size in reversed(dims))
 
 
 def _is_default(layer: Layer, name: str) -> bool:

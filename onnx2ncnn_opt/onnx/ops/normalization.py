@@ -65,26 +65,45 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Array, bias: Array, *, ep
 def layer_norm(
     im: ImportContext,
     x: Tensor,
-    scale: Array,
-    bias: Array | None = None,
+    scale: Value,
+    bias: Value | None = None,
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
-) -> Tensor:
-    """LayerNorm over the axes from `axis` on, as the innermost dim of the Mat."""
+) -> Value:
+    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is no constant."""
     axis = im.axis(axis, x.rank)
     shape = x.shape[axis:]
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
     size = int(np.prod([int(n) for n in shape if isinstance(n, int)]))
-    gamma = im.spread(scale, known(shape)).reshape(-1)
-    beta = np.zeros_like(gamma) if bias is None else im.spread(bias, known(shape)).reshape(-1)
-    plain = bool((gamma == 1).all() and (beta == 0).all())
-    weights = {} if plain else {"gamma_data": gamma, "beta_data": beta}
+    weights: dict[str, Array] = {}
+    constant = isinstance(scale, Constant) and (bias is None or isinstance(bias, Constant))
+    if isinstance(scale, Constant) and constant:
+        gamma = im.spread(scale.array, known(shape)).reshape(-1)
+        beta = im.spread(bias.array, known(shape)).reshape(-1) if isinstance(bias, Constant) else np.zeros_like(gamma)
+        if (gamma != 1).any() or (beta != 0).any():
+            weights = {"gamma_data": gamma, "beta_data": beta}
     last = rows(im, x, axis)
-    blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(not plain))
-    return im.like(last, blob)
+    blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(bool(weights)))
+    normal: Value = im.like(last, blob)
+    if constant:
+        return normal
+    normal = binary(im, MUL, normal, scale)
+    return normal if bias is None else binary(im, ADD, normal, bias)
+
+
+@onnx_op("LRN", batch=0)
+def lrn(
+    im: ImportContext, x: Tensor, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int
+) -> Tensor:
+    """LRN across the channels."""
+    if size < 1 or size % 2 == 0:
+        raise im.refuse(f"size {size}: ncnn's window lies evenly around its channel")
+    if x.rank != 4:
+        raise im.refuse(f"the operand has rank {x.rank}")
+    return _channelwise(im, x, "LRN", {}, local_size=size, alpha=alpha, beta=beta, bias=bias)
 
 
 def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:

@@ -50,11 +50,11 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     if step == 0:
         raise im.refuse("the step is 0")
     if isinstance(size, Sym):
-        if step != 1:
+        if step < 1 or (step > 1 and end < 0):
             raise im.refuse(f"step {step} over a size that is not fixed", "bind it with --shape")
-        if start == 0 and end >= 2**31 - 1:
-            return x
-        return crop(im, x, axis, start, end if end < 2**31 - 1 else _OPEN)
+        if start != 0 or end < 2**31 - 1:
+            x = crop(im, x, axis, start, end if end < 2**31 - 1 else _OPEN)
+        return x if step == 1 else _every(im, x, axis, step)
     begin, stop, _ = slice(start, end, step).indices(size)
     count = len(range(begin, stop, step))
     if not count:
@@ -120,11 +120,14 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
         if flat.size and (flat.min() < -size or flat.max() >= size):
             raise im.refuse(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
         flat = np.where(flat < 0, flat + size, flat)
-    elif flat.size != 1 or flat[0] < 0:
+    elif flat.size != 1:
         raise im.refuse("indices into an axis whose size is not fixed", "bind it with --shape")
     if not flat.size:
         raise im.refuse("no indices: ncnn has no empty tensors")
-    picked = _picked(im, x, axis, [int(i) for i in flat])
+    if flat[0] < 0:  # counted from the end of an open axis
+        picked = crop(im, x, axis, int(flat[0]), int(flat[0]) + 1 or _OPEN)
+    else:
+        picked = _picked(im, x, axis, [int(i) for i in flat])
     shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     result = im.reshape(picked, shape)
     assert isinstance(result, Tensor)
@@ -173,8 +176,8 @@ def pad11(
 
 
 def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes: Ints | None) -> Tensor:
-    if mode not in _MODES:
-        raise im.refuse(f"mode {mode}: ncnn pads with constant, edge and reflect only")
+    if mode not in _MODES and mode != "wrap":
+        raise im.refuse(f"mode {mode} is not known")
     n = len(pads) // 2
     if len(pads) != 2 * (x.rank if axes is None else len(axes)):
         raise im.refuse(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
@@ -183,15 +186,37 @@ def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes
     for axis, (begin, end) in amounts.items():
         if begin < 0 or end < 0:
             size = x.shape[axis]
-            if not isinstance(size, int) or -min(begin, 0) - min(end, 0) >= size:
-                raise im.refuse(f"pads {pads} take away all of an axis, or of one whose size is not fixed")
-            x = crop(im, x, axis, max(0, -begin), size + min(end, 0))
+            if isinstance(size, int) and -min(begin, 0) - min(end, 0) >= size:
+                raise im.refuse(f"pads {pads} take away all of an axis")
+            x = crop(im, x, axis, max(0, -begin), min(end, 0) or _OPEN)
     amounts = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
     for axis, (begin, end) in amounts.items():
         size = x.shape[axis]
         if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
             raise im.refuse(f"reflecting {max(begin, end)} elements of an axis of size {size}")
+    if mode == "wrap":
+        for axis, (begin, end) in amounts.items():
+            x = _wrapped(im, x, axis, begin, end)
+        return x
     return _padding(im, x, amounts, mode, value) if amounts else x
+
+
+def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
+    """The last elements of an axis before it, and the first ones behind it."""
+    size = x.shape[axis]
+    if not isinstance(size, int) or max(begin, end) > size:
+        raise im.refuse(f"{max(begin, end)} elements wrapped around an axis of size {size}")
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    if dim is None:  # size 1: the same element again and again
+        return repeated(im, lying, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
+    parts = [lying.blob]
+    if begin:
+        parts.insert(0, im.layer("Crop", lying.blob, starts=(size - begin,), ends=(size,), axes=(dim,)))
+    if end:
+        parts.append(im.layer("Crop", lying.blob, starts=(0,), ends=(end,), axes=(dim,)))
+    blob = im.layer("Concat", *parts, axis=dim)
+    return Tensor(blob, resized(lying.view, axis, begin + size + end), x.dtype)
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:

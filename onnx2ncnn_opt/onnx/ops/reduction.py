@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob
@@ -29,8 +30,13 @@ _OPERATIONS = {
     "ReduceLogSumExp": (10, 18),
 }
 _MAX, _LOG_SUM_EXP = 4, 10
-# What a reduction over axes of size 1 (or none) leaves to do, as UnaryOp codes.
-_ALONE: dict[str, tuple[int, ...]] = {"ReduceSumSquare": (4,), "ReduceL1": (0,), "ReduceL2": (0,), "ReduceLogSum": (8,)}
+# What a reduction over axes of size 1 (or none) leaves to do.
+_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ReduceSumSquare": ("UnaryOp", {"op_type": 4}),
+    "ReduceL1": ("UnaryOp", {"op_type": 0}),
+    "ReduceL2": ("UnaryOp", {"op_type": 0}),
+    "ReduceLogSum": ("Log", {}),
+}
 
 
 def _register(name: str, operation: int, axes_input: int) -> None:
@@ -103,9 +109,10 @@ def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
 
 
 def _alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
-    for code in _ALONE.get(name, ()):
-        x = im.unary(x, "UnaryOp", op_type=code)
-    return x
+    if name not in _ALONE:
+        return x
+    layer, params = _ALONE[name]
+    return im.unary(x, layer, **params)
 
 
 def _softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
