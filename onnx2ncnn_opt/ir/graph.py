@@ -13,7 +13,7 @@ from typing import Any
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.layers import LAYERS
-from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.ir.spec import COMMON_BY_NAME, LayerSpec
 from onnx2ncnn_opt.ir.weight import Array, Weight, Weights
 
 
@@ -90,6 +90,8 @@ class Layer:
         if name in self.params:
             return self.params[name]
         if self.spec is None:
+            if name in COMMON_BY_NAME:
+                return self.params.get(COMMON_BY_NAME[name].id, COMMON_BY_NAME[name].default)
             raise KeyError(f"custom layer type {self.type} has no parameter {name}")
         return self.spec.by_name[name].default_in(_Resolved(self))
 

@@ -99,6 +99,7 @@ COMMON_PARAMS = (
     Param(SHAPE_HINTS_ID, "shape_hints", "int[]", ()),
     Param(FEATMASK_ID, "featmask", "int", 0),
 )
+COMMON_BY_NAME: Mapping[str, Param] = {param.name: param for param in COMMON_PARAMS}
 
 
 def choose(sizes: Sequence[int], code: int, name: str) -> int:

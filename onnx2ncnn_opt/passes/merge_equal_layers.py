@@ -4,6 +4,8 @@ from collections.abc import Hashable, Iterator
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.passes._views import Writer
 from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
@@ -51,8 +53,10 @@ def _key(layer: Layer) -> Hashable:
 
 
 def _frozen(value: Any) -> str:
-    """A parameter as text: 0 and 0.0 are different values to ncnn, and so are 0.0 and -0.0."""
-    return repr(tuple(value)) if isinstance(value, (list, tuple)) else repr(value)
+    """A parameter as text, floats in 32 bits as in the file: 0 and 0.0 differ for ncnn, and so do 0.0 and -0.0."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(_frozen, value))
+    return repr(float(np.float32(value))) if isinstance(value, (float, np.floating)) else repr(value)
 
 
 def _digest(layer: Layer) -> bytes:

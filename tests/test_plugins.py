@@ -1,0 +1,115 @@
+"""Plug-ins as they are installed: packages with metadata, in a process of their own."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import raw, write_net
+
+sys.path.insert(0, str(Path(__file__).parent / "cli"))
+from command import Ended, run, write_model
+
+DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
+
+
+def python_of_the_page() -> str:
+    """The example of docs/plugins.md: a pass and a layer."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    return "\n".join(blocks)
+
+
+def install(site: Path, code: str, points: dict[str, str], name: str = "my_plugin") -> None:
+    """What pip leaves of a package: the module, its metadata, its entry points."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / f"{name}.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
+    groups = "\n".join(f"[onnx2ncnn_opt.{group}]\nmine = {value}\n" for group, value in points.items())
+    (info / "entry_points.txt").write_text(groups)
+
+
+def net(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = (
+        "Input data 0 1 data 0=4 1=3 2=2",
+        "MyLayer m 1 1 data a 0=2",
+        "TanH t 1 1 a b",
+        "TanH u 1 1 b c",
+        "Bias i 1 1 c out 0=2",
+    )
+    write_net(folder, *lines, weights=raw(rng.standard_normal(2), [0.25, 0.5]), stem="in")
+
+
+def optimize(folder: Path, *options: str) -> Ended:
+    site = str(folder / "site")
+    return run(folder, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", *options, PYTHONPATH=site)
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    net(tmp_path)
+    install(tmp_path / "site", python_of_the_page(), {"passes": "my_plugin:PASSES", "layers": "my_plugin:MY_LAYER"})
+    ended = optimize(tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.lines("rewrite") == [
+        ["fuse_my_tanh:", "TanH", "'t'", "+", "TanH", "'u'", "=>", "MyTanhTwice", "'u'"],
+    ]
+    assert "MyTanhTwice" in (tmp_path / "out.param").read_text()
+    assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "in.bin").read_bytes()
+    listed = run(tmp_path, "passes", PYTHONPATH=str(tmp_path / "site"))
+    assert listed.out.split()[0] == "fuse_my_tanh"
+    assert optimize(tmp_path, "--skip", "fuse_my_tanh").lines("rewrite") == []
+    assert optimize(tmp_path, "--only", "fuse_my_tanh").code == 0
+
+
+def test_without_the_plug_in(tmp_path: Path) -> None:
+    net(tmp_path)
+    (tmp_path / "site").mkdir()
+    ended = optimize(tmp_path)
+    assert ended.code == 1
+    assert "the custom layer 'm' (MyLayer) may have weights" in ended.err
+    assert optimize(tmp_path, "--custom", "MyLayer:p0").code == 0
+    assert "fuse_my_tanh" not in run(tmp_path, "passes").out
+
+
+def test_convert_knows_the_passes(tmp_path: Path) -> None:
+    install(tmp_path / "site", python_of_the_page(), {"passes": "my_plugin:PASSES"})
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { t = Tanh(x) y = Tanh(t) }")
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
+    assert (ended.code, ended.err) == (0, "")
+    assert "MyTanhTwice" in (tmp_path / "model.ncnn.param").read_text()
+    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", PYTHONPATH=str(tmp_path / "site"))
+    assert failed.code == 3  # ncnn does not have the layer
+    assert not list(tmp_path.glob("other*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "points", "message"),
+    [
+        ("", {"passes": "my_plugin:PASSES"}, "the plug-in mine (my_plugin:PASSES) of my-plugin cannot be loaded"),
+        ("import no_such_module", {"layers": "my_plugin:X"}, "cannot be loaded: No module named 'no_such_module'"),
+        ("X = 1 +", {"passes": "my_plugin:X"}, "cannot be loaded: invalid syntax"),
+        ("X = [print]", {"passes": "my_plugin:X"}, "of my-plugin is no pass, but builtin_function_or_method"),
+        ("X = 'ReLU'", {"layers": "my_plugin:X"}, "of my-plugin is no LayerSpec, but str"),
+        (
+            "from onnx2ncnn_opt.ir.layers import LAYERS; X = LAYERS['ReLU']",
+            {"layers": "my_plugin:X"},
+            "ReLU cannot be declared as a custom layer",
+        ),
+        (
+            "from onnx2ncnn_opt.passes import PASSES; X = PASSES",
+            {"passes": "my_plugin:X"},
+            "of my-plugin: there is a pass called eliminate_",
+        ),
+    ],
+)
+def test_broken_plug_ins_are_named(tmp_path: Path, code: str, points: dict[str, str], message: str) -> None:
+    net(tmp_path)
+    install(tmp_path / "site", code, points)
+    ended = optimize(tmp_path, "--custom", "MyLayer:p0")
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
