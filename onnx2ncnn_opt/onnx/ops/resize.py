@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym, exact_div
+from onnx2ncnn_opt.ir.dim import Dim, Sym, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.matrix import linear
@@ -84,8 +84,6 @@ def resize11(
     nearest_mode: str = "round_prefer_floor",
 ) -> Value:
     """Interp, or products with constant matrices."""
-    if keep_aspect_ratio_policy != "stretch":
-        raise im.refuse(f"keep_aspect_ratio_policy {keep_aspect_ratio_policy}")
     sampling = _Sampling(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias)
     )
@@ -93,6 +91,8 @@ def resize11(
     given = sizes if sizes else scales
     if given is not None and len(given) not in (0, len(which)):
         raise im.refuse(f"{len(given)} sizes or scales for {len(which)} axes")
+    if sizes and keep_aspect_ratio_policy != "stretch":
+        return _resize(im, x, _in_proportion(im, x, which, sizes, keep_aspect_ratio_policy), sampling)
     if sizes:
         full = list(x.shape)
         for axis, size in zip(which, sizes, strict=True):
@@ -105,6 +105,22 @@ def resize11(
     factors = np.ones(x.rank, np.float32)
     factors[which] = scales
     return _by_scales(im, x, factors, sampling)
+
+
+def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
+    """All axes by one scale, at which none gets larger (or none smaller) than its size."""
+    limit = {"not_larger": min, "not_smaller": max}.get(policy)
+    if limit is None:
+        raise im.refuse(f"keep_aspect_ratio_policy {policy} is not known")
+    if any(isinstance(size, Sym) for size in (*sizes, *x.shape)):
+        raise im.refuse("keep_aspect_ratio_policy with sizes that are not fixed", "bind them with --shape")
+    shape = known(x.shape)
+    scale = limit(out / shape[axis] for axis, out in zip(which, known(sizes), strict=True))
+    grown = [int(np.floor(size * scale + 0.5)) if axis in which else size for axis, size in enumerate(shape)]
+    return [
+        _Axis(axis, size, out, scale if axis in which else 1.0)
+        for axis, (size, out) in enumerate(zip(shape, grown, strict=True))
+    ]
 
 
 def _sized(im: ImportContext, axis: int, size: Dim, out: Dim) -> _Axis:
