@@ -27,6 +27,7 @@ from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+from onnx2ncnn_opt.rewrite.rule import Pass
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -244,9 +245,7 @@ def optimize(
     before = len(list_layers(graph).lines)
     _infer(graph, sizes)
     memory = peak_memory(graph)
-    if not fixed_shapes:
-        _open(graph, sizes)
-    events = passes.run(graph, chosen, limit=limit, release=release)
+    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
@@ -270,6 +269,27 @@ def optimize(
         _blobs=files,
         _is_cut=bool(start or end),
     )
+
+
+def _run_passes(
+    graph: Graph,
+    chosen: Sequence[Pass],
+    open_sizes: Mapping[str, Sequence[int]] | None,
+    limit: int | None,
+    release: int,
+) -> list[Event]:
+    """The passes, again and again with the shapes of what they have made, until nothing changes."""
+    applied: list[Event] = []
+    while True:
+        if open_sizes is not None:
+            _infer(graph, open_sizes)
+            _open(graph, open_sizes)
+        left = None if limit is None else limit - len(applied)
+        events = passes.run(graph, chosen, limit=left, release=release)
+        new = [event for event in events if isinstance(event, Applied)]
+        applied += new
+        if not new or left == len(new):
+            return [*applied, *(event for event in events if isinstance(event, NearMiss))]
 
 
 def _bound(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:
