@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -56,7 +56,7 @@ _MOST_FORMS = 12
 class _Region:
     """Layers connected through blobs of one shape, the blobs that come in, and those that others read too."""
 
-    layers: list[Layer] = field(default_factory=list)
+    layers: dict[Layer, None] = field(default_factory=dict)
     inner: set[Blob] = field(default_factory=set)
 
     @property
@@ -106,7 +106,7 @@ def _regions(graph: Graph) -> Iterator[_Region]:
         seen.add(first)
         while front:
             layer = front.pop()
-            region.layers.append(layer)
+            region.layers[layer] = None
             region.inner.add(layer.output)
             for near in _neighbours(layer):
                 if near not in seen and _fits(near) and _same_form(layer, near):
@@ -171,7 +171,7 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _reform(writer: Writer, region: _Region, order: dict[Layer, int]) -> Change | None:
-    shape = region.layers[0].output.shape
+    shape = next(iter(region.layers)).output.shape
     assert shape is not None
     entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
     ways_in = list(entries.values())
@@ -199,8 +199,7 @@ def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 def _way_in(region: _Region, blob: Blob) -> _Edge:
     """The views above a blob that only the region needs."""
-    inside = set(region.layers)
-    if blob.is_output or any(user not in inside for user in blob.users):
+    if blob.is_output or any(user not in region.layers for user in blob.users):
         return _Edge(blob, (), ())
     chain: list[Layer] = []
     for layer in reversed(chain_above(blob)):
@@ -215,10 +214,9 @@ def _way_in(region: _Region, blob: Blob) -> _Edge:
 
 def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
     """The chains of views below a blob; and, once for all, the way to everybody else who reads it."""
-    inside = set(region.layers)
     others = blob.is_output
     for user in blob.users:
-        if user in inside:
+        if user in region.layers:
             continue
         if step_of(user) is None:
             others = True
@@ -283,7 +281,7 @@ def _apply(
     order: dict[Layer, int],
 ) -> Change:
     graph = writer.graph
-    inside = set(region.layers)
+    inside = region.layers
     back, start = inverse(shape, form), shape_after(shape, form)
     removed: list[Layer] = []
     touched: list[Layer] = list(region.layers)
@@ -317,7 +315,7 @@ def _apply(
 
 
 def _lay_out(
-    writer: Writer, edge: _Edge, steps: Steps, inside: set[Layer], order: dict[Layer, int]
+    writer: Writer, edge: _Edge, steps: Steps, inside: Collection[Layer], order: dict[Layer, int]
 ) -> tuple[Layer, ...]:
     """Lead a region's blob in its new form to those who read it in another one."""
     graph, blob = writer.graph, edge.blob
