@@ -104,6 +104,19 @@ def test_where(mask: str, a: str, b: str) -> None:
     compare_nodes(helper.make_node("Where", ["m", "a", "b"], ["y"]), inputs, constants, rel=0)
 
 
+@pytest.mark.parametrize("fed", [False, True])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 9)])
+def test_nan_that_is_not_picked_is_gone(fed: bool, shape: tuple[int, ...]) -> None:
+    """As in ``torch.where(row.isnan(), 0, row)`` and safe divisions."""
+    rng = np.random.default_rng(0)
+    mask = rng.integers(0, 2, shape).astype(bool)
+    x = np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32)
+    node = helper.make_node("Where", ["m", "x", "zero"], ["y"])
+    masks = {"m": mask}
+    zero = {"zero": np.float32(0)}
+    compare_nodes(node, {"x": x, **masks} if fed else {"x": x}, zero if fed else {**zero, **masks}, rel=0)
+
+
 def test_masked_attention_as_exporters_write_it() -> None:
     """An int64 mask is fed, and becomes what is added to the scores."""
     rng = np.random.default_rng(0)

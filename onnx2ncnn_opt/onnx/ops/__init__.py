@@ -20,6 +20,7 @@ from onnx2ncnn_opt.onnx.ops import (
     sampling,
     scatter,
     shape,
+    spectral,
     statistics,
 )
 
@@ -43,5 +44,6 @@ __all__ = [
     "sampling",
     "scatter",
     "shape",
+    "spectral",
     "statistics",
 ]

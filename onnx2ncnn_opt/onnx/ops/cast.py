@@ -31,8 +31,10 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
 
 
 @onnx_op("CastLike", since=15, integers=True)
-def cast_like(im: ImportContext, x: Tensor, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
+def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
     """As Cast."""
+    if isinstance(x, Constant):
+        return Constant(x.array.astype(target.dtype))
     return _cast(im, x, target.dtype)
 
 

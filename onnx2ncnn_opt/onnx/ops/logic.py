@@ -193,10 +193,11 @@ def _bounds(passes: Array, other: Array) -> tuple[Constant, Constant]:
 
 def _bounded(im: ImportContext, x: Value, low: Constant, high: Constant) -> Value:
     """The number within its bounds; bounds that are infinite everywhere are left out."""
-    # The order of operands stops NaN: x86's max gives its second operand for it, C++'s min its first.
+    # The order of operands stops NaN: x86's max gives its second operand for it, C++'s min its first. So the upper
+    # bound is a tensor: a constant would become the second operand.
     if not (low.array == -np.inf).all():
         x = binary(im, MAX, x, low)
-    return x if (high.array == np.inf).all() else binary(im, MIN, high, x)
+    return x if (high.array == np.inf).all() else binary(im, MIN, im.tensor(high), x)
 
 
 def _constants(im: ImportContext, mask: Tensor, a: Constant, b: Constant) -> Value:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, FLOOR_DIVIDE, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
+from onnx2ncnn_opt.onnx.ops.statistics import number
 from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
@@ -17,6 +20,14 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
 _PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
 _MOST_REGIONS = 256
+_ROUND = 18
+_NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
+    ADD: np.add,
+    SUB: np.subtract,
+    MUL: np.multiply,
+    DIV: np.divide,
+    FLOOR_DIVIDE: np.floor_divide,
+}
 
 
 @onnx_op("GridSample", since=16, batch=0)
@@ -53,6 +64,10 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, 
         raise im.refuse(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
     if mode not in _SAMPLE_TYPES or padding_mode not in _PADDINGS or (n == 3 and _SAMPLE_TYPES[mode] == 3):
         raise im.refuse(f"mode {mode} with padding_mode {padding_mode} in {n} dimensions")
+    if mode == "nearest":
+        grid = _rounded(im, grid, x.shape[:1:-1], align_corners)
+    if padding_mode == "reflection":
+        grid = _folded(im, grid)
     blob = im.layer(
         "GridSample",
         im.channels(x),
@@ -63,6 +78,47 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, 
     )
     shape = (*x.shape[:2], *grid.shape[1:-1])
     return im.wrap(blob, shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+
+
+def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Value:
+    """The grid moved to whole pixels, halves to even ones as in ONNX: ncnn rounds them up.
+
+    `sizes` are those of the axes that the coordinates x, y(, z) go along.
+    """
+    if not all(isinstance(size, int) for size in sizes) or (align_corners and 1 in sizes):
+        raise im.refuse(f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}")
+    size = Constant(np.array(known(sizes), np.float32))
+    # In ONNX Runtime's order of operations, that the same places are halves.
+    place = _arithmetic(im, ADD, grid, number(1))
+    if align_corners:
+        less = Constant(size.array - 1)
+        whole = _round(im, _arithmetic(im, MUL, _arithmetic(im, DIV, place, number(2)), less))
+        place = _arithmetic(im, MUL, _arithmetic(im, DIV, whole, less), number(2))
+    else:
+        place = _arithmetic(im, SUB, _arithmetic(im, MUL, place, size), number(1))
+        whole = _round(im, _arithmetic(im, DIV, place, number(2)))
+        place = _arithmetic(im, DIV, _arithmetic(im, ADD, _arithmetic(im, MUL, whole, number(2)), number(1)), size)
+    return _arithmetic(im, SUB, place, number(1))
+
+
+def _folded(im: ImportContext, grid: Value) -> Value:
+    """The grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
+    place = _arithmetic(im, ADD, grid, number(1))
+    turns = _arithmetic(im, MUL, _arithmetic(im, FLOOR_DIVIDE, place, number(4)), number(4))
+    apart = _arithmetic(im, SUB, _arithmetic(im, SUB, place, turns), number(2))
+    distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.unary(apart, "UnaryOp", op_type=0)
+    return _arithmetic(im, SUB, number(1), distance)
+
+
+def _arithmetic(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+    """BinaryOp; of two constants a constant."""
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return Constant(_NUMPY[op_type](a.array, b.array))
+    return binary(im, op_type, a, b)
+
+
+def _round(im: ImportContext, x: Value) -> Value:
+    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=_ROUND)
 
 
 @onnx_op("AffineGrid", since=20)

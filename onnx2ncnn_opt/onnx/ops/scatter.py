@@ -87,7 +87,7 @@ def _scatter(im: ImportContext, data: Value, places: Array, updates: Value, rest
     return im.reshape(pick(im, im.tensor(concat(im, *parts, axis=0)), 0, source), data.shape)
 
 
-@onnx_op("Trilu", since=14)
+@onnx_op("Trilu", since=14, integers=True)
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
     """Bounds of zero outside the triangle, for whatever number stands there."""
     shape = x.shape[-2:]
@@ -95,7 +95,7 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
         raise im.refuse("a triangle of a size that is not fixed", "bind it with --shape")
     ones, offset = np.ones((shape[0], shape[1]), bool), k[0] if k else 0
     inside = np.triu(ones, offset) if upper else np.tril(ones, offset)
-    return where(im, Constant(inside), x, Constant(np.zeros((), np.float32)))
+    return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
 
 
 @onnx_op("CumSum", since=11)

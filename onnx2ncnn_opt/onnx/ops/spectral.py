@@ -1,0 +1,138 @@
+"""Fourier transforms of a known length as products with a constant matrix, and the windows that go with them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import product
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.matrix import linear
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+_MOST_NUMBERS = 2**24  # of a constant matrix
+_FLOAT = 1
+
+
+@onnx_op("DFT", since=17)
+def dft17(
+    im: ImportContext, x: Tensor, length: Ints | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
+) -> Value:
+    """InnerProduct or Gemm with sines and cosines."""
+    return _dft(im, x, length, axis, inverse, onesided)
+
+
+@onnx_op("DFT", since=20)
+def dft20(
+    im: ImportContext,
+    x: Tensor,
+    length: Ints | None = None,
+    axis: Ints | None = None,
+    *,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> Value:
+    """InnerProduct or Gemm with sines and cosines."""
+    return _dft(im, x, length, axis[0] if axis else -2, inverse, onesided)
+
+
+def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: int, onesided: int) -> Value:
+    axis = im.axis(axis, x.rank)
+    size, parts = x.shape[axis], x.shape[-1]
+    if axis == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
+        raise im.refuse(f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers")
+    if inverse and onesided:
+        raise im.refuse("inverse and onesided: from half of a spectrum to real numbers")
+    count = length[0] if length else size
+    if count < 1:
+        raise im.refuse(f"a length of {count}")
+    matrix = _fourier(im, count, min(size, count), onesided, -1 if inverse else 1) / (count if inverse else 1)
+    # [frequencies, re and im, samples, re and im]; samples behind the length do not count.
+    weight = np.zeros((*matrix.shape[:2], size, parts))
+    weight[:, :, : matrix.shape[2]] = matrix[..., :parts]
+    outer = [a for a in range(x.rank - 1) if a != axis]
+    turned = x.viewed(x.view.transpose((*outer, axis, x.rank - 1)))
+    shape = tuple(x.shape[a] for a in outer)
+    rows = im.reshape(turned, (product(shape), size * parts))
+    spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
+    apart = im.tensor(im.reshape(spectrum, (*shape, len(weight), 2)))
+    back = [0] * x.rank
+    for i, a in enumerate((*outer, axis, x.rank - 1)):
+        back[a] = i
+    return apart.viewed(apart.view.transpose(back))
+
+
+def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: int) -> Array:
+    """What real and imaginary samples add to those of each frequency: [frequencies, 2, samples, 2]."""
+    frequencies = count // 2 + 1 if onesided else count
+    if frequencies * samples * 4 > _MOST_NUMBERS:
+        raise im.refuse(f"a transform of length {count} would be a matrix of {frequencies * samples * 4} numbers")
+    # Whole turns are taken off before the angle is a float.
+    turns = np.outer(np.arange(frequencies), np.arange(samples)) % count
+    angle = 2 * np.pi * turns / count
+    cos, sin = np.cos(angle), sign * np.sin(angle)
+    return np.stack([np.stack([cos, sin], axis=-1), np.stack([-sin, cos], axis=-1)], axis=1)
+
+
+@onnx_op("STFT", since=17)
+def stft(
+    im: ImportContext,
+    signal: Tensor,
+    frame_step: Ints,
+    window: Array | None = None,
+    frame_length: Ints | None = None,
+    *,
+    onesided: int = 1,
+) -> Value:
+    """Convolution1D with sines and cosines under the window."""
+    if window is None and frame_length is None:
+        raise im.refuse("neither a window nor a frame_length")
+    count = frame_length[0] if frame_length else len(window) if window is not None else 0
+    parts = signal.shape[2] if signal.rank == 3 else 1
+    if (
+        not isinstance(parts, int)
+        or parts not in (1, 2)
+        or signal.rank not in (2, 3)
+        or (window is not None and len(window) != count)
+    ):
+        raise im.refuse(f"a signal of shape {list(signal.shape)} in frames of {count}")
+    weight = _fourier(im, count, count, onesided, 1)[..., :parts]
+    if window is not None:
+        weight = weight * window.reshape(-1, 1)
+    kernels = weight.swapaxes(2, 3).reshape(-1, parts, count).astype(np.float32)
+    wave = im.mat(signal, [[2] if signal.rank == 3 else [], [1]], [0])
+    params = {"kernel_w": count, "stride_w": frame_step[0], "weight_data_size": kernels.size}
+    blob = im.layer("Convolution1D", wave, weights={"weight_data": kernels}, num_output=len(kernels), **params)
+    assert blob.shape is not None
+    shape = (signal.shape[0], len(weight), 2, blob.shape[1])
+    y = im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype)
+    return y.viewed(y.view.transpose((0, 3, 1, 2)))
+
+
+# The terms of each window: a sum of cosines of whole multiples of the turn.
+_WINDOWS = {
+    "HannWindow": (0.5, -0.5),
+    "HammingWindow": (25 / 46, -21 / 46),
+    "BlackmanWindow": (0.42, -0.5, 0.08),
+}
+
+
+def _register(name: str, terms: tuple[float, ...]) -> None:
+    def window(im: ImportContext, size: Ints, *, output_datatype: int = _FLOAT, periodic: int = 1) -> Constant:
+        count = size[0]
+        if not 1 <= count <= _MOST_NUMBERS:
+            raise im.refuse(f"a size of {count}")
+        angle = 2 * math.pi * np.arange(count) / (count if periodic else max(count - 1, 1))
+        numbers = np.sum([term * np.cos(i * angle) for i, term in enumerate(terms)], axis=0)
+        return Constant(numbers.astype(onnx_ir.DataType(output_datatype).numpy()))
+
+    window.__doc__ = "A constant."
+    onnx_op(name, since=17)(window)
+
+
+for _name, _terms in _WINDOWS.items():
+    _register(_name, _terms)
