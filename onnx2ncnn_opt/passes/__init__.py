@@ -35,6 +35,7 @@ from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphane
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_reshape_before_binaryop import eliminate_reshape_before_binaryop
+from onnx2ncnn_opt.passes.eliminate_reshape_before_innerproduct import eliminate_reshape_before_innerproduct
 from onnx2ncnn_opt.passes.eliminate_slice_concat import eliminate_slice_concat
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
     fold_views,
     fuse_memorydata_view,
     eliminate_reshape_before_binaryop,
+    eliminate_reshape_before_innerproduct,
     replace_reduction_with_global_pooling,
     *replace_convolution_with_innerproduct.PASSES,
     fuse_crop_slice,
