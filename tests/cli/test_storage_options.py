@@ -1,0 +1,38 @@
+"""`convert` with weights in 16 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import SMALL, names, run, write_model
+
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.param.files import read_net
+
+
+@pytest.mark.parametrize("kind", list(Encoding)[2:4])
+def test_16_bits(tmp_path: Path, kind: Encoding) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "convert", "model.onnx", f"--{kind.value}")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.lines("storage") == [["1", "weights", "as", f"{kind.value},", "0", "stay", "as", "they", "are"]]
+    graph = read_net(tmp_path / "model.ncnn.param", tmp_path / "model.ncnn.bin").graph
+    (layer,) = (layer for layer in graph if layer.type == "Convolution")
+    assert layer.weights.stored("weight_data").encoding is kind
+
+
+def test_a_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL.replace("0.5, -0.25", "70000, -0.25"))
+    ended = run(tmp_path, "convert", "model.onnx", "--fp16")
+    assert ended.code == 0
+    (line,) = ended.lines("not fp16")
+    assert "70000 is beyond the largest number of fp16, 65504" in " ".join(line)
+
+
+def test_old_releases_cannot_read_bf16(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "convert", "model.onnx", "--bf16", "--ncnn", "20260526")
+    assert (ended.code, ended.out) == (2, "")
+    assert "weights in bf16 need ncnn 20261020 or newer, not 20260526" in ended.err
+    assert names(tmp_path) == {"model.onnx"}
