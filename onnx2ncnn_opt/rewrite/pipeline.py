@@ -2,7 +2,8 @@
 
 Every pass has a queue of layers that may be the root of a match. In the beginning these are all layers of its root
 types; after a rewrite only layers are queued again that are close enough for their match to have changed. The passes
-take turns in their order until all queues are empty.
+take turns in their order until all queues are empty. A pass over the whole graph waits until the rewrites before it
+have come to rest.
 """
 
 from __future__ import annotations
@@ -67,10 +68,14 @@ class _Run:
         before = -1
         while before != len(self.applied):
             before = len(self.applied)
+            earlier: list[Rewrite] = []
             for p in self.passes:
                 if isinstance(p, Rewrite):
                     self._drain(p)
-                elif seen.get(p) != len(self.applied):
+                    earlier.append(p)
+                    continue
+                self._settle(earlier)
+                if seen.get(p) != len(self.applied):
                     seen[p] = len(self.applied)
                     self._sweep(p)
         if self.bounded and self._is_full:
@@ -80,6 +85,12 @@ class _Run:
     @property
     def _is_full(self) -> bool:
         return len(self.applied) >= self.limit
+
+    def _settle(self, rewrites: Sequence[Rewrite]) -> None:
+        """Let the rewrites come to rest: a pass over the whole graph must not take away what they would still fold."""
+        while any(self.queues[p] for p in rewrites) and not self._is_full:
+            for p in rewrites:
+                self._drain(p)
 
     def _drain(self, p: Rewrite) -> None:
         queue = self.queues[p]
