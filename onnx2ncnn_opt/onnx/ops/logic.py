@@ -86,7 +86,10 @@ def equal(im: ImportContext, a: Value, b: Value) -> Value:
         a, b = b, a
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.scalar is not None:
         if np.isinf(b.scalar):
-            return ranked(_threshold(im, a if b.scalar > 0 else _negative(im, a), FLT_MAX), len(shape))
+            # A Reduction starts from the largest finite number, and gives it for rows of nothing but infinities.
+            reduced = a.blob.producer is not None and a.blob.producer.type == "Reduction"
+            limit = _below(FLT_MAX) if reduced else FLT_MAX
+            return ranked(_threshold(im, a if b.scalar > 0 else _negative(im, a), limit), len(shape))
         if np.isfinite(b.scalar):
             return ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape))
     return _between(im, im.tensor(binary(im, SUB, a, b)), -FLT_MIN, 0.0)
@@ -193,11 +196,20 @@ def _bounds(passes: Array, other: Array) -> tuple[Constant, Constant]:
 
 def _bounded(im: ImportContext, x: Value, low: Constant, high: Constant) -> Value:
     """The number within its bounds; bounds that are infinite everywhere are left out."""
-    # The order of operands stops NaN: x86's max gives its second operand for it, C++'s min its first. So the upper
-    # bound is a tensor: a constant would become the second operand.
-    if not (low.array == -np.inf).all():
-        x = binary(im, MAX, x, low)
-    return x if (high.array == np.inf).all() else binary(im, MIN, im.tensor(high), x)
+    if (low.array == -np.inf).all():
+        return binary(im, MIN, x, high)
+    return binary(im, MAX, x, low) if (high.array == np.inf).all() else _between_bounds(im, im.tensor(x), low, high)
+
+
+def _between_bounds(im: ImportContext, x: Tensor, low: Value, high: Value) -> Value:
+    """min(high, max(x, low)), which stops NaN: x86's max gives its second operand for it, and C++'s min its first.
+
+    Of Mats of unequal shapes ncnn may take either first, and so does `binary` with constants.
+    """
+    if low.shape != x.shape and result_shape(im, x, low) == x.shape:
+        nothing = _threshold(im, _negative(im, im.unary(x, "UnaryOp", op_type=_ABS)), 0.0)
+        low, high = (binary(im, ADD, nothing, bound) for bound in (low, high))
+    return binary(im, MIN, im.tensor(high), binary(im, MAX, x, im.tensor(low)))
 
 
 def _constants(im: ImportContext, mask: Tensor, a: Constant, b: Constant) -> Value:
@@ -232,13 +244,13 @@ def _masked(im: ImportContext, mask: Tensor, x: Tensor, other: Constant) -> Valu
         return binary(im, MIN, binary(im, RSUB, open_, other), x)
     low = open_ if not other.array.any() else binary(im, ADD, open_, other)
     high = _negative(im, open_) if not other.array.any() else binary(im, RSUB, open_, other)
-    return binary(im, MIN, high, binary(im, MAX, x, low))
+    return _between_bounds(im, x, low, high)
 
 
 def _gated(im: ImportContext, mask: Tensor, x: Value) -> Value:
     """x where the mask is 1, 0 where it is 0, whatever x is there."""
     low = im.unary(_not(im, mask), "Log")
-    return binary(im, MIN, _negative(im, low), binary(im, MAX, x, low))
+    return _between_bounds(im, im.tensor(x), low, _negative(im, low))
 
 
 def ranked(x: Tensor, rank: int) -> Tensor:
