@@ -34,6 +34,8 @@ def draw_feeds(graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int =
     """
     feeds: dict[Blob, Array] = {}
     for position, blob in enumerate(graph.inputs):
+        if not blob.users:
+            continue
         shape = shapes.get(blob.name)
         if shape is None:
             raise UsageError(

@@ -167,7 +167,7 @@ def test_custom_layers_with_weights_are_declared(tmp_path: Path) -> None:
 def test_names_and_kinds_of_outputs_stay(tmp_path: Path, worker: NcnnWorker) -> None:
     lines = (
         INPUT,
-        "Input unused 0 1 other 0=3",
+        "Input unused 0 1 other",
         "Noop n 1 1 data same",  # an output that is the input
         "Split s 1 3 same same_0 same_1 first",
         "MemoryData m 0 1 constant 0=5",  # a constant output
