@@ -128,12 +128,13 @@ def cost(steps: Steps) -> tuple[int, int]:
 
 
 class Writer:
-    """Puts steps into a graph as layers."""
+    """Puts steps into a graph as layers; `made` collects them until somebody clears it."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._blobs = {blob.name for layer in graph for blob in layer.outputs}
         self._layers = {layer.name for layer in graph}
+        self.made: list[Layer] = []
 
     def lay(self, source: Blob, steps: Steps, before: Layer | None, like: Sequence[Layer]) -> Blob:
         """Layers behind `source`; their names and origins are those of the layers that they stand for."""
@@ -144,6 +145,7 @@ class Writer:
             blob = self.blob(model.output.name, None, source.batch)
             layer = _layer(step, _unique(model.name, self._layers) if is_new else model.name, source, blob, origin)
             self.graph.add(layer, before=before)
+            self.made.append(layer)
             assign_shapes(layer)
             source = blob
         return source

@@ -311,7 +311,9 @@ def _apply(
         touched += _lay_out(writer, edge, steps, inside, order)
         removed += edge.chain
     writer.prune(sorted(removed, key=lambda layer: order.get(layer, 0)))
-    return Change(tuple(layer for layer in removed if layer.graph is None), tuple(touched))
+    made = [layer for layer in writer.made if layer.graph is not None]
+    writer.made.clear()
+    return Change(tuple(layer for layer in removed if layer.graph is None), (*touched, *made))
 
 
 def _lay_out(
