@@ -82,10 +82,10 @@ def page(rows: list[tuple[str, Result, Result]]) -> str:
         "# Compared with pnnx",
         "",
         f"The {len(rows)} models of [fixtures/models](../fixtures/models), converted by onnx2ncnn-opt "
-        f"{version('onnx2ncnn-opt')} and by pnnx {version('pnnx')}, and verified in ncnn {version('ncnn')} against ONNX "
-        f"Runtime {version('onnxruntime')} on the same inputs, each output to 1e-3 of its largest value. Layers are "
-        "those that the .param lists, Splits and Inputs included; seconds are those of the command with its start, on "
-        "two cores.",
+        f"{version('onnx2ncnn-opt')} and by pnnx {version('pnnx')}, and verified in ncnn {version('ncnn')} against "
+        f"ONNX Runtime {version('onnxruntime')} on the same inputs, each output to 1e-3 of its largest value. Layers "
+        "are those that the .param lists, Splits and Inputs included; seconds are those of the command with its start, "
+        "on two cores.",
         "",
         f"- right: {sum(a.outcome == 'right' for _, a, _ in rows)} and {sum(b.outcome == 'right' for *_, b in rows)}",
         f"- where both are right, onnx2ncnn-opt's net has fewer layers {sum(a < b for a, b in layers)} times, as many "
