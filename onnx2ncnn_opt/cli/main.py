@@ -51,16 +51,18 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail("out of memory", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 128 + signal.SIGINT)
-    except BrokenPipeError:
-        # Whoever read the output has had enough; what is left of it must not fail once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except OSError as error:
+        # What could not be written must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # whoever read the output has had enough
+            return 128 + signal.SIGPIPE
         return _fail(str(error), 1)
     return 0
 
 
 def _prepare_process() -> None:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  for ``>&-``; open until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # the locale's encoding may not have all characters

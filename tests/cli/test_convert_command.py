@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -119,6 +121,21 @@ def test_places_that_cannot_be_written(tmp_path: Path, prefix: str, message: str
     assert ended.code == 2
     assert message in ended.err
     assert names(tmp_path) == before
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    (tmp_path / "model.ncnn.param").write_text("what was here before")
+    shell = f"ulimit -f 0; exec {shlex.join(COMMAND)} convert model.onnx --no-verify"  # no file may grow
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: cannot write model.ncnn.param")
+    assert done.stderr.endswith("File too large\n")
+    assert names(tmp_path) == {"model.onnx", "model.ncnn.param"}
+    assert (tmp_path / "model.ncnn.param").read_text() == "what was here before"
 
 
 UNSUPPORTED = (

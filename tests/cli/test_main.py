@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,6 +65,15 @@ def test_a_reader_that_has_enough() -> None:
     with open(writing, "wb") as out:
         done = subprocess.run([*COMMAND, "ops"], stdout=out, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(("redirection", "code", "message"), [("> /dev/full", 1, "Error: "), (">&-", 0, "")])
+def test_an_output_that_takes_nothing(redirection: str, code: int, message: str) -> None:
+    shell = f"{shlex.join(COMMAND)} passes {redirection}"
+    done = subprocess.run(["bash", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == code
 
 
 def on_terminal(folder: Path, *args: str) -> tuple[int, str]:
