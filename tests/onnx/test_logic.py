@@ -158,6 +158,32 @@ def test_casts(source: int, target: int) -> None:
     compare_nodes(nodes, {"x": NUMBERS_OF[source]}, rel=0)
 
 
+MOVES: list[tuple[Any, dict[str, Any]]] = [
+    (helper.make_node("Slice", ["x", "s", "e", "a"], ["m"]), {"s": [1], "e": [4], "a": [1]}),
+    (helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["m"]), {"s": [-1], "e": [-9], "a": [1], "t": [-1]}),
+    (helper.make_node("Expand", ["x", "s"], ["m"]), {"s": [3, 2, 6]}),
+    (helper.make_node("Tile", ["x", "s"], ["m"]), {"s": [2, 3]}),
+    (helper.make_node("Identity", ["x"], ["m"]), {}),
+    (helper.make_node("Split", ["x"], ["m", "n"], axis=1), {}),
+]
+
+
+@pytest.mark.parametrize(("move", "arrays"), MOVES)
+def test_integers_are_moved_before_they_index(move: Any, arrays: dict[str, Any]) -> None:
+    table = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    constants = {"table": table} | {name: np.array(array) for name, array in arrays.items()}
+    x = np.random.default_rng(1).integers(0, 9, (2, 6))
+    compare_nodes([move, helper.make_node("Gather", ["table", "m"], ["y"])], {"x": x}, constants, rel=0)
+    compare_nodes([move, to_float("m")], {"x": x}, constants, rel=0)
+
+
+def test_every_second_integer() -> None:
+    slices = {"s": np.array([0]), "e": np.array([6]), "a": np.array([1]), "t": np.array([2])}
+    node = helper.make_node("Slice", ["x", "s", "e", "a", "t"], ["m"])
+    x = np.random.default_rng(1).integers(-9, 9, (2, 6))
+    compare_nodes([node, to_float("m")], {"x": x}, slices, rel=0)
+
+
 def test_integers_that_were_calculated_are_no_indices() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),

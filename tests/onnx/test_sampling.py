@@ -32,7 +32,8 @@ def test_grid_sample(mode: str, padding: str, align: int, batch: int, grid: str)
     places = normal(seed, batch, 5, 4, 2)
     x = normal(seed + 1, batch, 3, 6, 7)
     node = helper.make_node("GridSample", ["x", "g"], ["y"], mode=mode, padding_mode=padding, align_corners=align)
-    inputs, constants = ({"x": x, "g": places}, {}) if grid == "f" else ({"x": x}, {"g": places})
+    fed = grid == "f" and mode != "nearest"
+    inputs, constants = ({"x": x, "g": places}, {}) if fed else ({"x": x}, {"g": places})
     compare_nodes(node, inputs, constants, opset=16, rel=REL)
 
 
@@ -42,7 +43,7 @@ def test_grid_sample(mode: str, padding: str, align: int, batch: int, grid: str)
 )
 def test_grid_sample_of_volumes(mode: str, padding: str, align: int) -> None:
     node = helper.make_node("GridSample", ["x", "g"], ["y"], mode=mode, padding_mode=padding, align_corners=align)
-    compare_nodes(node, {"x": normal(0, 1, 2, 4, 5, 6), "g": normal(1, 1, 3, 4, 2, 3)}, opset=20, rel=REL)
+    compare_nodes(node, {"x": normal(0, 1, 2, 4, 5, 6)}, {"g": normal(1, 1, 3, 4, 2, 3)}, opset=20, rel=REL)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,11 @@ def test_col2im(image: Any, block: Any, dilation: Any, pad: Any, stride: Any, ba
 @pytest.mark.parametrize(
     ("node", "inputs", "reason"),
     [
+        (
+            helper.make_node("GridSample", ["x", "r"], ["y"], mode="nearest"),
+            {"x": normal(0, 1, 3, 8, 9), "r": normal(0, 1, 4, 4, 2)},
+            "ncnn rounds halves up",
+        ),
         (
             helper.make_node("RoiAlign", ["x", "r", "i"], ["y"], mode="max"),
             {"x": normal(0, 1, 3, 8, 9), "r": ROIS},

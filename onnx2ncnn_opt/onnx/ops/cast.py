@@ -62,6 +62,14 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
     return Tensor(im.layer("Dequantize", x.blob, weights=scale, scale_data_size=1, featmask=_FP32_ONLY), x.view, _FLOAT)
 
 
+def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
+    """The tensor with numbers that ncnn can compare: integers that were fed become such that are held as float32."""
+    if is_float(x.dtype) or is_held_as_float(x.dtype):
+        return x
+    numbers = as_float(im, x)
+    return numbers if x.dtype == np.bool_ else Tensor(numbers.blob, x.view, held_as_float(x.dtype))
+
+
 def float_value(im: ImportContext, x: Value) -> Value:
     """An operand of any type as floats that are equal if and only if the operand's numbers are."""
     if isinstance(x, Tensor):

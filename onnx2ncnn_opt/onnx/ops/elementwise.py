@@ -232,7 +232,7 @@ def mean(im: ImportContext, *xs: Value) -> Value:
     return binary(im, DIV, sum_(im, *xs), Constant(np.array([len(xs)], np.float32)))
 
 
-@onnx_op("Identity")
+@onnx_op("Identity", integers=True)
 def identity(im: ImportContext, x: Value) -> Value:
     """Nothing."""
     return x

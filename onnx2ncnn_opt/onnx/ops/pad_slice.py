@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
@@ -20,13 +21,13 @@ _OPEN = -233  # Crop: to the end
 _MODES = {"constant": 0, "edge": 1, "reflect": 2}
 
 
-@onnx_op("Slice")
+@onnx_op("Slice", integers=True)
 def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
     """Crop."""
     return slice10(im, x, starts, ends, axes or None)
 
 
-@onnx_op("Slice", since=10)
+@onnx_op("Slice", since=10, integers=True)
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
@@ -89,6 +90,7 @@ def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     """Every `step`-th element, the first included: a max pooling over windows of one element."""
+    x = as_numbers(im, x)
     before = [a for a in range(axis) if x.view.axes[a]]
     after = [a for a in range(axis + 1, x.rank) if x.view.axes[a]]
     batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []

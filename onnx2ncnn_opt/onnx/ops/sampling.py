@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, FLOOR_DIVIDE, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.statistics import number
 from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
@@ -20,12 +20,10 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
 _PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
 _MOST_REGIONS = 256
-_ROUND = 18
 _NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
     ADD: np.add,
     SUB: np.subtract,
     MUL: np.multiply,
-    DIV: np.divide,
     FLOOR_DIVIDE: np.floor_divide,
 }
 
@@ -80,25 +78,21 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, 
     return im.wrap(blob, shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
 
 
-def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Value:
+def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Constant:
     """The grid moved to whole pixels, halves to even ones as in ONNX: ncnn rounds them up.
 
     `sizes` are those of the axes that the coordinates x, y(, z) go along.
     """
+    if not isinstance(grid, Constant):
+        raise im.refuse("mode nearest with a grid that is calculated: ncnn rounds halves up, ONNX to even pixels")
     if not all(isinstance(size, int) for size in sizes) or (align_corners and 1 in sizes):
         raise im.refuse(f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}")
-    size = Constant(np.array(known(sizes), np.float32))
+    size = np.array(known(sizes), np.float32)
     # In ONNX Runtime's order of operations, that the same places are halves.
-    place = _arithmetic(im, ADD, grid, number(1))
+    place = im.f32(grid.array) + np.float32(1)
     if align_corners:
-        less = Constant(size.array - 1)
-        whole = _round(im, _arithmetic(im, MUL, _arithmetic(im, DIV, place, number(2)), less))
-        place = _arithmetic(im, MUL, _arithmetic(im, DIV, whole, less), number(2))
-    else:
-        place = _arithmetic(im, SUB, _arithmetic(im, MUL, place, size), number(1))
-        whole = _round(im, _arithmetic(im, DIV, place, number(2)))
-        place = _arithmetic(im, DIV, _arithmetic(im, ADD, _arithmetic(im, MUL, whole, number(2)), number(1)), size)
-    return _arithmetic(im, SUB, place, number(1))
+        return Constant(np.rint(place / 2 * (size - 1)) / (size - 1) * 2 - 1)
+    return Constant((np.rint((place * size - 1) / 2) * 2 + 1) / size - 1)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
@@ -115,10 +109,6 @@ def _arithmetic(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(_NUMPY[op_type](a.array, b.array))
     return binary(im, op_type, a, b)
-
-
-def _round(im: ImportContext, x: Value) -> Value:
-    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=_ROUND)
 
 
 @onnx_op("AffineGrid", since=20)

@@ -115,19 +115,19 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     return Tensor(blob, combined(axes, origin, rank, form), tensors[0].dtype)
 
 
-@onnx_op("Split")
+@onnx_op("Split", integers=True)
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split, None)
 
 
-@onnx_op("Split", since=13)
+@onnx_op("Split", since=13, integers=True)
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split or (), None)
 
 
-@onnx_op("Split", since=18)
+@onnx_op("Split", since=18, integers=True)
 def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
@@ -159,7 +159,7 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
     )
 
 
-@onnx_op("Expand", since=8)
+@onnx_op("Expand", since=8, integers=True)
 def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
     rank = max(x.rank, len(shape))
@@ -176,7 +176,7 @@ def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     return repeated(im, x, repeats)
 
 
-@onnx_op("Tile", since=6)
+@onnx_op("Tile", since=6, integers=True)
 def tile(im: ImportContext, x: Tensor, repeats: Ints) -> Value:
     """Tile."""
     if len(repeats) != x.rank:
