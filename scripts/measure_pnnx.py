@@ -1,6 +1,6 @@
 """What `optimize` makes of pnnx's own nets: layers, largest difference, latency; one line of Markdown for each.
 
-    python scripts/measure_pnnx.py FOLDER --pnnx PATH/TO/pnnx [--keep FOLDER] [--only TEXT]
+    python scripts/measure_pnnx.py FOLDER --pnnx PATH/TO/pnnx [--keep FOLDER] [--only TEXT] [--runs N]
 
 FOLDER has the ONNX models; where sizes are open, an .npz beside a model has arrays in_0, in_1, ... of shapes to use.
 pnnx runs with its defaults (weights in fp16). The pip package `pnnx` has the program in site-packages/pnnx/.
@@ -23,7 +23,6 @@ from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.optimize import Optimized, optimize
 
 _NAMES = {1: "f32", 6: "i32", 7: "i64", 9: "i32"}
-RUNS = 15
 
 
 def input_shapes(model: Path) -> list[tuple[tuple[int, ...], str]]:
@@ -51,7 +50,7 @@ def convert(model: Path, pnnx: Path, folder: Path) -> tuple[Path, Path] | None:
     return (param, bin) if param.exists() and bin.exists() else None
 
 
-def measure(model: Path, param: Path, bin: Path, folder: Path) -> str:
+def measure(model: Path, param: Path, bin: Path, folder: Path, runs: int) -> str:
     """One row of the table."""
     try:
         names = [blob.name for blob in optimize(param, bin).graph.inputs]
@@ -69,7 +68,7 @@ def measure(model: Path, param: Path, bin: Path, folder: Path) -> str:
         return f"| {model.stem} | - | - | - | - | {_short(str(error))} |"
     worst = max((output.max_rel or 0.0 for output in report.outputs), default=0.0)
     wrong = [f"{output.name}: {output.status}" for output in report.outputs if output.status != "ok"]
-    ratio = latency_ratio((param, bin), (files.param, files.bin), shapes) if report.ok else "-"
+    ratio = latency_ratio((param, bin), (files.param, files.bin), shapes, runs) if report.ok and runs else "-"
     before, after = result.layers
     again = len(optimize(files.param, files.bin, shapes=shapes).applied)
     note = ", ".join([*wrong, *([f"second run: {again} rewrites"] if again else []), memory_note(result)])
@@ -82,9 +81,11 @@ def memory_note(result: Optimized) -> str:
     return "" if result.memory[0].unknown else f"{before:.1f} -> {after:.1f} MB"
 
 
-def latency_ratio(before: tuple[Path, Path], after: tuple[Path, Path], shapes: dict[str, tuple[int, ...]]) -> str:
+def latency_ratio(
+    before: tuple[Path, Path], after: tuple[Path, Path], shapes: dict[str, tuple[int, ...]], runs: int
+) -> str:
     """Least time after / before, of interleaved runs in a process of their own."""
-    request = json.dumps([[*map(str, before)], [*map(str, after)], shapes])
+    request = json.dumps([[*map(str, before)], [*map(str, after)], shapes, runs])
     done = subprocess.run([sys.executable, __file__, "--time", request], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "-"
 
@@ -93,7 +94,7 @@ def time_nets(request: str) -> None:
     """Print the ratio for two nets; runs in the process of `latency_ratio`."""
     import ncnn  # type: ignore[import-untyped]
 
-    *files, shapes = json.loads(request)
+    *files, shapes, runs = json.loads(request)
     nets = []
     for param, bin in files:
         net = ncnn.Net()
@@ -104,7 +105,7 @@ def time_nets(request: str) -> None:
     feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     indexes = {name: np.zeros(shape, np.int32) for name, shape in shapes.items() if len(shape) == 1}
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(RUNS):
+    for _ in range(runs):
         for net, seconds in zip(nets, times, strict=True):
             extractor = net.create_extractor()
             for name, array in {**feeds, **indexes}.items():
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--pnnx", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="keep pnnx's nets here, and use those that are here")
     parser.add_argument("--only", default="", help="models with this in their name")
+    parser.add_argument("--runs", type=int, default=15, help="interleaved runs to time; 0 for none")
     options = parser.parse_args()
     print(
         "| model | layers | relative difference | latency after / before | time | |\n|---|---|---|---|---|---|",
@@ -141,7 +143,7 @@ def main() -> None:
                 continue
             files = convert(model, options.pnnx.resolve(), nets / model.stem)
             row = (
-                measure(model, *files, Path(temporary))
+                measure(model, *files, Path(temporary), options.runs)
                 if files
                 else f"| {model.stem} | - | - | - | - | pnnx makes no net |"
             )
