@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pass_cases import fill_weights
 
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.shapes.registry import AXES
@@ -27,9 +28,18 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 _TOLERANCE = 1e-4
 # All with 48 elements, so that any blob can take any of these forms.
 _SHAPES = ((48,), (6, 8), (8, 6), (4, 12), (2, 24), (4, 2, 6), (2, 4, 6), (6, 1, 8), (1, 6, 8), (4, 3, 2, 2))
-_UNARY = (("Sigmoid", {}), ("GELU", {}), ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 0.5}), ("UnaryOp", {}))
+_UNARY: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Sigmoid", {}),
+    ("GELU", {}),
+    ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 0.5}),
+    ("UnaryOp", {}),
+)
 
 Step = tuple[int, int, int]
+
+
+def _named(sizes: tuple[int, ...]) -> dict[str, Any]:
+    return dict(zip(AXES[len(sizes)], sizes, strict=True))
 
 
 class Builder:
@@ -50,15 +60,15 @@ class Builder:
 
     def step(self, kind: int, pick: int, detail: int) -> None:
         x = self.blobs[-1 - pick % min(len(self.blobs), 4)]
-        shape = x.shape
-        assert shape is not None
+        assert x.shape is not None
+        shape = known(x.shape)
         rank = len(shape)
         if kind in (0, 1):
             self.add("Permute", [x], order_type=detail % len(list(permutations(range(rank)))))
         elif kind in (2, 3):
             fitting = [s for s in _SHAPES if np.prod(s) == np.prod(shape)] or [(int(np.prod(shape)),)]
             target = fitting[detail % len(fitting)]
-            self.add("Reshape", [x], **dict(zip(AXES[len(target)], target, strict=True)))
+            self.add("Reshape", [x], **_named(target))
         elif kind in (4, 5):
             type, params = _UNARY[detail % len(_UNARY)]
             self.add(type, [x], **params)
@@ -90,8 +100,8 @@ class Builder:
     def constant(self, x: Blob, detail: int) -> None:
         """A sum or product with a constant, which broadcasts along some axes."""
         assert x.shape is not None
-        sizes = tuple(size if detail >> i & 1 else 1 for i, size in enumerate(x.shape))
-        self.add("MemoryData", [], **dict(zip(AXES[len(sizes)], sizes, strict=True)))
+        sizes = tuple(size if detail >> i & 1 else 1 for i, size in enumerate(known(x.shape)))
+        self.add("MemoryData", [], **_named(sizes))
         self.add("BinaryOp", [x, self.blobs.pop()], op_type=detail % 2 * 2)
 
     def build(self, steps: list[Step], outputs: list[int]) -> Graph:
