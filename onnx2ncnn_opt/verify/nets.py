@@ -17,7 +17,7 @@ from onnx2ncnn_opt.verify.verify import OutputReport, Status
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
 # of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and
-# with what cancels. The largest measured on 120 real nets is 3e-6 (docs/measurements.md).
+# with what cancels. The largest measured on 102 real nets is 4e-7 (docs/measurements.md).
 FOLDING = Tolerance(relative=1e-4, absolute=1e-6)
 
 # Layers whose outputs have the values of their first input, moved about.
