@@ -522,7 +522,7 @@ class ImportContext:
         options: list[tuple[int, int, Form, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
-        if x.view.batch:
+        if x.view.batch and x.rank > 1:  # a Mat has a dim besides its batch
             batches = [*(axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch), *batches]
         for order, batch in enumerate(batches):
             dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)

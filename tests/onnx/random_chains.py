@@ -138,7 +138,8 @@ def concat(chain: Chain, x: str) -> None:
     others = [
         name
         for name, other in chain.shapes.items()
-        if len(other) == len(shape) and all(a == b for i, (a, b) in enumerate(zip(shape, other, strict=True)) if i != real)
+        if len(other) == len(shape)
+        and all(a == b for i, (a, b) in enumerate(zip(shape, other, strict=True)) if i != real)
     ]
     operands = [x, others[int(chain.rng.integers(len(others)))]]
     if chain.chance(0.3):
@@ -172,7 +173,10 @@ def pad(chain: Chain, x: str) -> None:
     shape = chain.shapes[x]
     mode = str(chain.rng.choice(["constant", "edge", "reflect"]))
     most = [min(2, size - 1) if mode == "reflect" else 2 for size in shape]
-    pads = [int(chain.rng.integers(-1 if shape[i] > 3 else 0, m + 1)) if chain.chance(0.4) else 0 for i, m in enumerate(most)]
+    pads = [
+        int(chain.rng.integers(-1 if shape[i] > 3 else 0, m + 1)) if chain.chance(0.4) else 0
+        for i, m in enumerate(most)
+    ]
     pads += [int(chain.rng.integers(0, m + 1)) if chain.chance(0.4) else 0 for m in most]
     rank = len(shape)
     target = tuple(size + pads[i] + pads[rank + i] for i, size in enumerate(shape))
@@ -200,8 +204,11 @@ def expand(chain: Chain, x: str) -> None:
     target = [int(chain.rng.integers(1, 4)) if size == 1 and chain.chance(0.6) else size for size in shape]
     if len(target) < 6 and chain.chance(0.3):
         target.insert(0, int(chain.rng.integers(1, 4)))
-    written = [1 if size == shape[-(len(target) - i)] and chain.chance(0.3) else size for i, size in enumerate(target)
-               if len(target) - i <= len(shape)]
+    written = [
+        1 if size == shape[-(len(target) - i)] and chain.chance(0.3) else size
+        for i, size in enumerate(target)
+        if len(target) - i <= len(shape)
+    ]
     written = [*target[: len(target) - len(shape)], *written]
     if math.prod(target) <= MOST_ELEMENTS:
         chain.node("Expand", [x, chain.ints(*written)], tuple(target))
@@ -288,6 +295,130 @@ def softmax(chain: Chain, x: str) -> None:
     chain.node("Softmax", [x], chain.shapes[x], axis=chain.axis(len(chain.shapes[x])))
 
 
+def _window(chain: Chain, size: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Kernel, stride and pads of one axis that fit, and the size that comes out; each in a list."""
+    kernel = int(chain.rng.integers(1, min(3, size) + 1))
+    stride = int(chain.rng.integers(1, 3))
+    begin, end = (int(chain.rng.integers(0, kernel)) for _ in range(2))
+    return [kernel], [stride], [begin, end], [(size + begin + end - kernel) // stride + 1]
+
+
+def _windows(chain: Chain, sizes: Shape) -> tuple[list[int], list[int], list[int], list[int]]:
+    """As `_window`, for all spatial axes; pads as ONNX orders them."""
+    each = [_window(chain, size) for size in sizes]
+    kernel, stride, pads, out = (sum((window[i] for window in each), []) for i in range(4))
+    return kernel, stride, pads[::2] + pads[1::2], out
+
+
+def convolve(chain: Chain, x: str) -> None:
+    """Conv with random groups, windows and bias."""
+    shape = chain.shapes[x]
+    if not 3 <= len(shape) <= 5:
+        return
+    kernel, stride, pads, out = _windows(chain, shape[2:])
+    channels = shape[1]
+    group = int(chain.rng.choice([g for g in range(1, channels + 1) if channels % g == 0]))
+    outputs = group * int(chain.rng.integers(1, 4))
+    weight = chain.floats((outputs, channels // group, *kernel))
+    bias = [chain.floats((outputs,))] if chain.chance(0.5) else []
+    target = (shape[0], outputs, *out)
+    chain.node("Conv", [x, weight, *bias], target, strides=stride, pads=pads, group=group)
+
+
+def deconvolve(chain: Chain, x: str) -> None:
+    """ConvTranspose with random groups, windows and output_padding."""
+    shape = chain.shapes[x]
+    if not 3 <= len(shape) <= 5:
+        return
+    kernel, stride, pads, _ = _windows(chain, shape[2:])
+    n = len(kernel)
+    extra = [int(chain.rng.integers(0, s)) for s in stride]
+    out = [(size - 1) * stride[i] + kernel[i] + extra[i] - pads[i] - pads[n + i] for i, size in enumerate(shape[2:])]
+    group = int(chain.rng.choice([g for g in range(1, shape[1] + 1) if shape[1] % g == 0]))
+    outputs = int(chain.rng.integers(1, 4))
+    target = (shape[0], outputs * group, *out)
+    if min(out) < 1 or math.prod(target) > MOST_ELEMENTS:
+        return
+    weight = chain.floats((shape[1], outputs, *kernel))
+    attributes = {"strides": stride, "pads": pads, "group": group, "output_padding": extra}
+    chain.node("ConvTranspose", [x, weight], target, **attributes)
+
+
+def pool(chain: Chain, x: str) -> None:
+    """MaxPool or AveragePool, sometimes rounding up."""
+    shape = chain.shapes[x]
+    if not 3 <= len(shape) <= 5:
+        return
+    kernel, stride, pads, out = _windows(chain, shape[2:])
+    attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": stride, "pads": pads}
+    n = len(kernel)
+    if chain.chance(0.4):
+        attributes["ceil_mode"] = 1
+        for i, size in enumerate(shape[2:]):
+            span = size + pads[i] + pads[n + i] - kernel[i]
+            count = -(-span // stride[i]) + 1
+            out[i] = count - ((count - 1) * stride[i] >= size + pads[i])
+    if chain.chance(0.5):
+        chain.node("MaxPool", [x], (*shape[:2], *out), **attributes)
+    else:
+        counted = int(chain.rng.integers(2))
+        chain.node("AveragePool", [x], (*shape[:2], *out), count_include_pad=counted, **attributes)
+
+
+def normalize(chain: Chain, x: str) -> None:
+    """One of the normalisations with constant statistics or scales; the epsilon keeps it from blowing up rounding."""
+    shape = chain.shapes[x]
+    kind = str(chain.rng.choice(["BatchNormalization", "InstanceNormalization", "LayerNormalization"]))
+    if kind == "LayerNormalization":
+        axis = int(chain.rng.integers(len(shape)))
+        scales = [chain.floats(shape[axis:]) for _ in range(2)]
+        chain.node(kind, [x, *scales], shape, axis=axis, epsilon=0.1)
+        return
+    if not 3 <= len(shape) <= 5:
+        return
+    scales = [chain.floats((shape[1],)) for _ in range(2)]
+    if kind == "BatchNormalization":
+        scales += [chain.floats((shape[1],)), chain.constant(chain.rng.uniform(0.5, 2, shape[1]).astype(np.float32))]
+    chain.node(kind, [x, *scales], shape, epsilon=0.1)
+
+
+def activate(chain: Chain, x: str) -> None:
+    """A function of one tensor."""
+    operator = str(chain.rng.choice(["Sigmoid", "Tanh", "HardSwish", "Elu", "Softplus", "Gelu", "LogSoftmax"]))
+    chain.node(operator, [x], chain.shapes[x])
+
+
+def slope(chain: Chain, x: str) -> None:
+    """PRelu by slopes of any shape that broadcasts."""
+    shape = chain.shapes[x]
+    cut = shape[int(chain.rng.integers(len(shape))) :]
+    form = tuple(1 if chain.chance(0.5) else size for size in cut)
+    chain.node("PRelu", [x, chain.floats(form)], shape)
+
+
+def resize(chain: Chain, x: str) -> None:
+    """Resize of some axes in any mode."""
+    shape = chain.shapes[x]
+    target = tuple(
+        int(chain.rng.integers(1, 2 * size + 1)) if i >= len(shape) - 2 and chain.chance(0.6) else size
+        for i, size in enumerate(shape)
+    )
+    mode = str(chain.rng.choice(["nearest", "linear", "cubic"] if len(shape) == 4 else ["nearest"]))
+    coordinates = str(chain.rng.choice(["half_pixel", "align_corners", "asymmetric"]))
+    if math.prod(target) <= MOST_ELEMENTS and (mode != "cubic" or target[:2] == shape[:2]):
+        sizes = chain.ints(*target)
+        attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
+        chain.node("Resize", [x, "", "", sizes], target, **attributes)
+
+
+def global_pool(chain: Chain, x: str) -> None:
+    """A global pooling."""
+    shape = chain.shapes[x]
+    if 3 <= len(shape) <= 5:
+        operator = str(chain.rng.choice(["GlobalAveragePool", "GlobalMaxPool"]))
+        chain.node(operator, [x], (*shape[:2], *(1,) * (len(shape) - 2)))
+
+
 Step = Callable[[Chain, str], None]
 
 VIEWS: tuple[Step, ...] = (reshape, reshape, transpose, transpose, unsqueeze, squeeze, flatten)
@@ -295,6 +426,11 @@ MOVES: tuple[Step, ...] = (*VIEWS, slice_, concat, split, pad, gather, expand, t
 # unary only takes signs, so the numbers stay those of the input
 MOVEMENT: tuple[Step, ...] = (*MOVES, unary)
 ARITHMETIC: tuple[Step, ...] = (*MOVES, unary, binary, binary, matmul, reduce, softmax)
+# What a convolutional network is made of, on images of one to three dimensions.
+IMAGES: tuple[Step, ...] = (
+    *(convolve, convolve, deconvolve, pool, normalize, activate, slope, resize, global_pool),
+    *(transpose, reshape, slice_, concat, pad, binary, unary),
+)
 
 
 def random_model(seed: int, steps: tuple[Step, ...], length: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -324,7 +460,7 @@ def random_model(seed: int, steps: tuple[Step, ...], length: int) -> tuple[onnx.
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, chain.shapes[name]) for name in outputs],
         chain.initializers,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     return model, inputs
 
 

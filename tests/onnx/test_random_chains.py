@@ -14,7 +14,7 @@ from onnx2ncnn_opt.api import convert
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from conformance import Case, Harness, first_difference
-from random_chains import ARITHMETIC, MOVEMENT, VIEWS, Step, random_model
+from random_chains import ARITHMETIC, IMAGES, MOVEMENT, VIEWS, Step, random_model
 
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 
@@ -40,10 +40,11 @@ def test_movement_keeps_every_bit(steps: tuple[Step, ...], optimize: bool, harne
 
 
 @pytest.mark.parametrize("optimize", [False, True], ids=["plain", "optimized"])
-def test_arithmetic(optimize: bool, harness: Harness) -> None:
+@pytest.mark.parametrize("steps", [ARITHMETIC, IMAGES], ids=["arithmetic", "images"])
+def test_arithmetic(steps: tuple[Step, ...], optimize: bool, harness: Harness) -> None:
     right = 0
     for seed in range(CHAINS):
-        model, feeds = random_model(seed, ARITHMETIC, length=8)
+        model, feeds = random_model(seed, steps, length=8)
         reference = list(OrtRunner(model.SerializeToString()).run(feeds).values())
         outcome = harness.judge(Case(str(seed), model, feeds, reference), optimize=optimize)
         assert outcome.kind in ("right", "refused"), f"seed {seed}: {outcome.kind} {outcome.reason}"
