@@ -1,4 +1,4 @@
-"""Operator fixtures: Markdown files whose headings are cases, with models in ONNX's text (see fixtures/ops/README.md)."""
+"""Operator fixtures: Markdown files whose headings are cases, with models as text (see fixtures/ops/README.md)."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def _window(chain: Chain, size: int) -> tuple[list[int], list[int], list[int], l
 def _windows(chain: Chain, sizes: Shape) -> tuple[list[int], list[int], list[int], list[int]]:
     """As `_window`, for all spatial axes; pads as ONNX orders them."""
     each = [_window(chain, size) for size in sizes]
-    kernel, stride, pads, out = (sum((window[i] for window in each), []) for i in range(4))
+    kernel, stride, pads, out = ([number for window in each for number in window[i]] for i in range(4))
     return kernel, stride, pads[::2] + pads[1::2], out
 
 
