@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -72,14 +73,16 @@ def check(path: Path, release: str, package: Path, folder: Path) -> str:
     loaded = load_model(data)
     feeds = draw_inputs(loaded, {str(d): 1 for i in loaded.inputs for d in i.shape[:1] if not isinstance(d, int)})
     results = OrtRunner(data).run(feeds)
-    named = {f"in:{name}": x for name, x in feeds.items()} | {f"out:{name}": x for name, x in results.items()}
+    named: dict[str, Any] = {f"in:{name}": x for name, x in feeds.items()} | {
+        f"out:{name}": x for name, x in results.items()
+    }
     np.savez(prefix.with_name(prefix.name + ".npz"), **named)
     command = [sys.executable, "-c", RUN, str(package), str(prefix)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if process.returncode:
         return f"wrong: {(process.stderr.strip().splitlines() or [f'ended with {process.returncode}'])[-1]}"
-    error = json.loads(process.stdout.splitlines()[-1])
-    return "right" if error <= TOLERANCE else f"wrong: off by {error:.1e} of the largest value"
+    worst = json.loads(process.stdout.splitlines()[-1])
+    return "right" if worst <= TOLERANCE else f"wrong: off by {worst:.1e} of the largest value"
 
 
 def main() -> None:

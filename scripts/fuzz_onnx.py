@@ -50,7 +50,8 @@ def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _node(model: onnx.ModelProto, rng: random.Random) -> onnx.NodeProto:
-    return rng.choice(model.graph.node) if model.graph.node else model.graph.node.add(op_type="Relu")
+    node: onnx.NodeProto = rng.choice(model.graph.node) if model.graph.node else model.graph.node.add(op_type="Relu")
+    return node
 
 
 def _names(model: onnx.ModelProto) -> list[str]:
@@ -197,7 +198,7 @@ def make(number: int, seed: int) -> bytes:
     model = onnx.ModelProto.FromString(data)
     for _ in range(rng.choice((1, 1, 2, 3))):
         mutate(model, rng)
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
 
 
 def child(first: int, count: int, seed: int) -> None:
@@ -272,7 +273,8 @@ def main() -> None:
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child, arguments.seed)
+        first, count = arguments.child
+        child(first, count, arguments.seed)
     elif arguments.only is not None:
         sys.exit(run(1, arguments.seed, arguments.only))
     else:

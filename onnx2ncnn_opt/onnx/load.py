@@ -74,8 +74,8 @@ def load_model(
 ) -> LoadedModel:
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
-    `shapes` binds the sizes of inputs by name. `outputs` are values to give instead of the model's outputs: what they do
-    not depend on goes, inputs too. Objects that are passed in are not changed, but an onnx_ir.Model whose
+    `shapes` binds the sizes of inputs by name. `outputs` are values to give instead of the model's outputs: what they
+    do not depend on goes, inputs too. Objects that are passed in are not changed, but an onnx_ir.Model whose
     nodes are out of order is sorted.
 
     Raises:

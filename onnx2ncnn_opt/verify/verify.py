@@ -81,11 +81,11 @@ def verify_net(
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
-    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
-    `shapes`, of the manifest, or at small ones. `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the model's shapes;
-    without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain kernels in
-    place of the ones that it would choose. Whatever is wrong with the net is in the report; each run may take
-    `timeout` seconds.
+    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of `shapes`,
+    of the manifest, or at small ones. `outputs` are values to compare instead of the model's outputs. With a manifest
+    arrays have to have exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them
+    freely. `exact` takes ncnn's plain kernels in place of the ones that it would choose. Whatever is wrong with the net
+    is in the report; each run may take `timeout` seconds.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def forms(draw: st.DrawFn, atoms: Sequence[Atom]) -> tuple[Atoms, Dims]:
     batch = draw(st.integers(0, min(2, len(atoms))))
     cuts = sorted(draw(st.lists(st.integers(batch, len(atoms)), max_size=MAX_DIMS - 1)))
     edges = [batch, *cuts, len(atoms)]
-    return tuple(order[:batch]), tuple(tuple(order[i:j]) for i, j in zip(edges, edges[1:], strict=False))
+    return tuple(order[:batch]), tuple(tuple(order[i:j]) for i, j in pairwise(edges))
 
 
 @st.composite
