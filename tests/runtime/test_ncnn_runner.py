@@ -247,4 +247,4 @@ def test_a_missing_package_says_how_to_get_it(use: str) -> None:
     code = f"import sys; from pathlib import Path; {use}; sys.path.clear(); Runner(*net).run({{}})"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "UsageError" in ended.stderr
-    assert "pip install onnx2ncnn-opt[verify]" in ended.stderr
+    assert "pip install -U onnx2ncnn-opt[verify]" in ended.stderr
