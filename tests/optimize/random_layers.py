@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.param.binary import weight_blocks
@@ -305,7 +306,7 @@ class RandomNet:
             blocks = weight_blocks(layer)
         except (ShapeError, GraphError):
             return None
-        sizes = [int(np.prod([int(s) for s in blob.shape])) if blob.shape else 0 for blob in outputs]
+        sizes = [int(np.prod(known(blob.shape))) if blob.shape else 0 for blob in outputs]
         if not all(0 < size <= LARGEST for size in sizes):
             return None
         for block in blocks:
