@@ -291,6 +291,18 @@ class ImportContext:
             raise self.refuse(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
         return np.broadcast_to(array, shape)
 
+    def regrouped(self, blob: Blob, dims: Shape, batches: Mapping[str, Any] | None = None) -> Blob:
+        """A Reshape layer; sizes that are not fixed are left open, or calculated from the blob's."""
+        if len(dims) > MAX_DIMS:
+            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **(batches or {}))
+        symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
+        if len(symbolic) > 1:
+            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **(batches or {}))
+        params: dict[str, Any] = {
+            name: -1 if isinstance(size, Sym) else size for name, size in zip(DIM_PARAMS[len(dims)], dims, strict=True)
+        }
+        return self.layer("Reshape", blob, **params, **(batches or {}))
+
     def f32(self, array: Array) -> Array:
         """The constant as float32; refused where a finite number would overflow."""
         if array.dtype in (np.float32, np.int32):
@@ -557,7 +569,7 @@ class ImportContext:
                 batches = {"input_batch_axis": 0} if step.unbatch else {}
                 if step.batch is not None:
                     batches["output_batch_axis"] = 0
-                made = self._reshape_layer(blob, dims, batches)
+                made = self.regrouped(blob, dims, batches)
             self._forms[key] = made
         return self._forms[key]
 
@@ -573,18 +585,7 @@ class ImportContext:
             for step in plan(view, flattened):
                 blob = self._step(blob, step)
             view = View((), flattened, view.axes)
-        return self._reshape_layer(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
-
-    def _reshape_layer(self, blob: Blob, dims: Shape, batches: Mapping[str, Any]) -> Blob:
-        if len(dims) > MAX_DIMS:
-            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **batches)
-        symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
-        if len(symbolic) > 1:
-            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **batches)
-        params: dict[str, Any] = {
-            name: -1 if isinstance(size, Sym) else size for name, size in zip(DIM_PARAMS[len(dims)], dims, strict=True)
-        }
-        return self.layer("Reshape", blob, **params, **batches)
+        return self.regrouped(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
 
     def _unique(self, name: str, taken: set[str]) -> str:
         candidate, number = name, 0

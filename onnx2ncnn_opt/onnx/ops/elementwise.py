@@ -7,7 +7,6 @@ operands are brought to one form with the dims that are missing as size 1; trail
 from __future__ import annotations
 
 from functools import partial, reduce
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form
-from onnx2ncnn_opt.onnx.importer import DIM_PARAMS, ImportContext
+from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
@@ -91,9 +90,7 @@ def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
     )
     if not ambiguous and not lower:
         return x
-    full = x.shape + (1,) * (len(form.dims) - len(x.shape))
-    params: dict[str, Any] = dict(zip(DIM_PARAMS[len(full)], full, strict=True))
-    return im.layer("Reshape", x, **params)
+    return im.regrouped(x, x.shape + (1,) * (len(form.dims) - len(x.shape)))
 
 
 def _view(x: Value) -> View:
