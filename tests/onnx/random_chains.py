@@ -419,6 +419,43 @@ def global_pool(chain: Chain, x: str) -> None:
         chain.node(operator, [x], (*shape[:2], *(1,) * (len(shape) - 2)))
 
 
+def enlarge(chain: Chain, x: str) -> None:
+    """Resize of images by whole scales."""
+    shape = chain.shapes[x]
+    if len(shape) != 4:
+        return
+    factors = [int(chain.rng.integers(1, 3)) for _ in range(2)]
+    target = (*shape[:2], shape[2] * factors[0], shape[3] * factors[1])
+    if math.prod(target) <= MOST_ELEMENTS:
+        scales = chain.constant(np.array([1, 1, *factors], np.float32))
+        mode = str(chain.rng.choice(["nearest", "linear", "cubic"]))
+        chain.node("Resize", [x, "", scales], target, mode=mode)
+
+
+def cut(chain: Chain, x: str) -> None:
+    """Slice by bounds that mean something for any size."""
+    shape = chain.shapes[x]
+    axis = int(chain.rng.integers(len(shape)))
+    size = shape[axis]
+    if size < 3:
+        return
+    last = 2**31 - 1
+    start, end, step = [(1, last, 1), (1, last, 2), (0, -1, 1), (0, 2, 1), (-2, last, 1), (1, -1, 1)][
+        int(chain.rng.integers(6))
+    ]
+    target = list(shape)
+    target[axis] = len(range(*slice(start, end, step).indices(size)))
+    chain.node("Slice", [x, *(chain.ints(v) for v in (start, end, axis, step))], tuple(target))
+
+
+def merge(chain: Chain, x: str) -> None:
+    """Reshape that keeps the first axes and merges the others."""
+    shape = chain.shapes[x]
+    if len(shape) >= 3:
+        kept = int(chain.rng.integers(1, len(shape) - 1))
+        chain.node("Reshape", [x, chain.ints(*(0,) * kept, -1)], (*shape[:kept], math.prod(shape[kept:])))
+
+
 Step = Callable[[Chain, str], None]
 
 VIEWS: tuple[Step, ...] = (reshape, reshape, transpose, transpose, unsqueeze, squeeze, flatten)
@@ -431,6 +468,39 @@ IMAGES: tuple[Step, ...] = (
     *(convolve, convolve, deconvolve, pool, normalize, activate, slope, resize, global_pool),
     *(transpose, reshape, slice_, concat, pad, binary, unary),
 )
+# What works for any size.
+OPEN: tuple[Step, ...] = (
+    *(convolve, convolve, deconvolve, pool, normalize, activate, slope, enlarge, global_pool, softmax, reduce, matmul),
+    *(transpose, cut, merge, concat, split, pad, binary, binary, unary, flatten, unsqueeze, squeeze),
+)
+# The shape of an input as the model says it, and two that it may have.
+OPEN_SHAPES: tuple[tuple[tuple[str | int, ...], Shape, Shape], ...] = (
+    (("N", 3, "H", "W"), (1, 3, 6, 5), (2, 3, 9, 7)),
+    ((1, 3, "H", "W"), (1, 3, 6, 5), (1, 3, 9, 8)),
+    (("N", "L", 4), (1, 6, 4), (3, 9, 4)),
+    ((1, "L", 4), (1, 6, 4), (1, 3, 4)),
+    (("N", 3, 6, 5), (2, 3, 6, 5), (3, 3, 6, 5)),
+)
+
+
+def open_model(seed: int, length: int) -> tuple[onnx.ModelProto, tuple[Shape, Shape]]:
+    """A model whose input ``x`` has open sizes, and two shapes for it; the second may make it invalid."""
+    chain = Chain(np.random.default_rng(seed))
+    declared, *shapes = OPEN_SHAPES[seed % len(OPEN_SHAPES)]
+    chain.shapes["x"] = shapes[0]
+    while len(chain.nodes) < length:
+        OPEN[int(chain.rng.integers(len(OPEN)))](chain, chain.pick())
+    used = {name for node in chain.nodes for name in node.input}
+    outputs = [name for name in chain.shapes if name not in used and len(chain.shapes[name]) <= 4]
+    graph = helper.make_graph(
+        chain.nodes,
+        "open",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, declared)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * len(chain.shapes[name])) for name in outputs],
+        chain.initializers,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    return model, (shapes[0], shapes[1])
 
 
 def random_model(seed: int, steps: tuple[Step, ...], length: int) -> tuple[onnx.ModelProto, dict[str, Any]]:

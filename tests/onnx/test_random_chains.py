@@ -14,8 +14,9 @@ from onnx2ncnn_opt.api import convert
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from conformance import Case, Harness, first_difference
-from random_chains import ARITHMETIC, IMAGES, MOVEMENT, VIEWS, Step, random_model
+from random_chains import ARITHMETIC, IMAGES, MOVEMENT, VIEWS, Step, open_model, random_model
 
+from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 
 CHAINS = 120
@@ -51,6 +52,29 @@ def test_arithmetic(steps: tuple[Step, ...], optimize: bool, harness: Harness) -
         right += outcome.kind == "right"
     # Operands of five and more axes that broadcast crosswise have no common form of four dims.
     assert right >= CHAINS - 2
+
+
+def test_open_sizes(harness: Harness) -> None:
+    right = 0
+    for seed in range(2 * CHAINS):
+        model, shapes = open_model(seed, length=6)
+        rng = np.random.default_rng(seed)
+        try:
+            runner = OrtRunner(model.SerializeToString())
+            runs = [
+                ({"x": x}, runner.run({"x": x})) for x in (rng.standard_normal(s).astype(np.float32) for s in shapes)
+            ]
+        except RunError:
+            continue  # sizes that met in the first shape do not in the second
+        try:
+            conversion = convert(model)
+        except UnsupportedError:
+            continue
+        for feeds, reference in runs:
+            difference = first_difference(harness.run(conversion, feeds), list(reference.values()))
+            assert not difference, f"seed {seed}: {difference}"
+        right += 1
+    assert right > CHAINS // 2
 
 
 def test_a_wrong_number_would_be_seen() -> None:
