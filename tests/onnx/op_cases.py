@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "fixtures" / "ops"
 
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 _MODEL = re.compile(r"^```onnx\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_RESULT = re.compile(r"^```param\n(.*?)^```$|^refused: (.*)$", re.MULTILINE | re.DOTALL)
+_RESULT = re.compile(r"^```param\n(.*?)^```$|^refused: ([^\n]*)$", re.MULTILINE | re.DOTALL)
 _OPTION = re.compile(r"^(sizes|values): (.*)$", re.MULTILINE)
 
 
