@@ -131,34 +131,34 @@ def test_unknown_parameters_and_hints(tmp_path: Path, worker: NcnnWorker) -> Non
 
 
 def test_no_shape_hints_unless_asked_for(tmp_path: Path, worker: NcnnWorker) -> None:
-    files = write_net(tmp_path, INPUT, "ReLU r 1 1 data a", "Mine m 1 1 a b", "AbsVal v 1 1 a2 out".replace("a2", "b"))
+    files = write_net(tmp_path, INPUT, "ReLU r 1 1 data a", "Declared m 1 1 a b", "AbsVal v 1 1 a2 out".replace("a2", "b"))
     assert "-23330" not in format_param(optimize(*files).graph)
     text = format_param(optimize(*files, shape_hints=True).graph)
     assert line_of(text, "ReLU")[6:] == ["-23330=4,3,4,3,2"]
     assert line_of(text, "Input")[-1] == "-23330=4,3,4,3,2"
-    assert line_of(text, "Mine")[6:] == line_of(text, "AbsVal")[6:] == []
+    assert line_of(text, "Declared")[6:] == line_of(text, "AbsVal")[6:] == []
 
 
 def test_custom_layers_without_weights_stay(tmp_path: Path) -> None:
-    mine = 'Mine m 2 2 b data c d 0=3 1=0.5 2="a b" -23303=2,1.5,2.0 31=2'
+    mine = 'Declared m 2 2 b data c d 0=3 1=0.5 2="a b" -23303=2,1.5,2.0 31=2'
     files = write_net(tmp_path, INPUT, "AbsVal a 1 1 data b", mine, "ReLU r 1 1 c e")
     text = format_param(optimize(*files).graph)
-    assert line_of(text, "Mine")[8:] == ["0=3", "1=0.5", '2="a', 'b"', "-23303=2,1.5,2.0", "31=2"]
-    assert line_of(text, "ReLU")[4:] == [line_of(text, "Mine")[6], "e"]
+    assert line_of(text, "Declared")[8:] == ["0=3", "1=0.5", '2="a', 'b"', "-23303=2,1.5,2.0", "31=2"]
+    assert line_of(text, "ReLU")[4:] == [line_of(text, "Declared")[6], "e"]
 
 
 def test_custom_layers_with_weights_are_declared(tmp_path: Path) -> None:
-    lines = INPUT, "Mine m 1 1 data a 0=2 1=6", "Bias b 1 1 a out 0=2"
+    lines = INPUT, "Declared m 1 1 data a 0=2 1=6", "Bias b 1 1 a out 0=2"
     files = write_net(tmp_path, *lines, weights=tagged(values(6)) + raw(values(2), values(2, seed=1)))
     with pytest.raises(
-        BinError, match=r"bytes are left over .* 'm' \(Mine\) may have weights: .*--custom Mine:p6@tagged"
+        BinError, match=r"bytes are left over .* 'm' \(Declared\) may have weights: .*--custom Declared:p6@tagged"
     ):
         optimize(*files)
     with pytest.raises(UsageError, match="does not declare a custom layer"):
-        optimize(*files, custom=["Mine=6"])
+        optimize(*files, custom=["Declared=6"])
     with pytest.raises(UsageError, match="there is no p30"):
-        optimize(*files, custom=["Mine:p30"])
-    result = optimize(*files, custom=["Mine:p1@tagged,p0"])
+        optimize(*files, custom=["Declared:p30"])
+    result = optimize(*files, custom=["Declared:p1@tagged,p0"])
     assert np.array_equal(result.graph.layers[-1].weights["bias_data"], values(2, seed=1))
     copy = result.save(tmp_path / "copy")
     assert copy.bin.read_bytes() == files[1].read_bytes()
