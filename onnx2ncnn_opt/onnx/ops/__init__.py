@@ -2,6 +2,7 @@
 
 from onnx2ncnn_opt.onnx.ops import (
     activation,
+    arg,
     attention,
     cast,
     contrib,
@@ -26,6 +27,7 @@ from onnx2ncnn_opt.onnx.ops import (
 
 __all__ = [
     "activation",
+    "arg",
     "attention",
     "cast",
     "contrib",

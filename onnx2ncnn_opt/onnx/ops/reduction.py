@@ -126,8 +126,8 @@ def _softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     return im.like(lying, im.layer("Softmax", lying.blob, axis=dim, fixbug0=1))
 
 
-def _coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """Before opset 13 Softmax ran over all axes from `axis` on, flattened."""
+def coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
+    """Two axes, as Softmax and its like were defined before opset 13: over all axes from `axis` on, flattened."""
     axis = im.axis(axis, x.rank)
     shape = (product(x.shape[:axis]), product(x.shape[axis:]))
     flat = im.reshape(x, shape)
@@ -138,7 +138,7 @@ def _coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 @onnx_op("Softmax")
 def softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """Softmax over the flattened axes from `axis` on."""
-    return _back(im, _softmax(im, _coerced(im, x, axis), 1), x)
+    return back(im, _softmax(im, coerced(im, x, axis), 1), x)
 
 
 @onnx_op("Softmax", since=13)
@@ -150,7 +150,7 @@ def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
 @onnx_op("LogSoftmax")
 def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """LogSoftmax over the flattened axes from `axis` on."""
-    return _back(im, _log_softmax(im, _coerced(im, x, axis), 1), x)
+    return back(im, _log_softmax(im, coerced(im, x, axis), 1), x)
 
 
 @onnx_op("LogSoftmax", since=13)
@@ -170,7 +170,8 @@ def _log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     return im.like(lying, im.layer("BinaryOp", low, _reduction(im, low, [dim], _LOG_SUM_EXP), op_type=SUB))
 
 
-def _back(im: ImportContext, result: Tensor, x: Tensor) -> Tensor:
+def back(im: ImportContext, result: Tensor, x: Tensor) -> Tensor:
+    """The result for a `coerced` operand in that operand's shape."""
     shaped = im.reshape(result, x.shape)
     assert isinstance(shaped, Tensor)
     return shaped

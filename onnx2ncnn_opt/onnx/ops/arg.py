@@ -1,0 +1,65 @@
+"""Where the largest number is: ArgMax, ArgMin and Hardmax.
+
+ncnn has none of them, but the place of the first 1 in a row of 0 and 1 is the smallest of ``i - n * row[i]``, plus n.
+As for comparisons, numbers closer to each other than the smallest normal float32 are equal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
+from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.reduction import back, coerced, reduce
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, held_as_float
+
+
+@onnx_op("ArgMax")
+def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    """Threshold of what reaches the largest number, and Reduction of the indices of that."""
+    marked, size = _marked(im, x, axis, last=bool(select_last_index))
+    name, sign = ("ReduceMax", SUB) if select_last_index else ("ReduceMin", ADD)
+    place = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), _number(size)))
+    return Tensor(place.blob, place.view, held_as_float(np.dtype(np.int64)))
+
+
+@onnx_op("ArgMin")
+def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    """ArgMax of the opposite."""
+    opposite = im.unary(x, "UnaryOp", op_type=1)
+    return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
+
+
+@onnx_op("Hardmax")
+def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
+    """1 at the first of the largest numbers of all axes from `axis` on."""
+    return back(im, hardmax13(im, coerced(im, x, axis), axis=1), x)
+
+
+@onnx_op("Hardmax", since=13)
+def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
+    """1 at the first of the largest numbers along an axis."""
+    marked, _ = _marked(im, x, axis, last=False)
+    first = reduce(im, marked, "ReduceMin", (axis,), 1)
+    return im.unary(binary(im, SUB, first, marked), "Threshold", threshold=-FLT_MIN)
+
+
+def _marked(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Tensor, int]:
+    """``i - n`` where the largest number of an axis is, ``i`` elsewhere; with `last` ``i + n``. And the size n."""
+    axis = im.axis(axis, x.rank)
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
+    finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
+    below = binary(im, SUB, finite, reduce(im, finite, "ReduceMax", (axis,), 1))
+    reached = im.unary(below, "Threshold", threshold=-FLT_MIN)
+    index = np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1))
+    far = binary(im, MUL, reached, _number(size if last else -size))
+    return im.tensor(binary(im, ADD, far, Constant(index))), size
+
+
+def _number(value: int) -> Constant:
+    return Constant(np.full((), value, np.float32))
