@@ -273,6 +273,16 @@ class ImportContext:
         _, _, dims, batch = min(options, key=lambda option: option[:2])
         return self.laid(x, dims, batch)
 
+    def settled(self, x: Tensor) -> Tensor:
+        """The tensor in its own order, with nothing left of what its axes were made of.
+
+        For operands whose axes are made of factors that have nothing in common.
+        """
+        kept = [axis for axis, size in enumerate(x.shape) if size != 1]
+        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
+        blob = self.mat(x, dims or [[]])
+        return self.wrap(blob, x.shape, dims or [[]], dtype=x.dtype)
+
     def reshape(self, x: Value, shape: Shape) -> Value:
         """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
         if isinstance(x, Constant):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary
@@ -73,7 +74,7 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     shape = (1,) * (x.rank - slope.rank) + slope.shape
     if isinstance(slope, Constant) and slope.array.size == 1:
         return im.unary(x, "PReLU", {"slope_data": slope.array.reshape(1)}, num_slope=1)
-    if isinstance(slope, Constant) and x.rank >= 2 and slope.array.size == shape[1]:
+    if isinstance(slope, Constant) and 2 <= x.rank <= MAX_DIMS + 1 and slope.array.size == shape[1]:
         weights = {"slope_data": slope.array.reshape(-1)}
         blob = im.layer("PReLU", im.channels(x), num_slope=slope.array.size, weights=weights)
         return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])

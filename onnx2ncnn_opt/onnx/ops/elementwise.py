@@ -10,11 +10,12 @@ from functools import partial, reduce
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
@@ -27,7 +28,7 @@ _SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: R
 
 def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
-    shape = _broadcast_shape(im, a, b)
+    shape = broadcast_shape(im, a.shape, b.shape)
     if isinstance(a, Constant) and isinstance(b, Constant):
         a = im.tensor(a)
     if isinstance(a, Constant):
@@ -39,12 +40,12 @@ def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     views = [_padded(a.view, rank), _padded(_view(b), rank)]
     aligned = align(views)
     if aligned is None:
-        raise im.refuse(f"the factors of shapes {_text(a.shape)} and {_text(b.shape)} do not match")
+        return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
     fine, origin = aligned
     costs = [_cost(im, x, view) for x, view in zip((a, b), fine, strict=True)]
     form = common_form(fine, costs)
-    if form is None:
-        raise im.refuse(f"broadcasting {_text(a.shape)} with {_text(b.shape)} needs more than four dims")
+    if form is None:  # broadcasting takes more than four dims: without it they can be merged
+        return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
     left, lying_a = _operand(im, a, fine[0], form)
     right, lying_b = _operand(im, b, fine[1], form)
     right = _fit(im, right, left, form)
@@ -52,6 +53,18 @@ def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
     axes = [x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True)]
     return Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+
+
+def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
+    """The value repeated to a shape that it broadcasts to."""
+    if isinstance(x, Constant):
+        return Constant(np.broadcast_to(x.array, known(shape)))
+    x = x.viewed(_padded(x.view, len(shape)))
+    repeats = [1 if have == want else want for have, want in zip(x.shape, shape, strict=True)]
+    if any(isinstance(n, Sym) for n in repeats):
+        reason = f"{_text(x.shape)} and {_text(shape)} broadcast over sizes that are not fixed, in more than four dims"
+        raise im.refuse(reason, "bind them with --shape")
+    return repeated(im, x, known(repeats))
 
 
 def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
@@ -101,12 +114,13 @@ def _padded(view: View, rank: int) -> View:
     return view.with_axes(((),) * (rank - len(view.axes)) + view.axes)
 
 
-def _broadcast_shape(im: ImportContext, a: Value, b: Value) -> Shape:
-    rank = max(a.rank, b.rank)
-    padded = [(1,) * (rank - x.rank) + x.shape for x in (a, b)]
+def broadcast_shape(im: ImportContext, a: Shape, b: Shape) -> Shape:
+    """The shape that two shapes broadcast to."""
+    rank = max(len(a), len(b))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in (a, b)]
     shape = tuple(broadcast(n, m) for n, m in zip(*padded, strict=True))
     if any(n is None for n in shape):
-        raise im.refuse(f"shapes {_text(a.shape)} and {_text(b.shape)} do not broadcast")
+        raise im.refuse(f"shapes {_text(a)} and {_text(b)} do not broadcast")
     return tuple(n for n in shape if n is not None)
 
 

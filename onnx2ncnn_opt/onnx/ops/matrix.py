@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Form, align, combined
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, broadcast_shape, spread
 from onnx2ncnn_opt.onnx.ops.normalization import rows
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -96,14 +96,16 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     padded = [v.view.with_axes(((),) * (rank - v.rank) + v.view.axes) for v in (x, y)]
     aligned = align(padded, whole)
     if aligned is None:
-        raise im.refuse(f"the factors of shapes {x.shape} and {y.shape} do not match")
+        return _matmul(im, im.settled(x), im.settled(y))
     (left, right), origin = aligned
     outer, row, column = list(range(len(origin) - 2)), len(origin) - 2, len(origin) - 1
     shared = bool(left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
     groups = _groups(left, right, [axis for axis in outer if axis not in batch])
-    if len(groups) + 2 > MAX_DIMS:
-        raise im.refuse("the batch axes broadcast in a way that needs more than four dims")
+    if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged
+        outer_shape = broadcast_shape(im, x.shape[:-2], y.shape[:-2])
+        spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))
+        return _matmul(im, spread_x, spread_y)
     form = Form((*groups, (row,), (column,)), batch)
     turned = Form((*groups, (column,), (row,)), batch)
     first, second = x.viewed(left), y.viewed(right)

@@ -97,7 +97,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     tensors = [im.tensor(x) for x in xs]
     aligned = align([x.view for x in tensors], (axis,))
     if aligned is None:
-        raise im.refuse("the factors of the operands' axes do not match")
+        return concat(im, *(im.settled(x) for x in tensors), axis=axis)
     views, origin = aligned
     whole = origin.index(axis)
     tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
