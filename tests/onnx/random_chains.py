@@ -419,6 +419,111 @@ def global_pool(chain: Chain, x: str) -> None:
         chain.node(operator, [x], (*shape[:2], *(1,) * (len(shape) - 2)))
 
 
+def _inner(chain: Chain, operator: str, inputs: list[str], **attributes: Any) -> str:
+    """A node whose output, of whatever shape and type, is used by the next one only."""
+    name = f"i{len(chain.nodes)}"
+    chain.nodes.append(helper.make_node(operator, inputs, [name], name=f"n{len(chain.nodes)}", **attributes))
+    return name
+
+
+def select(chain: Chain, x: str) -> None:
+    """Where by a comparison; operands broadcast."""
+    shape = chain.shapes[x]
+    a, b = (chain.floats(tuple(1 if chain.chance(0.3) else size for size in shape)) for _ in range(2))
+    operator = str(chain.rng.choice(["Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"]))
+    condition = _inner(chain, operator, [x, a])
+    if chain.chance(0.3):
+        condition = _inner(chain, "Not", [condition])
+    if chain.chance(0.3):
+        other = _inner(chain, "Less", [b, x])
+        condition = _inner(chain, str(chain.rng.choice(["And", "Or", "Xor"])), [condition, other])
+    operands = [[x, b], [b, x], [b, a]][int(chain.rng.integers(3))]
+    chain.node("Where", [condition, *operands], shape)
+
+
+def largest(chain: Chain, x: str) -> None:
+    """ArgMax and its like, as numbers."""
+    shape = chain.shapes[x]
+    axis = chain.axis(len(shape))
+    if chain.chance(0.3):
+        chain.node("Hardmax", [x], shape, axis=axis)
+        return
+    operator = str(chain.rng.choice(["ArgMax", "ArgMin"]))
+    place = _inner(chain, operator, [x], axis=axis, select_last_index=int(chain.rng.integers(2)))
+    target = list(shape)
+    target[axis] = 1
+    chain.node("Cast", [place], tuple(target), to=TensorProto.FLOAT)
+
+
+def accumulate(chain: Chain, x: str) -> None:
+    """CumSum along any axis."""
+    shape = chain.shapes[x]
+    flags = {name: int(chain.rng.integers(2)) for name in ("exclusive", "reverse")}
+    chain.node("CumSum", [x, chain.constant(np.array(chain.axis(len(shape)), np.int64))], shape, **flags)
+
+
+def place(chain: Chain, x: str) -> None:
+    """GatherElements, GatherND, ScatterND or ScatterElements with constant indices."""
+    shape = chain.shapes[x]
+    kind = int(chain.rng.integers(4))
+    axis = int(chain.rng.integers(len(shape)))
+    if kind == 0:
+        form = tuple(int(chain.rng.integers(1, size + 1)) for size in shape)
+        indices = chain.rng.integers(-shape[axis], shape[axis], form)
+        if math.prod(form) <= 64:
+            chain.node("GatherElements", [x, chain.constant(indices.astype(np.int64))], form, axis=axis)
+        return
+    depth = int(chain.rng.integers(1, len(shape) + 1))
+    rows = int(chain.rng.integers(1, 4))
+    indices = np.stack([chain.rng.permutation(np.resize(np.arange(size), rows)) for size in shape[:depth]], axis=-1)
+    if kind == 1:
+        chain.node("GatherND", [x, chain.constant(indices.astype(np.int64))], (rows, *shape[depth:]))
+    elif len(np.unique(indices, axis=0)) == rows:
+        updates = chain.floats((rows, *shape[depth:]))
+        chain.node("ScatterND", [x, chain.constant(indices.astype(np.int64)), updates], shape)
+
+
+def mask(chain: Chain, x: str) -> None:
+    """Trilu of the last two axes."""
+    shape = chain.shapes[x]
+    if len(shape) >= 2:
+        diagonal = chain.constant(np.array(chain.rng.integers(-2, 3), np.int64))
+        chain.node("Trilu", [x, diagonal], shape, upper=int(chain.rng.integers(2)))
+
+
+def normal(chain: Chain, x: str) -> None:
+    """LpNormalization, MeanVarianceNormalization, RMSNormalization or GroupNormalization."""
+    shape = chain.shapes[x]
+    kind = int(chain.rng.integers(3))
+    if kind == 0:
+        chain.node("LpNormalization", [x], shape, axis=chain.axis(len(shape)), p=int(chain.rng.integers(1, 3)))
+    elif kind == 1:
+        axis = int(chain.rng.integers(len(shape)))
+        chain.node("RMSNormalization", [x, chain.floats(shape[axis:])], shape, axis=axis, epsilon=0.1)
+    elif 3 <= len(shape) <= 5:
+        groups = int(chain.rng.choice([g for g in range(1, shape[1] + 1) if shape[1] % g == 0]))
+        scales = [chain.floats((shape[1],)) for _ in range(2)]
+        chain.node("GroupNormalization", [x, *scales], shape, num_groups=groups, epsilon=0.1)
+
+
+def contract(chain: Chain, x: str) -> None:
+    """Einsum over random letters with a constant."""
+    shape = chain.shapes[x]
+    if len(shape) > 5:
+        return
+    letters = "abcde"[: len(shape)]
+    shared = [letter for letter in letters if chain.chance(0.5)]
+    sizes = dict(zip(letters, shape, strict=True)) | {"z": int(chain.rng.integers(1, 4))}
+    second = [str(letter) for letter in chain.rng.permutation([*shared, "z"])]
+    kept = [letter for letter in letters if letter not in shared or chain.chance(0.5)]
+    result = [str(letter) for letter in chain.rng.permutation([*kept, "z"])]
+    equation = f"{letters},{''.join(second)}->{''.join(result)}"
+    target = tuple(sizes[letter] for letter in result)
+    if math.prod(target) <= MOST_ELEMENTS:
+        operand = chain.floats(tuple(sizes[letter] for letter in second))
+        chain.node("Einsum", [x, operand], target, equation=equation)
+
+
 def enlarge(chain: Chain, x: str) -> None:
     """Resize of images by whole scales."""
     shape = chain.shapes[x]
@@ -468,6 +573,10 @@ IMAGES: tuple[Step, ...] = (
     *(convolve, convolve, deconvolve, pool, normalize, activate, slope, resize, global_pool),
     *(transpose, reshape, slice_, concat, pad, binary, unary),
 )
+ASSORTED: tuple[Step, ...] = (
+    *(select, select, largest, accumulate, place, mask, normal, contract, slope),
+    *(transpose, reshape, unsqueeze, slice_, concat, binary, reduce),
+)
 # What works for any size.
 OPEN: tuple[Step, ...] = (
     *(convolve, convolve, deconvolve, pool, normalize, activate, slope, enlarge, global_pool, softmax, reduce, matmul),
@@ -499,7 +608,7 @@ def open_model(seed: int, length: int) -> tuple[onnx.ModelProto, tuple[Shape, Sh
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * len(chain.shapes[name])) for name in outputs],
         chain.initializers,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     return model, (shapes[0], shapes[1])
 
 
@@ -530,7 +639,7 @@ def random_model(seed: int, steps: tuple[Step, ...], length: int) -> tuple[onnx.
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, chain.shapes[name]) for name in outputs],
         chain.initializers,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     return model, inputs
 
 
