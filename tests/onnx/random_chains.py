@@ -496,7 +496,9 @@ def normal(chain: Chain, x: str) -> None:
     shape = chain.shapes[x]
     kind = int(chain.rng.integers(3))
     if kind == 0:
-        chain.node("LpNormalization", [x], shape, axis=chain.axis(len(shape)), p=int(chain.rng.integers(1, 3)))
+        axis = chain.axis(len(shape))
+        if shape[axis] > 1:  # of one number it makes 1 or -1, and ties where ncnn's division rounds otherwise
+            chain.node("LpNormalization", [x], shape, axis=axis, p=int(chain.rng.integers(1, 3)))
     elif kind == 1:
         axis = int(chain.rng.integers(len(shape)))
         chain.node("RMSNormalization", [x, chain.floats(shape[axis:])], shape, axis=axis, epsilon=0.1)
