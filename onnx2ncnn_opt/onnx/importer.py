@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Reorder, Shuffle, Step, View, flat, plan
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import sizes
@@ -26,9 +27,6 @@ from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp, find
 from onnx2ncnn_opt.onnx.schema import misfit
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float
-
-# Where a Mat's dims stand in the parameters of Input, MemoryData and Reshape, outermost first, by rank.
-DIM_PARAMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
 
 # The parameters that say the block and the mode of `Shuffle` layers.
 _SHUFFLE_PARAMS = {
@@ -214,7 +212,7 @@ class ImportContext:
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
         key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
         if key not in self._memory:
-            params = dict(zip(DIM_PARAMS[data.ndim], data.shape, strict=True))
+            params = dict(zip(AXES[data.ndim], data.shape, strict=True))
             label, self._label = self._label, f"{self._label}_const"
             name = self._unique(self._label, self._layer_names)
             self._label = label
@@ -309,7 +307,7 @@ class ImportContext:
         if len(symbolic) > 1:
             return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **(batches or {}))
         params: dict[str, Any] = {
-            name: -1 if isinstance(size, Sym) else size for name, size in zip(DIM_PARAMS[len(dims)], dims, strict=True)
+            name: -1 if isinstance(size, Sym) else size for name, size in zip(AXES[len(dims)], dims, strict=True)
         }
         return self.layer("Reshape", blob, **params, **(batches or {}))
 
@@ -378,7 +376,7 @@ class ImportContext:
                 continue
             view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
             blob = Blob(info.name, view.mat_shape, product(atom.size for atom in view.batch))
-            named = zip(DIM_PARAMS[len(view.dims)], view.mat_shape, strict=True)
+            named = zip(AXES[len(view.dims)], view.mat_shape, strict=True)
             params = {name: size for name, size in named if isinstance(size, int)}
             self.graph.add(Layer("Input", self._unique(info.name, self._layer_names), (), (blob,), params))
             self._values[info.name] = Tensor(blob, view, dtype)
@@ -657,7 +655,7 @@ def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
 def _expression(im: ImportContext, dims: Shape, blob: Blob) -> str:
     """A Reshape expression (innermost dim first) that states symbolic sizes by the operand's own dims."""
     assert blob.shape is not None
-    tokens = dict(zip(blob.shape, (f"0{n}" for n in DIM_PARAMS[len(blob.shape)]), strict=True))
+    tokens = dict(zip(blob.shape, (f"0{n}" for n in AXES[len(blob.shape)]), strict=True))
     if isinstance(blob.batch, Sym):
         tokens.setdefault(blob.batch, "0n")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
@@ -234,11 +235,10 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
         rest = [a for a in range(x.rank) if a not in batch]
         groups = tuple(a for a in rest if a < axis), (axis,), tuple(a for a in rest if a > axis)
         dims = [group for group in groups if group]
-    names = {1: ["w"], 2: ["h", "w"], 3: ["c", "h", "w"], 4: ["c", "d", "h", "w"]}[len(dims)]
     sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
     params: dict[str, Any] = {}
     for axis, (begin, end) in amounts.items():
-        before, behind = sides[names[dims.index((axis,))]]
+        before, behind = sides[AXES[len(dims)][dims.index((axis,))]]
         params |= {before: begin, behind: end}
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
