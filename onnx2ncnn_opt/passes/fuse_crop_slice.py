@@ -41,7 +41,7 @@ def fuse_crop_slice(graph: Graph) -> Iterator[Change]:
             and ends[-1] == shape[axis]
             and all(p.start == end for p, end in zip(ordered, ends, strict=False))
         ):
-            yield _merge(graph, blob, axis, first=parts[0].crop, ordered=ordered)
+            yield _merge(graph, axis, first=parts[0].crop, ordered=ordered)
 
 
 def _part(crop: Layer) -> tuple[int, _Part] | None:
@@ -61,7 +61,7 @@ def _part(crop: Layer) -> tuple[int, _Part] | None:
     return (axis, _Part(start, end, crop)) if 0 <= start < end else None
 
 
-def _merge(graph: Graph, blob: Blob, axis: int, first: Layer, ordered: list[_Part]) -> Change:
+def _merge(graph: Graph, axis: int, first: Layer, ordered: list[_Part]) -> Change:
     """Put one Slice before the first of the Crops, and let it make all of their blobs."""
     crops = tuple(part.crop for part in ordered)
     params: dict[str | int, Any] = {"slices": tuple(part.end - part.start for part in ordered), "axis": axis}
@@ -69,7 +69,8 @@ def _merge(graph: Graph, blob: Blob, axis: int, first: Layer, ordered: list[_Par
         params["featmask"] = mask
     tops = [Blob(crop.output.name, crop.output.shape, crop.output.batch) for crop in crops]
     origin = [name for crop in crops for name in crop.origin]
-    new = graph.add(Layer("Slice", first.name, [blob], tops, params, origin=origin), before=first)
+    # Asked now: it may be a part of a blob whose Crops have just become a Slice.
+    new = graph.add(Layer("Slice", first.name, [first.input], tops, params, origin=origin), before=first)
     replaced = {crop.output: top for crop, top in zip(crops, tops, strict=True)}
     for old, top in replaced.items():
         graph.redirect(old, top)
