@@ -152,7 +152,7 @@ def convert(
     check_release(release)
     encoding = encoding_of(storage, release)
     loaded = load_model(model, shapes=shapes, outputs=outputs)
-    imported = import_model(loaded, batch_axes=batch_axes)
+    imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types())
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
     _require_release(imported.graph, release)

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes, plugins
 from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError
-from onnx2ncnn_opt.ir.custom import custom_layer
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.layers import declare
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -218,13 +216,11 @@ def optimize(
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
         UsageError: a name, shape or option does not fit.
     """
-    plugins.declare_installed_layers()
-    for declaration in custom:
-        declare(custom_layer(declaration) if isinstance(declaration, str) else declaration)
+    types = plugins.layer_types(custom)
     chosen = plugins.select(only, skip)
     check_release(release)
     encoding = encoding_of(storage, release)
-    net = read_net(param, bin)
+    net = read_net(param, bin, types)
     graph = net.graph
     sizes = _bound(graph, shapes or {}, partial=bool(start))
     files = _names_in_file(net)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.errors import Error, UsageError
-from onnx2ncnn_opt.ir.layers import declare
+from onnx2ncnn_opt.ir.custom import custom_layer
+from onnx2ncnn_opt.ir.layers import with_custom
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Rewrite
 
@@ -37,18 +38,24 @@ def installed_passes() -> tuple[Pass, ...]:
 
 
 @cache
-def declare_installed_layers() -> tuple[str, ...]:
-    """Declare the custom layers of installed packages; returns their types. Raises UsageError as above."""
-    types = []
+def installed_layers() -> tuple[LayerSpec, ...]:
+    """The custom layers of installed packages. Raises UsageError as above."""
+    found: list[LayerSpec] = []
     for point, item in _items(LAYERS_GROUP):
         if not isinstance(item, LayerSpec):
             raise UsageError(f"{_origin(point)} is no LayerSpec, but {type(item).__name__}")
         try:
-            declare(item)
+            with_custom([item])
         except Error as error:
             raise UsageError(f"{_origin(point)}: {error}") from error
-        types.append(item.type)
-    return tuple(types)
+        found.append(item)
+    return tuple(found)
+
+
+def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpec]:
+    """The table of layers with those of installed packages and those declared here, which win (see `ir.custom`)."""
+    declared = (custom_layer(item) if isinstance(item, str) else item for item in custom)
+    return with_custom((*installed_layers(), *declared))
 
 
 def pipeline() -> tuple[Pass, ...]:

@@ -87,6 +87,29 @@ def test_convert_knows_the_passes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("other*"))
 
 
+LAYER_OF_A_PASS = """
+import numpy as np
+from onnx2ncnn_opt.ir.custom import custom_layer
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import rewrite
+
+LAYER = custom_layer("MyTanh:p0")
+
+@rewrite(op("TanH", "tanh")("x"), exact=True)
+def replace_tanh(tanh, x):
+    return Layer("MyTanh", "mine", [x], (), {"p0": 3}, {"weight_0": np.arange(3)})
+"""
+
+
+def test_a_pass_may_make_layers_that_the_package_declares(tmp_path: Path) -> None:
+    install(tmp_path / "site", LAYER_OF_A_PASS, {"passes": "my_plugin:replace_tanh", "layers": "my_plugin:LAYER"})
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Tanh(x) }")
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
+    assert (ended.code, ended.err) == (0, "")
+    assert np.fromfile(tmp_path / "model.ncnn.bin", np.float32).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("code", "points", "message"),
     [

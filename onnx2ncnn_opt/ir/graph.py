@@ -56,7 +56,8 @@ class Layer:
     """One ncnn layer: type, name, blobs, parameters by name, weights, and the ONNX nodes it came from.
 
     ``layer["stride_w"]`` is the parameter or its default. Parameters that the table does not know keep their id as key
-    (an int). `custom` layers are types that ncnn's registry does not have. Only a graph changes `inputs` and `outputs`.
+    (an int). `custom` layers are types that ncnn's registry does not have; the graph knows the `spec` of those that are
+    declared. Only a graph changes `inputs` and `outputs`.
     """
 
     __slots__ = ("_next", "_prev", "graph", "inputs", "name", "origin", "outputs", "params", "spec", "type", "weights")
@@ -70,6 +71,7 @@ class Layer:
         params: Mapping[Any, Any] | None = None,
         weights: Mapping[str, Array | Weight] | None = None,
         origin: Iterable[str] = (),
+        spec: LayerSpec | None = None,
     ) -> None:
         self.type = type
         self.name = name
@@ -78,7 +80,7 @@ class Layer:
         self.params: dict[str | int, Any] = dict(params or {})
         self.weights = weights if isinstance(weights, Weights) else Weights(weights)
         self.origin = tuple(dict.fromkeys(origin))
-        self.spec: LayerSpec | None = LAYERS.get(type)
+        self.spec = spec or LAYERS.get(type)
         self.graph: Graph | None = None
         self._prev: Layer | None = None
         self._next: Layer | None = None
@@ -140,6 +142,7 @@ class Layer:
             {k: v for k, v in merged.items() if v is not None},
             blocks,
             self.origin,
+            self.spec if type in (None, self.type) else None,
         )
 
 
@@ -162,9 +165,13 @@ class _Resolved(Mapping[str, Any]):
 
 
 class Graph:
-    """Layers in an order in which every blob is produced before it is used, and the blobs that are the outputs."""
+    """Layers in an order in which every blob is produced before it is used, and the blobs that are the outputs.
 
-    def __init__(self) -> None:
+    `types` is the table of layers, with the custom ones that are declared for this net.
+    """
+
+    def __init__(self, types: Mapping[str, LayerSpec] = LAYERS) -> None:
+        self.types = types
         self._head: Layer | None = None
         self._tail: Layer | None = None
         self._count = 0
@@ -220,6 +227,7 @@ class Graph:
         if layer.graph is not None:
             raise GraphError(f"layer '{layer.name}' is already in a graph")
         layer.graph = self
+        layer.spec = layer.spec or self.types.get(layer.type)
         self._link(layer, before)
         self._count += 1
         for blob in layer.outputs:

@@ -6,7 +6,7 @@ Notation of `params`: see `parse_params`. Weights stand in the order of the .bin
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import sqrt
 
 from onnx2ncnn_opt.errors import GraphError
@@ -1033,16 +1033,16 @@ _TABLE = (
     LayerSpec("RotaryEmbed", 109, params=parse_params("0 interleaved"), inputs=(3, 3), one_blob_only=False),
 )
 
-_BY_TYPE = {spec.type: spec for spec in _TABLE}
-LAYERS: Mapping[str, LayerSpec] = _BY_TYPE
+LAYERS: Mapping[str, LayerSpec] = {spec.type: spec for spec in _TABLE}
 BY_INDEX: Mapping[int, LayerSpec] = {spec.index: spec for spec in _TABLE}
 
 
-def declare(spec: LayerSpec) -> None:
-    """Add a custom layer type for the rest of the process, or replace it.
-
-    Nets that are read from then on have its weights read. Raises GraphError for a type that ncnn has itself.
-    """
-    if not spec.is_custom or spec.index != _BY_TYPE.get(spec.type, spec).index:
-        raise GraphError(f"{spec.type} cannot be declared as a custom layer: ncnn has a layer of that type or number")
-    _BY_TYPE[spec.type] = spec
+def with_custom(specs: Iterable[LayerSpec]) -> Mapping[str, LayerSpec]:
+    """The table with custom layer types added, the last of a name; GraphError for a type that ncnn has itself."""
+    custom = {spec.type: spec for spec in specs}
+    for spec in custom.values():
+        if not spec.is_custom or spec.type in LAYERS:
+            raise GraphError(
+                f"{spec.type} cannot be declared as a custom layer: ncnn has a layer of that type or number"
+            )
+    return {**LAYERS, **custom}

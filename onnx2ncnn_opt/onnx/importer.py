@@ -13,14 +13,17 @@ import onnx_ir
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
+from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Reorder, Shuffle, Step, View, flat, plan
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.binding import InputInfo
+from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
@@ -67,27 +70,43 @@ class Imported:
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    custom: tuple[CustomOp, ...]
 
 
-def import_model(model: LoadedModel, *, batch_axes: Mapping[str, int | None] | None = None) -> Imported:
+def import_model(
+    model: LoadedModel,
+    *,
+    batch_axes: Mapping[str, int | None] | None = None,
+    types: Mapping[str, LayerSpec] = LAYERS,
+    custom: Sequence[CustomOp] = (),
+) -> Imported:
     """Map a loaded model to ncnn layers, without optimising anything beyond what costs no layer.
 
     `batch_axes` says for inputs by name which axis is the Mat's batch count (None: no axis), where the analysis of
-    `onnx.batch` is not to decide.
+    `onnx.batch` is not to decide. `types` is the table of layers, which becomes the graph's.
+    `custom` operators become layers of their own.
 
     Raises:
         UnsupportedError: with every node that ncnn cannot express, not only the first.
+        UsageError: `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
-    return ImportContext(model, batch_axes or {}).run()
+    return ImportContext(model, batch_axes or {}, types, custom).run()
 
 
 class ImportContext:
     """What an operator's importer works with, called `im` there."""
 
-    def __init__(self, model: LoadedModel, batch_axes: Mapping[str, int | None]) -> None:
-        self.graph = Graph()
+    def __init__(
+        self,
+        model: LoadedModel,
+        batch_axes: Mapping[str, int | None],
+        types: Mapping[str, LayerSpec],
+        custom: Sequence[CustomOp],
+    ) -> None:
+        self.graph = Graph(types)
         self._batch_axes = batch_axes
         self._model = model
+        self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
         self._values: dict[str, Value | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
         self._names: set[str] = {*(v.name for v in model.inputs), *(v.name for v in model.outputs)}
@@ -123,6 +142,18 @@ class ImportContext:
         """How many outputs the node has."""
         return self._outputs_of_node
 
+    def declared_shape(self, value: onnx_ir.Value) -> Shape | None:
+        """The shape that the model declares for a value; None where a size is not declared, or is not one of an input's."""
+        sizes: dict[str | None, Dim] = {}
+        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
+            for dim, size in zip(source.shape or (), info.shape, strict=False):
+                sizes.setdefault(None if isinstance(dim, int) else dim.value, size)
+        sizes.pop(None, None)
+        if value.shape is None:
+            return None
+        shape = [dim if isinstance(dim, int) else sizes.get(dim.value) for dim in value.shape]
+        return tuple(size for size in shape if size is not None) if None not in shape else None
+
     def is_used(self, output: int) -> bool:
         """Whether the node has this output, and somebody reads it."""
         return output in self._used_outputs
@@ -141,18 +172,41 @@ class ImportContext:
         self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
         """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
-        name = self._unique(self._label, self._layer_names)
-        floats = {key: self.f32(array) for key, array in (weights or {}).items()}
-        new = Layer(kind, name, inputs, (), params, floats, (self._label,))
+        new = self._layer(kind, inputs, params, weights)
         for key in [key for key in new.params if _is_default(new, str(key))]:
             del new.params[key]
-        inferred = infer_shapes_of(new, outputs)
-        new.outputs = tuple(
-            Blob(self._unique(f"{self._label}_out", self._names), shape, batch) for shape, batch in inferred
+        return self._append(new, infer_shapes_of(new, outputs))
+
+    def custom(
+        self,
+        kind: str,
+        /,
+        *inputs: Blob,
+        results: Sequence[tuple[Shape | None, Dim]],
+        params: Mapping[Any, Any],
+        weights: Mapping[str, Array] | None = None,
+    ) -> tuple[Blob, ...]:
+        """Append a layer that ncnn does not have; `results` are shape and batch count of each of its outputs.
+
+        `params` are by name where the type is declared (see docs/plugins.md), else by number; only a declared type can
+        have weights.
+        """
+        return self._append(self._layer(kind, inputs, params, weights), results)
+
+    def _layer(
+        self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Mapping[str, Array] | None
+    ) -> Layer:
+        name = self._unique(self._label, self._layer_names)
+        floats = {key: self.f32(array) for key, array in (weights or {}).items()}
+        return Layer(kind, name, inputs, (), params, floats, (self._label,), self.graph.types.get(kind))
+
+    def _append(self, layer: Layer, results: Sequence[tuple[Shape | None, Dim]]) -> tuple[Blob, ...]:
+        layer.outputs = tuple(
+            Blob(self._unique(f"{self._label}_out", self._names), shape, batch) for shape, batch in results
         )
-        check_layer(new)
-        self.graph.add(new)
-        return new.outputs
+        check_layer(layer)
+        self.graph.add(layer)
+        return layer.outputs
 
     def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
         """The tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch` axes.
@@ -342,7 +396,7 @@ class ImportContext:
             raise UnsupportedError(self._refused)
         outputs = self._outputs()
         self._prune()
-        return Imported(self.graph, inputs, outputs)
+        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()))
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
         """The axis of an input that is the Mat's batch count: as told, else as the operators tell, else a first 1."""
@@ -400,7 +454,7 @@ class ImportContext:
         try:
             if poisoned:
                 # Whether a node that folds constants would have had any is not known any more.
-                if not can_fold(node) and node.op_type != "If":
+                if not can_fold(node) and node.op_type != "If" and self._request(node) is None:
                     self._known(node)
             else:
                 results = self._results(node, operands)
@@ -437,7 +491,13 @@ class ImportContext:
             folded = self._fold(node, operands)
             if folded is not None:
                 return folded
+        request = self._request(node)
+        if request is not None:
+            return import_custom(self, request, node, operands)
         return self._call(self._known(node), node, operands)
+
+    def _request(self, node: onnx_ir.Node) -> CustomOp | None:
+        return self._custom.get((node.domain, node.op_type))
 
     def _branch(self, node: onnx_ir.Node, condition: Value | None) -> Sequence[Value | None]:
         """The results of the branch that a constant condition takes, imported in place of the node."""

@@ -9,8 +9,7 @@ from typing import Any
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_blob_counts
-from onnx2ncnn_opt.ir.layers import LAYERS
-from onnx2ncnn_opt.ir.spec import FEATMASK_ID, SHAPE_HINTS_ID
+from onnx2ncnn_opt.ir.spec import FEATMASK_ID, SHAPE_HINTS_ID, LayerSpec
 from onnx2ncnn_opt.param.values import Value, as_kind
 
 
@@ -43,7 +42,7 @@ class Entry:
     values: Mapping[int, Value]
 
 
-def connect(entries: Sequence[Entry]) -> ParsedNet:
+def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedNet:
     """The graph of the lines, Splits resolved."""
     consumed = {name for entry in entries for name in entry.bottoms}
     root = _roots(entries)
@@ -53,7 +52,7 @@ def connect(entries: Sequence[Entry]) -> ParsedNet:
         if entry.type == "Split":
             splits.setdefault(root[entry.tops[0]], []).append(entry)
             aliases.setdefault(root[entry.tops[0]], []).extend(top for top in entry.tops if top not in consumed)
-    graph = Graph()
+    graph = Graph(types)
     blobs: dict[str, Blob] = {}  # by root
     public: dict[str, Blob] = {}
     for entry in entries:
@@ -71,7 +70,7 @@ def connect(entries: Sequence[Entry]) -> ParsedNet:
             if left and entry.type != "Input":
                 blob.name = left.pop(0)
             public[blob.name] = blob
-        graph.add(_layer(entry, [blobs[root[name]] for name in entry.bottoms], tops))
+        graph.add(_layer(entry, [blobs[root[name]] for name in entry.bottoms], tops, types.get(entry.type)))
     graph.outputs = [public[name] for entry in entries for name in entry.tops if name not in consumed]
     names = {name: public.get(name, blobs[root[name]]) for entry in entries for name in entry.tops}
     return ParsedNet(graph, tuple(_dropped(splits, blobs)), names)
@@ -111,9 +110,8 @@ def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -
                 yield DroppedSplit(entry.name, f"joined with '{forks[0].name}', which splits the same blob")
 
 
-def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> Layer:
+def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob], spec: LayerSpec | None) -> Layer:
     where = entry.where
-    spec = LAYERS.get(entry.type)
     params: dict[str | int, Any] = {}
     for id, value in entry.values.items():
         param = spec.by_id.get(id) if spec else None
@@ -121,7 +119,7 @@ def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob]) -> Lay
             params[id] = value
         elif (understood := as_kind(param.kind, value)) is not None:
             params[param.name] = understood
-    layer = Layer(entry.type, entry.name, inputs, outputs, params)
+    layer = Layer(entry.type, entry.name, inputs, outputs, params, spec=spec)
     try:
         check_blob_counts(layer)
     except GraphError as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from onnx2ncnn_opt.errors import ParamError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, check_blob_counts
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.binary import load_weights, open_bin, write_weights
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.param_bin import format_param_bin, is_param_bin, named_by_index, parse_param_bin
@@ -32,14 +34,14 @@ class LoadedNet:
     is_binary: bool
 
 
-def read_net(param_path: PathLike, bin_path: PathLike) -> LoadedNet:
+def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> LoadedNet:
     """Read a net whose .param is text or binary; its weights are views into the mapped .bin.
 
-    Raises ParamError and BinError.
+    `types` is the table of layers, with the custom ones that have weights. Raises ParamError and BinError.
     """
     data, file = _read(param_path), os.fspath(param_path)
     is_binary = is_param_bin(data)
-    parsed = parse_param_bin(data, file=file) if is_binary else parse_param(data, file=file)
+    parsed = (parse_param_bin if is_binary else parse_param)(data, file=file, types=types)
     trailing = load_weights(parsed.graph, open_bin(bin_path), file=os.fspath(bin_path))
     return LoadedNet(parsed.graph, parsed.dropped_splits, trailing, parsed.names, is_binary)
 

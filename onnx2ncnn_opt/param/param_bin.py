@@ -19,7 +19,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import BY_INDEX, LAYERS
-from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind
+from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind, LayerSpec
 from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
 from onnx2ncnn_opt.param.splits import Line, Listing
 from onnx2ncnn_opt.param.text import MAGIC, MAX_LAYERS, param_values
@@ -40,17 +40,17 @@ def is_param_bin(data: bytes) -> bool:
     return data.startswith(_MAGIC)
 
 
-def parse_param_bin(data: bytes, *, file: str = "<param.bin>") -> ParsedNet:
+def parse_param_bin(data: bytes, *, file: str = "<param.bin>", types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
     """Read a .param.bin, as `parse_param` reads a text; raises ParamError, naming the byte.
 
     Layers may stand in any order. A custom layer's type is ``#`` and its number.
     """
-    return connect(_ordered(list(_Reader(data, file).entries()), file))
+    return connect(_ordered(list(_Reader(data, file, types).entries()), file), types)
 
 
 class _Reader:
-    def __init__(self, data: bytes, file: str) -> None:
-        self.data, self.file, self.offset = data, file, 0
+    def __init__(self, data: bytes, file: str, types: Mapping[str, LayerSpec]) -> None:
+        self.data, self.file, self.types, self.offset = data, file, types, 0
 
     @property
     def where(self) -> str:
@@ -110,9 +110,8 @@ class _Reader:
             else:
                 yield id, self.numbers(type, id, self.take(4))[0]
 
-    @staticmethod
-    def numbers(type: str, id: int, data: bytes) -> tuple[Any, ...]:
-        spec = LAYERS.get(type)
+    def numbers(self, type: str, id: int, data: bytes) -> tuple[Any, ...]:
+        spec = self.types.get(type)
         param = spec.by_id.get(id) if spec else None
         integers, floats = np.frombuffer(data, "<i4"), np.frombuffer(data, "<f4")
         with np.errstate(invalid="ignore"):
@@ -181,7 +180,7 @@ def named_by_index(listing: Listing) -> Mapping[Blob, str]:
 def _line(line: Line, indexes: Mapping[str, int]) -> bytes:
     custom = _CUSTOM.fullmatch(line.type)
     spec = LAYERS.get(line.type)
-    if not custom and (spec is None or spec.is_custom):
+    if not custom and spec is None:
         raise GraphError(
             f"layer '{line.name}': a .param.bin has numbers for layer types, and that of the custom layer {line.type} "
             "is not known; write a text .param"

@@ -13,7 +13,8 @@ from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, Param
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, LayerSpec, Param
 from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
 from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name
 from onnx2ncnn_opt.param.splits import Line, Listing, list_layers
@@ -24,8 +25,8 @@ MAX_LAYERS = 1_000_000  # ncnn's own limit, for layers and for blobs
 _HEADER = re.compile(rb"\s*([^\s]+)\s+([^\s]+)\s+([^\s]+)")
 
 
-def parse_param(text: str | bytes, *, file: str = "<param>") -> ParsedNet:
-    """Read .param text; weights are a matter of the .bin.
+def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
+    """Read .param text; weights are a matter of the .bin. `types` is the table of layers.
 
     The net's outputs are the blobs that no layer consumes. Split layers go: their tops become the bottom itself, which
     takes over the name of a top that is an output. Where one name is not enough (the bottom is a net input, or several
@@ -35,7 +36,7 @@ def parse_param(text: str | bytes, *, file: str = "<param>") -> ParsedNet:
     A parameter whose text is of the wrong kind is what ncnn makes of it: its default (``0=2.0`` for an integer), so it
     is left out; integers for a float are converted. Raises ParamError, naming file and line.
     """
-    return connect(_entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file))
+    return connect(_entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file), types)
 
 
 def _entries(data: bytes, file: str) -> list[Entry]:

@@ -162,6 +162,8 @@ def test_custom_layers_with_weights_are_declared(tmp_path: Path) -> None:
     assert np.array_equal(result.graph.layers[-1].weights["bias_data"], values(2, seed=1))
     copy = result.save(tmp_path / "copy")
     assert copy.bin.read_bytes() == files[1].read_bytes()
+    with pytest.raises(BinError, match="may have weights"):  # a declaration holds for one call
+        optimize(*files)
 
 
 def test_names_and_kinds_of_outputs_stay(tmp_path: Path, worker: NcnnWorker) -> None:
