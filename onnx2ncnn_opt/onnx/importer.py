@@ -143,7 +143,7 @@ class ImportContext:
         return self._outputs_of_node
 
     def declared_shape(self, value: onnx_ir.Value) -> Shape | None:
-        """The shape that the model declares for a value; None where a size is not declared, or is not one of an input's."""
+        """The shape that the model declares for a value; None where it declares none in sizes of its inputs."""
         sizes: dict[str | None, Dim] = {}
         for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
             for dim, size in zip(source.shape or (), info.shape, strict=False):

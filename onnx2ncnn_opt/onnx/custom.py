@@ -1,0 +1,188 @@
+"""Operators that become layers of their own on request: ncnn does not have them, but whoever runs the net does."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.dim import Dim, product
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
+from onnx2ncnn_opt.ir.view import MAX_DIMS, View
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
+from onnx2ncnn_opt.param.values import format_value
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.onnx.importer import ImportContext
+
+_KINDS = (
+    onnx_ir.AttributeType.INT,
+    onnx_ir.AttributeType.FLOAT,
+    onnx_ir.AttributeType.INTS,
+    onnx_ir.AttributeType.FLOATS,
+    onnx_ir.AttributeType.STRING,
+)
+_REQUEST = re.compile(r"(?:([^\s:=,]*)::)?([^\s:=,]+)(?:=([^\s:=,]+))?(?::(|[^\s:=,]+(?:,[^\s:=,]+)*))?")
+
+
+@dataclass(frozen=True)
+class CustomOp:
+    """An operator that becomes a layer of type `layer`; `attributes` are the layer's parameters 0, 1, ... in order."""
+
+    domain: str
+    name: str
+    layer: str
+    attributes: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{id}={name}" for id, name in enumerate(self.attributes or ()))
+        return f"{qualified(self.domain, self.name)} is {self.layer}{f' ({params})' if params else ''}"
+
+
+def qualified(domain: str, name: str) -> str:
+    """An operator with its domain, if that is not ONNX's own."""
+    return f"{domain}::{name}" if domain else name
+
+
+def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
+    """What ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]`` asks for; TYPE is OP by default.
+
+    Raises UsageError where that is not the form, for two requests of one operator, and for a TYPE that ncnn has.
+    """
+    found: dict[tuple[str, str], CustomOp] = {}
+    for request in requests:
+        match = _REQUEST.fullmatch(request)
+        if not match:
+            raise UsageError(f"'{request}' names no operator; an example is my.domain::MyOp=MyLayer:alpha,beta")
+        domain, name, layer, listed = match.groups()
+        attributes = None if listed is None else tuple(listed.split(",")) if listed else ()
+        op = CustomOp("" if domain in (None, "ai.onnx") else domain, name, layer or name, attributes)
+        spec = LAYERS.get(op.layer)
+        if spec is not None and not spec.is_custom:
+            raise UsageError(f"ncnn has a layer {op.layer} itself; give it another type: {request}=My{op.layer}")
+        if attributes and (len(set(attributes)) < len(attributes) or len(attributes) > SHAPE_HINTS_ID):
+            raise UsageError(f"'{request}' names an attribute twice, or more than {SHAPE_HINTS_ID}")
+        if (op.domain, op.name) in found:
+            raise UsageError(f"there are two requests for {qualified(op.domain, op.name)}")
+        found[op.domain, op.name] = op
+    return tuple(found.values())
+
+
+def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, ...]:
+    """The requests with their attributes in order: as listed, else those of all their nodes, sorted by name.
+
+    Raises UsageError for an operator of which the graph has no node.
+    """
+    nodes: dict[tuple[str, str], set[str]] = {}
+    for node in graph.all_nodes():
+        nodes.setdefault((node.domain, node.op_type), set()).update(node.attributes)
+    result = []
+    for op in ops:
+        if (op.domain, op.name) not in nodes:
+            every = sorted(qualified(*key) for key in nodes)
+            near = difflib.get_close_matches(qualified(op.domain, op.name), every, 3)
+            other = near or [name for name in every if "::" in name] or every[:10]
+            raise UsageError(f"the model has no {qualified(op.domain, op.name)}; it has {', '.join(other)}")
+        attributes = tuple(sorted(nodes[op.domain, op.name])) if op.attributes is None else op.attributes
+        if len(attributes) > SHAPE_HINTS_ID:
+            raise UsageError(
+                f"{qualified(op.domain, op.name)} has {len(attributes)} attributes, a layer {SHAPE_HINTS_ID} "
+                f"parameters; list those that matter"
+            )
+        result.append(replace(op, attributes=attributes))
+    return tuple(result)
+
+
+def import_custom(
+    im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Value | None]
+) -> tuple[Value | None, ...]:
+    """The results of a node as a layer: its operands as they are, its outputs of the shapes that the model declares."""
+    while operands and operands[-1] is None:
+        operands = operands[:-1]
+    inputs = [_natural(im, operand) for operand in operands]
+    params = _params(im, op, node)
+    counts = {blob.batch for blob, _ in inputs} - {1}
+    if len(counts) > 1:
+        raise im.refuse(f"its inputs have batches of {' and '.join(sorted(map(str, counts)))}")
+    count = next(iter(counts), 1)
+    axis = next((axis for blob, axis in inputs if axis is not None and blob.batch == count), None)
+    views = [_result(im, value, axis, count) if im.is_used(i) else None for i, value in enumerate(node.outputs)]
+    results = [(view.mat_shape, product(atom.size for atom in view.batch)) if view else (None, 1) for view in views]
+    blobs = im.custom(op.layer, *(blob for blob, _ in inputs), results=results, params=params)
+    return tuple(
+        Tensor(blob, view, _dtype(value)) if view else None
+        for blob, view, value in zip(blobs, views, node.outputs, strict=True)
+    )
+
+
+def _natural(im: ImportContext, operand: Value | None) -> tuple[Blob, int | None]:
+    """An operand with every axis as a dim, but for its batch axis, which is returned too; a constant has none."""
+    if operand is None:
+        raise im.refuse("an input is left out before others, and a layer's inputs have no gaps")
+    batch = None
+    if isinstance(operand, Tensor):
+        axes = operand.view.axes
+        batch = next((axis for axis, atoms in enumerate(axes) if atoms and atoms == operand.view.batch), None)
+        if batch is None and operand.rank > 1 and (operand.shape[0] == 1 or operand.rank > MAX_DIMS):
+            batch = 0
+    if operand.rank - (batch is not None) > MAX_DIMS:
+        raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch")
+    if isinstance(operand, Constant):
+        if operand.is_symbolic:
+            raise im.refuse("an input depends on a size that is not fixed", "bind it with --shape")
+        return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
+    dims = [[axis] for axis in range(operand.rank) if axis != batch] or [[]]
+    return im.mat(operand, dims, [] if batch is None else [batch]), batch
+
+
+def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
+    """The attributes as parameters by number."""
+    assert op.attributes is not None
+    params: dict[int, Any] = {}
+    for name, attribute in node.attributes.items():
+        if name not in op.attributes:
+            raise im.refuse(f"attribute {name} is not among those that --custom lists: {', '.join(op.attributes)}")
+        if attribute.type not in _KINDS:
+            raise im.refuse(
+                f"attribute {name} is {attribute.type.name}; a layer has numbers, lists of them and strings"
+            )
+        value = tuple(attribute.value) if isinstance(attribute.value, (list, tuple)) else attribute.value
+        try:
+            format_value(op.attributes.index(name), None, value)
+        except ValueError as error:
+            raise im.refuse(f"attribute {name} is {value!r}: {error}") from None
+        params[op.attributes.index(name)] = value
+    return params
+
+
+def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
+    """How an output lies: by the shape that the model declares for it, with the batch of the inputs."""
+    shape = im.declared_shape(value)
+    if shape is None or 0 in shape:
+        raise im.refuse(
+            f"the model does not say which shape its output {value.name} has",
+            "declare it in the graph's value_info (torch: setType in the symbolic function)",
+        )
+    batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
+    if batch is None and count != 1:
+        raise im.refuse(f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs")
+    dims = [[other] for other in range(len(shape)) if other != batch] or [[]]
+    if len(dims) > MAX_DIMS:
+        raise im.refuse(f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch")
+    return View.of(shape, dims, [] if batch is None else [batch])
+
+
+def _dtype(value: onnx_ir.Value) -> np.dtype[np.generic]:
+    """The declared type; float32 where there is none. Integers come as float32, as they do from other layers."""
+    if value.dtype in (None, onnx_ir.DataType.UNDEFINED):
+        return np.dtype(np.float32)
+    dtype = value.dtype.numpy()
+    return held_as_float(dtype) if dtype.kind in "iu" else dtype
