@@ -3,22 +3,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.passes._views import Steps, Writer, chain_above, cost, shortest, step_of, steps_of
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.passes._views import VIEWS, Steps, Writer, chain_above, cost, shortest, step_of, steps_of
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 
 @graph_pass(exact=True)
-def fold_views(graph: Graph) -> Iterator[Change]:
+def fold_views(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Reshape, Permute, Squeeze, ExpandDims, Flatten, ... ──   ⇒   x ── the fewest layers that do the same ──
 
     That may be none, a Reshape, a Permute between Reshapes, or a ShuffleChannel, PixelShuffle or Reorg.
     """
     writer = Writer(graph)
     for layer in graph.layers:
-        if layer.graph is graph and step_of(layer) is not None and not _goes_on(layer):
-            found = _better(chain := chain_above(layer.output))
-            if found is not None and (change := _replace(writer, chain, *found)) is not None:
-                yield change
+        if layer.graph is not graph or layer.type not in VIEWS:
+            continue
+        if step_of(layer) is None or not _goes_on(layer):
+            yield from attempt(layer, _fold, writer, layer)
+
+
+def _fold(writer: Writer, layer: Layer) -> Change | None:
+    chain = chain_above(layer.output)
+    found = _better(chain)
+    if found is not None:
+        return _replace(writer, chain, *found)
+    above = layer.inputs[0].producer
+    if above is not None and above.type in VIEWS:
+        for view in (above, layer):
+            require(not view["featmask"], f"{view.type} '{view.name}' has a feature mask")
+            require(step_of(view) is not None, f"what {view.type} '{view.name}' does to its sizes is not known")
+    return None
 
 
 def _goes_on(layer: Layer) -> bool:
@@ -51,12 +64,13 @@ def _private(chain: tuple[Layer, ...], start: int) -> tuple[Layer, ...]:
     return chain[first:]
 
 
-def _replace(writer: Writer, chain: tuple[Layer, ...], start: int, steps: Steps) -> Change | None:
+def _replace(writer: Writer, chain: tuple[Layer, ...], start: int, steps: Steps) -> Change:
     source, end = chain[start].input, chain[-1]
+    public = source.is_input or source.is_output
+    require(steps or not (public and end.output.is_output), "both ends are public names")
     new = writer.lay(source, steps, before=end, like=_private(chain, start))
     users = end.output.users
-    if not writer.take_over(end.output, new):
-        return None
+    writer.take_over(end.output, new)
     writer.prune(chain)
     made = [new]
     while made[-1] is not source:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 _TO_THE_END = (-233, 0x7FFFFFFF)
 
@@ -21,7 +21,7 @@ class _Part(NamedTuple):
 
 
 @graph_pass(exact=True)
-def fuse_crop_slice(graph: Graph) -> Iterator[Change]:
+def fuse_crop_slice(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Crop ── a, x ── Crop ── b   ⇒   x ── Slice ── a, b
 
     Crops of one blob that share it out along one axis without a gap or an overlap.
@@ -32,16 +32,8 @@ def fuse_crop_slice(graph: Graph) -> Iterator[Change]:
             axis, part = found
             crops.setdefault((layer.input, axis), []).append(part)
     for (blob, axis), parts in crops.items():
-        shape = blob.shape
-        assert shape is not None
-        ordered = sorted(parts, key=lambda part: part.start)
-        ends = [0, *(part.end for part in ordered)]
-        if (
-            len(parts) > 1
-            and ends[-1] == shape[axis]
-            and all(p.start == end for p, end in zip(ordered, ends, strict=False))
-        ):
-            yield _merge(graph, axis, first=parts[0].crop, ordered=ordered)
+        if len(parts) > 1:
+            yield from attempt(parts[0].crop, _merge, graph, blob, axis, parts)
 
 
 def _part(crop: Layer) -> tuple[int, _Part] | None:
@@ -61,8 +53,16 @@ def _part(crop: Layer) -> tuple[int, _Part] | None:
     return (axis, _Part(start, end, crop)) if 0 <= start < end else None
 
 
-def _merge(graph: Graph, axis: int, first: Layer, ordered: list[_Part]) -> Change:
+def _merge(graph: Graph, blob: Blob, axis: int, parts: list[_Part]) -> Change:
     """Put one Slice before the first of the Crops, and let it make all of their blobs."""
+    first, ordered = parts[0].crop, sorted(parts, key=lambda part: part.start)
+    start = 0
+    for part in ordered:
+        require(part.start >= start, f"'{part.crop.output.name}' overlaps another part of '{blob.name}'")
+        require(part.start == start, f"no Crop takes {start} to {part.start} of '{blob.name}'")
+        start = part.end
+    assert blob.shape is not None
+    require(start == blob.shape[axis], f"no Crop takes what comes from {start} on in '{blob.name}'")
     crops = tuple(part.crop for part in ordered)
     params: dict[str | int, Any] = {"slices": tuple(part.end - part.start for part in ordered), "axis": axis}
     if mask := reduce(or_, (crop["featmask"] for crop in crops)):

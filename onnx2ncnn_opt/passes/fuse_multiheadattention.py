@@ -14,7 +14,7 @@ from onnx2ncnn_opt.passes._views import in_form, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention
 from onnx2ncnn_opt.rewrite.edit import remove_all
 from onnx2ncnn_opt.rewrite.pattern import matches, op
-from onnx2ncnn_opt.rewrite.rule import Change, Refused, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, attempt, graph_pass, require
 
 _SCALING = times("x")
 _SDPA = op("SDPA", "root", kv_cache=0, int8_scale_term=0)
@@ -44,7 +44,7 @@ class _Trace:
 
 
 @graph_pass(exact=False)
-def fuse_multiheadattention(graph: Graph) -> Iterator[Change]:
+def fuse_multiheadattention(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 
     However the heads are split and merged: what counts is which column of which Gemm every element comes from. Queries,
@@ -52,16 +52,19 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Change]:
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
-            try:
-                found = _match(root)
-            except Refused:
-                continue
-            if found is not None:
-                new, layers = found
-                new.origin = tuple(dict.fromkeys(name for layer in (*layers, root) for name in layer.origin))
-                graph.replace(root, new)
-                remove_all(graph, layers)
-                yield Change((*layers, root), (new,))
+            yield from attempt(root, _fuse, graph, root, allow)
+
+
+def _fuse(graph: Graph, root: Layer, allow: Allow) -> Change | None:
+    found = _match(root)
+    if found is None:
+        return None
+    new, layers = found
+    allow(new)
+    new.origin = tuple(dict.fromkeys(name for layer in (*layers, root) for name in layer.origin))
+    graph.replace(root, new)
+    remove_all(graph, layers)
+    return Change((*layers, root), (new,))
 
 
 def _match(root: Layer) -> tuple[Layer, list[Layer]] | None:
@@ -71,14 +74,18 @@ def _match(root: Layer) -> tuple[Layer, list[Layer]] | None:
     if merged is None or core is None:
         return None
     require(merged.factor == 1, "the result of the attention is multiplied by a number")
-    projections = [_trace(blob, _is_gemm) for blob in (core.q, core.k, core.v)]
-    if any(trace is None for trace in projections):
-        return None
-    q, k, v = (trace for trace in projections if trace is not None)
+    q, k, v = (_projection(blob) for blob in (core.q, core.k, core.v))
     gemms = [_gemm_of(trace) for trace in (q, k, v)]
     layers = list(dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms]))
     _require_private(layers, root)
     return _attention(root, core, merged, (q, k, v), gemms), layers
+
+
+def _projection(blob: Blob) -> _Trace:
+    trace = _trace(blob, _is_gemm)
+    require(trace is not None, f"'{blob.name}' does not consist of a Gemm's columns, moved by views of known sizes")
+    assert trace is not None
+    return trace
 
 
 def _require_private(layers: list[Layer], root: Layer) -> None:
@@ -116,7 +123,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
         "kdim": widths[1],
         "vdim": widths[2],
         "attn_mask": 1 if core.mask is not None else None,
-        "scale": scale,
+        "scale": None if np.isclose(scale * size**0.5, 1, rtol=1e-6) else scale,  # what older releases calculate
     }
     count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
     blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]

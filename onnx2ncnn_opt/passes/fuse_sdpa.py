@@ -14,7 +14,7 @@ from onnx2ncnn_opt.passes._fold import ADD
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -105,7 +105,7 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
 
 
 @graph_pass(exact=False)
-def fuse_sdpa_scale(graph: Graph) -> Iterator[Change]:
+def fuse_sdpa_scale(graph: Graph) -> Iterator[Change | Miss]:
     """SDPA(q * c, k, v)   ⇒   SDPA(q, k, v) with another scale
 
     The same for a factor of the keys, and with views between.
@@ -116,11 +116,14 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Change]:
         for blob in sdpa.inputs[:2]:
             scaling = _scaling_of(blob)
             width = blob.shape[-1] if blob.shape else None
-            if scaling is None or not (sdpa["scale"] or isinstance(width, int)):
+            if scaling is None:
                 continue
-            assert isinstance(width, int)
+            scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
+            if scale is None:
+                yield Miss((scaling, sdpa), f"the scale depends on the width of '{blob.name}', which is open")
+                continue
             users = scaling.output.users
-            sdpa.params["scale"] = (sdpa["scale"] or float(width) ** -0.5) * factor(scaling)
+            sdpa.params["scale"] = scale * factor(scaling)
             graph.redirect(scaling.output, scaling.input)
             graph.remove(scaling)
             yield Change((scaling,), (*users, sdpa))

@@ -8,14 +8,14 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.passes._views import Writer
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass
 
 # Input makes what the caller feeds; Noop and Split exist to give one value several public names.
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
 
 
 @graph_pass(exact=True)
-def merge_equal_layers(graph: Graph) -> Iterator[Change]:
+def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 
     Layers of one type with the same inputs, parameters and weights; constants too. Custom layers may do anything.
@@ -34,17 +34,18 @@ def merge_equal_layers(graph: Graph) -> Iterator[Change]:
             # Weights are only looked at where everything else is the same.
             known = weighed.setdefault(key, {_digest(other): other})
             other = known.setdefault(_digest(layer), layer)
-        if other is not layer and all(_may_stand_in(b, a) for a, b in zip(other.outputs, layer.outputs, strict=True)):
-            users = [user for blob in layer.outputs for user in blob.users]
-            for new, old in zip(other.outputs, layer.outputs, strict=True):
-                writer.take_over(old, new)
-            other.origin = tuple(dict.fromkeys((*other.origin, *layer.origin)))
-            graph.remove(layer)
-            yield Change((layer,), (other, *users))
-
-
-def _may_stand_in(old: Any, new: Any) -> bool:
-    return not (old.is_output and new.is_output)
+        if other is layer:
+            continue
+        pairs = list(zip(layer.outputs, other.outputs, strict=True))
+        if any(old.is_output and new.is_output for old, new in pairs):
+            yield Miss((other, layer), "both are outputs of the net")
+            continue
+        users = [user for blob in layer.outputs for user in blob.users]
+        for old, new in pairs:
+            writer.take_over(old, new)
+        other.origin = tuple(dict.fromkeys((*other.origin, *layer.origin)))
+        graph.remove(layer)
+        yield Change((layer,), (other, *users))
 
 
 def _key(layer: Layer) -> Hashable:

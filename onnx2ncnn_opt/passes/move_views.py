@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,7 +25,7 @@ from onnx2ncnn_opt.passes._views import (
     steps_of,
     viewed,
 )
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 # Whatever form a blob has, these do the same to every element.
 _ELEMENTWISE = frozenset(
@@ -83,7 +83,7 @@ class _Edge:
 
 
 @graph_pass(exact=False)
-def move_views(graph: Graph) -> Iterator[Change]:
+def move_views(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 
     What elementwise layers connect may lie in any form, if all of it does. The form is chosen that needs the fewest
@@ -92,9 +92,7 @@ def move_views(graph: Graph) -> Iterator[Change]:
     order = {layer: i for i, layer in enumerate(graph)}
     writer = Writer(graph)
     for region in _regions(graph):
-        change = _reform(writer, region, order)
-        if change is not None:
-            yield change
+        yield from attempt(next(iter(region.layers)), _reform, writer, region, order)
 
 
 def _regions(graph: Graph) -> Iterator[_Region]:
@@ -177,14 +175,26 @@ def _reform(writer: Writer, region: _Region, order: dict[Layer, int]) -> Change 
     ways_in = list(entries.values())
     ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
     old = _total(cost(edge.steps) for edge in (*ways_in, *ways_out))
-    best: tuple[tuple[int, int], Steps] | None = None
-    for form in _forms(region, shape, ways_in, ways_out):
-        new = _cost_of(form, shape, ways_in, ways_out)
-        if new is not None and new < (best[0] if best else old):
-            best = new, form
+    forms = _forms(shape, ways_in, ways_out)
+    fitting = [form for form in forms if not region.is_rowwise or _keeps_rows(shape, form)]
+    best = _best(fitting, old, shape, ways_in, ways_out)
     if best is None:
+        others = [form for form in forms if form not in fitting]
+        require(_best(others, old, shape, ways_in, ways_out) is None, "a layer needs the innermost axis where it is")
         return None
-    return _apply(writer, region, shape, best[1], entries, ways_out, order)
+    return _apply(writer, region, shape, best, entries, ways_out, order)
+
+
+def _best(
+    forms: Sequence[Steps], old: tuple[int, int], shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]
+) -> Steps | None:
+    """The form that costs least, if that is less than it was."""
+    best, least = None, old
+    for form in forms[:_MOST_FORMS]:
+        new = _cost_of(form, shape, ways_in, ways_out)
+        if new is not None and new < least:
+            best, least = form, new
+    return best
 
 
 def _maker(blob: Blob) -> Layer:
@@ -229,7 +239,7 @@ def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
         yield _Edge(blob, (), ())
 
 
-def _forms(region: _Region, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> Iterator[Steps]:
+def _forms(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[Steps]:
     """Steps from the region's shape to the forms that lie around it."""
     found: dict[tuple[Shape, Steps], Steps] = {}
     for edge in ways_in:
@@ -240,9 +250,7 @@ def _forms(region: _Region, shape: Shape, ways_in: list[_Edge], ways_out: list[_
     for edge in ways_out:
         for length in range(1, len(edge.steps) + 1):
             found.setdefault((shape, edge.steps[:length]), edge.steps[:length])
-    forms = dict.fromkeys(short for steps in found.values() if (short := shortest(shape, steps)))
-    fitting = [steps for steps in forms if not region.is_rowwise or _keeps_rows(shape, steps)]
-    yield from fitting[:_MOST_FORMS]
+    return list(dict.fromkeys(short for steps in found.values() if (short := shortest(shape, steps))))
 
 
 def _keeps_rows(shape: Shape, steps: Steps) -> bool:

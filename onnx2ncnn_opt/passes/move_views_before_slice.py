@@ -6,11 +6,11 @@ from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
 from onnx2ncnn_opt.passes._views import Steps, Writer, cost, shape_after, shortest, step_of, steps_of
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 
 @graph_pass(exact=True)
-def move_views_before_slice(graph: Graph) -> Iterator[Change]:
+def move_views_before_slice(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
 
     For equal parts: the number of the part becomes the outermost axis, and the views happen once for all of them.
@@ -18,9 +18,7 @@ def move_views_before_slice(graph: Graph) -> Iterator[Change]:
     writer = Writer(graph)
     for layer in graph.layers:
         if layer.graph is graph and layer.type == "Slice":
-            change = _move(writer, layer)
-            if change is not None:
-                yield change
+            yield from attempt(layer, _move, writer, layer)
 
 
 def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
@@ -36,21 +34,27 @@ def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
 def _move(writer: Writer, layer: Layer) -> Change | None:
     x, parts = layer.input, len(layer.outputs)
     chains = [_chain_below(layer, at) for at in range(parts)]
-    shapes = {blob.shape for blob in layer.outputs}
-    (part, *others) = shapes
-    if others or part is None or x.shape is None or parts < 2 or layer["featmask"]:
+    if parts < 2 or not any(chains):
         return None
+    require(all(chains), "a part is needed as it is")
+    require(not layer["featmask"], "the Slice has a feature mask")
+    part = layer.outputs[0].shape
+    assert x.shape is not None
+    assert part is not None
+    require(all(blob.shape == part for blob in layer.outputs), "the parts have different sizes")
     ways = {shortest(part, steps_of(chain)) for chain in chains}
     (way, *different) = ways
-    if different or not way:
+    require(not different, "the parts take different views")
+    if not way:
         return None
     axis = layer["axis"] % len(x.shape)
     steps = _with_parts(parts, axis, part, way)
     result = shape_after(part, way)
     short = shortest(x.shape, steps) if steps else None
     old = [cost(steps_of(chain)) for chain in chains]
-    if short is None or cost(short) >= (sum(count for count, _ in old), sum(moves for _, moves in old)):
-        return None
+    fewer = short is not None and cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old))
+    require(fewer, "all parts at once need as many views")
+    assert short is not None
     whole = writer.lay(x, short, before=layer, like=chains[0])
     writer.graph.set_inputs(layer, [whole])
     layer.params["axis"] = 0

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.edit import eliminate, require_private, substitute
 from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Refused, Result, Rewrite, require
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Result, Rewrite, require
 
 # A blob with more uses than this is no inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
@@ -50,7 +50,7 @@ class _Run:
         self.limit = most if limit is None else limit
         self.bounded = limit is None
         self.applied: list[Event] = []
-        self.near_misses: dict[tuple[Rewrite, Layer], NearMiss] = {}
+        self.near_misses: dict[Pass, dict[Layer, NearMiss]] = {p: {} for p in passes}
         self.names: set[str] | None = None
         rewrites = [p for p in passes if isinstance(p, Rewrite)]
         self.queues = {rule: _Queue() for rule in rewrites}
@@ -80,7 +80,8 @@ class _Run:
                     self._sweep(p)
         if self.bounded and self._is_full:
             raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
-        return [*self.applied, *(miss for (_, root), miss in self.near_misses.items() if root.graph is self.graph)]
+        found = (pair for misses in self.near_misses.values() for pair in misses.items())
+        return [*self.applied, *(miss for layer, miss in found if layer.graph is self.graph)]
 
     @property
     def _is_full(self) -> bool:
@@ -101,14 +102,14 @@ class _Run:
 
     def _try(self, p: Rewrite, root: Layer) -> None:
         """Apply the first match at a root that is not refused; otherwise keep the first refusal."""
-        self.near_misses.pop((p, root), None)
+        self.near_misses[p].pop(root, None)
         for match in p.matches(root):
             try:
                 require_private(match)
                 self._apply(p, match, p.result(match))
             except Refused as refusal:
                 miss = NearMiss(p.name, refs(match.layers[::-1]), str(refusal))
-                self.near_misses.setdefault((p, root), miss)
+                self.near_misses[p].setdefault(root, miss)
             else:
                 return
 
@@ -117,8 +118,7 @@ class _Run:
         used = [blob for layer in match.layers for blob in layer.inputs]
         blobs, layers = _kinds(result)
         for layer in layers:
-            reason = self.veto(layer) if self.veto is not None else None
-            require(reason is None, reason or "")
+            self._allow(layer)
         if blobs:
             touched = eliminate(self.graph, match, blobs)
         else:
@@ -133,11 +133,20 @@ class _Run:
     def _sweep(self, p: GraphPass) -> None:
         if self._is_full:
             return
-        for change in p.function(self.graph):
+        self.near_misses[p].clear()
+        for change in p.sweep(self.graph, self._allow):
+            if isinstance(change, Miss):
+                self.near_misses[p][change.layers[-1]] = NearMiss(p.name, refs(change.layers), change.reason)
+                continue
             self._note(p, refs(change.before), refs(change.after))
             self._revisit(change.after, [blob for layer in change.before for blob in layer.inputs])
             if self._is_full:
                 return
+
+    def _allow(self, layer: Layer) -> None:
+        """Refuse a layer that the veto is against."""
+        reason = self.veto(layer) if self.veto is not None else None
+        require(reason is None, reason or "")
 
     def _note(self, p: Pass, before: tuple[LayerRef, ...], after: tuple[LayerRef, ...]) -> None:
         self.applied.append(Applied(p.name, before, after))

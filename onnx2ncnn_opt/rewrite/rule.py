@@ -83,14 +83,45 @@ class Change:
     after: tuple[Layer, ...] = ()
 
 
+@dataclass(frozen=True)
+class Miss:
+    """Layers that a graph pass would have changed, and why it could not."""
+
+    layers: tuple[Layer, ...]
+    reason: str
+
+
+def attempt(layer: Layer, edit: Callable[..., Change | None], *arguments: Any) -> Iterator[Change | Miss]:
+    """What an edit for the sake of a layer did, if anything; a refusal becomes a near miss."""
+    try:
+        change = edit(*arguments)
+    except Refused as refusal:
+        yield Miss((layer,), str(refusal))
+    else:
+        if change is not None:
+            yield change
+
+
+Allow: TypeAlias = Callable[[Layer], None]
+
+
 @dataclass(frozen=True, eq=False)
 class GraphPass:
-    """A pass that needs to see the whole graph: it edits it, and yields after every edit what it did."""
+    """A pass that needs to see the whole graph: it edits it, and yields after every edit what it did.
+
+    A function with a second parameter gets `allow`, to call with every layer of a new kind before it edits anything:
+    that raises Refused where the layer must not be made.
+    """
 
     name: str
     summary: str
     exact: bool
-    function: Callable[[Graph], Iterator[Change]]
+    function: Callable[..., Iterator[Change | Miss]]
+
+    def sweep(self, graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+        """Every change as it is made, and every one that nearly was."""
+        asks = len(inspect.signature(self.function).parameters) > 1
+        return self.function(graph, allow) if asks else self.function(graph)
 
 
 Pass: TypeAlias = Rewrite | GraphPass
@@ -107,10 +138,10 @@ def rewrite(
     return decorate
 
 
-def graph_pass(*, exact: bool) -> Callable[[Callable[[Graph], Iterator[Change]]], GraphPass]:
+def graph_pass(*, exact: bool) -> Callable[[Callable[..., Iterator[Change | Miss]]], GraphPass]:
     """Make a GraphPass of a generator function."""
 
-    def decorate(function: Callable[[Graph], Iterator[Change]]) -> GraphPass:
+    def decorate(function: Callable[..., Iterator[Change | Miss]]) -> GraphPass:
         return GraphPass(function.__name__, _first_line(function), exact, function)
 
     return decorate

@@ -10,9 +10,11 @@ import pytest
 from pass_cases import FOLDER, Case, load, net_text, updated
 
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.releases import OLDEST, too_new
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.passes import PASSES
+from onnx2ncnn_opt.passes import run as optimise
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 from onnx2ncnn_opt.rewrite.pipeline import run
@@ -105,6 +107,14 @@ def update(case: Case, after: str | None, reason: str) -> None:
     assert text.count(section) == 1, f"two cases of {path.name} have the same title"
     end = "\n" if case.text.endswith("\n\n") else ""
     path.write_text(text.replace(section, f"## {case.title}\n{updated(case, after, reason)}{end}"), encoding="utf-8")
+
+
+def test_no_pass_makes_what_an_old_release_lacks() -> None:
+    for case in CASES:
+        graph, _ = case.net()
+        before = {too_new(layer, OLDEST) for layer in graph}
+        optimise(graph, release=OLDEST)
+        assert {too_new(layer, OLDEST) for layer in graph} <= {None, *before}, str(case)
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))

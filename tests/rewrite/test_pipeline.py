@@ -15,7 +15,7 @@ from onnx2ncnn_opt.passes import run as optimise
 from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.pipeline import run
-from onnx2ncnn_opt.rewrite.rule import Change, Rewrite, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, Rewrite, attempt, graph_pass, require, rewrite
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
 
@@ -222,6 +222,38 @@ def test_the_limit_holds_for_graph_passes() -> None:
     graph.outputs = [graph.layers[0].output]
     assert len(applied(optimise(graph, limit=3))) == 3
     assert len(graph) == 3
+
+
+@graph_pass(exact=False)
+def mish(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+    """Sigmoid   ⇒   Mish"""
+
+    def edit(layer: Layer) -> Change:
+        require(not layer["featmask"], "a feature mask")
+        new = Layer("Mish", layer.name, layer.inputs)
+        allow(new)
+        return Change((layer,), (graph.replace(layer, new),))
+
+    for layer in graph.layers:
+        if layer.type == "Sigmoid":
+            yield from attempt(layer, edit, layer)
+
+
+def test_passes_over_the_graph_have_near_misses() -> None:
+    graph = net(X, "Sigmoid a 1 1 x p 31=1", "Sigmoid b 1 1 p q", "Dropout d 1 1 q y")
+    events = run(graph, [mish, drop])
+    assert applied(events) == ["mish", "drop"]
+    assert events[2:] == [NearMiss("mish", (LayerRef("Sigmoid", "a"),), "a feature mask")]
+    assert shown(graph)[1:] == ["Sigmoid a: x -> p", "Mish b: p -> y"]
+
+
+def test_what_a_veto_is_against_is_not_made() -> None:
+    for p, line in ((mish, "Sigmoid b 1 1 x y"), (expand, "Swish b 1 1 x y")):
+        graph = net(X, line)
+        before = shown(graph)
+        events = run(graph, [p], veto=lambda layer: f"no {layer.type}")
+        assert shown(graph) == before
+        assert reasons(events) == ["no Mish" if p is mish else "no Sigmoid"]
 
 
 def test_passes_that_undo_each_other_are_an_error() -> None:
