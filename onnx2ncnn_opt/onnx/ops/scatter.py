@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float
+from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.ops.logic import where
 from onnx2ncnn_opt.onnx.ops.pad_slice import flip, pad2, pick
@@ -19,35 +19,35 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _MOST_PIECES = 256
 
 
-@onnx_op("ScatterND", since=11)
+@onnx_op("ScatterND", since=11, integers=True)
 def scatter_nd11(im: ImportContext, data: Value, indices: Array, updates: Value) -> Value:
     """Concat of what stays and what is new."""
     return scatter_nd16(im, data, indices, updates)
 
 
-@onnx_op("ScatterND", since=16)
+@onnx_op("ScatterND", since=16, integers=True)
 def scatter_nd16(im: ImportContext, data: Value, indices: Array, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of what stays and what is new."""
     _plain(im, reduction)
     depth = indices.shape[-1]
-    if depth > data.rank:
+    if not 1 <= depth <= data.rank:
         raise im.refuse(f"indices of {depth} axes into rank {data.rank}")
     return _scatter(im, data, np.moveaxis(indices, -1, 0), updates, data.rank - depth)
 
 
-@onnx_op("Scatter", since=9)
+@onnx_op("Scatter", since=9, integers=True)
 def scatter(im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
     return scatter_elements11(im, data, indices, updates, axis=axis)
 
 
-@onnx_op("ScatterElements", since=11)
+@onnx_op("ScatterElements", since=11, integers=True)
 def scatter_elements11(im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
     return scatter_elements16(im, data, indices, updates, axis=axis)
 
 
-@onnx_op("ScatterElements", since=16)
+@onnx_op("ScatterElements", since=16, integers=True)
 def scatter_elements16(
     im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
@@ -71,20 +71,55 @@ def _scatter(im: ImportContext, data: Value, places: Array, updates: Value, rest
     sizes = [size for size in outer if isinstance(size, int)]
     if len(sizes) < len(outer):
         raise im.refuse("the operand has sizes that are not fixed", "bind them with --shape")
-    flat = np.zeros(places.shape[1:], np.int64)
     for index, size in zip(places, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
             raise im.refuse(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
-        flat = flat * size + np.where(index < 0, index + size, index)
-    count, inner = math.prod(sizes), data.shape[data.rank - rest :]
-    source = np.arange(count)
-    source[flat.reshape(-1)] = count + np.arange(flat.size)  # of two values for one place the later one stays
-    if 1 + int((np.diff(source) != 1).sum()) > _MOST_PIECES:
+    inner = data.shape[data.rank - rest :]
+    if updates.shape != (*places.shape[1:], *inner):
+        raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*places.shape[1:], *inner]}")
+    if not places.size:
+        return data
+    rows = [np.where(index < 0, index + size, index).reshape(-1) for index, size in zip(places, sizes, strict=True)]
+    box = [np.unique(row) for row in rows]
+    grid = [axis.reshape(-1) for axis in np.meshgrid(*box, indexing="ij")]
+    if all(np.array_equal(row, axis) for row, axis in zip(rows, grid, strict=True)):
+        return _place(im, data, im.reshape(updates, (*map(len, box), *inner)), box, 0)
+    flat, count = np.ravel_multi_index(rows, sizes), math.prod(sizes)
+    columns = im.reshape(data, (count, *inner)), im.reshape(updates, (flat.size, *inner))
+    return im.reshape(_place_along(im, *columns, flat, 0), data.shape)
+
+
+def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axis: int) -> Value:
+    """``data[box] = updates`` from `axis` on: what the box takes of each axis, in order."""
+    partial = [a for a in range(axis, len(box)) if len(box[a]) < _size(data, a)]
+    if not partial:
+        return updates
+    first = partial[0]
+    if len(partial) > 1:
+        updates = _place(im, _rows(im, data, box[first], first), updates, box, first + 1)
+    return _place_along(im, data, updates, box[first], first)
+
+
+def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, axis: int) -> Value:
+    """Concat of the rows of an axis that stay and of those that are new, each row of `updates` in one of `rows`."""
+    size = _size(data, axis)
+    source = np.arange(size)
+    source[rows] = size + np.arange(rows.size)  # of two values for one place the later one stays
+    runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
+    if len(runs) > _MOST_PIECES:
         raise im.refuse(f"its constant indices cut the operand into more than {_MOST_PIECES} pieces")
-    if updates.shape != (*flat.shape, *inner):
-        raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*flat.shape, *inner]}")
-    parts = im.reshape(data, (count, *inner)), im.reshape(updates, (flat.size, *inner))
-    return im.reshape(pick(im, im.tensor(concat(im, *parts, axis=0)), 0, source), data.shape)
+    parts = [_rows(im, data, run, axis) if run[0] < size else _rows(im, updates, run - size, axis) for run in runs]
+    return concat(im, *parts, axis=axis)
+
+
+def _rows(im: ImportContext, x: Value, rows: Array, axis: int) -> Value:
+    return Constant(x.array.take(rows, axis)) if isinstance(x, Constant) else pick(im, x, axis, rows)
+
+
+def _size(x: Value, axis: int) -> int:
+    size = x.shape[axis]
+    assert isinstance(size, int)
+    return size
 
 
 @onnx_op("Trilu", since=14, integers=True)
@@ -98,10 +133,10 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
 
 
-@onnx_op("CumSum", since=11)
+@onnx_op("CumSum", since=11, integers=True)
 def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
-    along = im.axis(axis[0], x.rank)
+    along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
     if not x.view.axes[along]:
         return im.tensor(binary(im, SUB, x, x)) if exclusive else x
     if reverse:
