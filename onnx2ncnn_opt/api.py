@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes, plugins
-from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from onnx2ncnn_opt.verify.verify import VerifyReport
+
+NOT_RUN = "neither ONNX Runtime nor ncnn's Python package can run custom operators"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Conversion:
 
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
     `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
-    written without passes.
+    written without passes. `custom` says which operators became layers of their own, and what their parameters are.
     """
 
     model: LoadedModel
@@ -64,6 +67,7 @@ class Conversion:
     cut: tuple[str, ...] = ()
     release: int = NEWEST
     storage: Storage | None = None
+    custom: tuple[CustomOp, ...] = ()
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -105,7 +109,10 @@ class Conversion:
         return Files.at(prefix)
 
     def verify(self, **options: Any) -> VerifyReport:
-        """Compare the net with ONNX Runtime on the original model; options as `verify_net` takes them."""
+        """Compare the net with ONNX Runtime on the original model; options as `verify_net` takes them.
+
+        Raises VerificationError where there is nothing to compare with: nobody here can run `custom` operators.
+        """
         with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
             files = self.save(Path(folder) / "net")
             return self.verify_files(files, **options)
@@ -114,6 +121,9 @@ class Conversion:
         """As `verify`, for files that are written already."""
         from onnx2ncnn_opt.verify.compare import with_rounding
         from onnx2ncnn_opt.verify.verify import verify_net  # both runtimes
+
+        if self.custom:
+            raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
 
         # An input may have no other shape than the one that was given to the conversion.
         bound = {port.name: port.shape for port in self.inputs if all(isinstance(size, int) for size in port.shape)}
@@ -134,6 +144,7 @@ def convert(
     limit: int | None = None,
     release: int = NEWEST,
     storage: str | None = None,
+    custom: Iterable[str] = (),
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
@@ -141,18 +152,21 @@ def convert(
     inputs by name; sizes that stay open are open in the net too. `outputs` are values to convert up to, instead of the
     model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip`
     names passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
-    run the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it.
+    run the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators
+    that become layers of their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md).
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: `shapes`, `outputs`, `batch_axes`, `skip` or `storage` do not fit.
+        UsageError: `shapes`, `outputs`, `batch_axes`, `skip`, `storage` or `custom` do not fit.
     """
     chosen = plugins.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
-    loaded = load_model(model, shapes=shapes, outputs=outputs)
-    imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types())
+    requested = parse_custom(custom)
+    plugins.installed_ops()
+    loaded = load_model(model, shapes=shapes, outputs=outputs, opaque={(op.domain, op.name) for op in requested})
+    imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types(), custom=requested)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
     _require_release(imported.graph, release)
@@ -163,7 +177,17 @@ def convert(
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
     results = tuple(replace(port, blob=blob) for port, blob in ports)
     return Conversion(
-        loaded, model, imported.graph, imported.inputs, results, tuple(events), before, tuple(outputs), release, plan
+        model=loaded,
+        source=model,
+        graph=imported.graph,
+        inputs=imported.inputs,
+        outputs=results,
+        events=tuple(events),
+        layers_before=before,
+        cut=tuple(outputs),
+        release=release,
+        storage=plan,
+        custom=imported.custom,
     )
 
 

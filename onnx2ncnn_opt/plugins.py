@@ -1,4 +1,4 @@
-"""What other installed packages add: passes and custom layers, through entry points (see docs/plugins.md)."""
+"""What other installed packages add by entry points: passes, importers, custom layers (see docs/plugins.md)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from onnx2ncnn_opt.errors import Error, UsageError
 from onnx2ncnn_opt.ir.custom import custom_layer
 from onnx2ncnn_opt.ir.layers import with_custom
 from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.onnx.registry import OnnxOp, registered
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Pass, Rewrite
 
 PASSES_GROUP = "onnx2ncnn_opt.passes"
 LAYERS_GROUP = "onnx2ncnn_opt.layers"
+OPS_GROUP = "onnx2ncnn_opt.ops"
 
 
 @cache
@@ -50,6 +52,25 @@ def installed_layers() -> tuple[LayerSpec, ...]:
             raise UsageError(f"{_origin(point)}: {error}") from error
         found.append(item)
     return tuple(found)
+
+
+@cache
+def installed_ops() -> tuple[OnnxOp, ...]:
+    """The importers of installed packages, which loading them registers. Raises UsageError as above."""
+    found: dict[tuple[str, int], OnnxOp] = {}
+    for point, item in _items(OPS_GROUP):
+        ops = registered(item)
+        if not ops:
+            raise UsageError(f"{_origin(point)} is no importer made with @onnx_op, but {type(item).__name__}")
+        for op in ops:
+            if parameter := op.unannotated:
+                raise UsageError(
+                    f"{_origin(point)}: the importer of {op.qualified_name} does not say what {parameter} is"
+                )
+            if (op.qualified_name, op.since) in found:
+                raise UsageError(f"{_origin(point)}: there is an importer of {op.qualified_name} already")
+            found[op.qualified_name, op.since] = op
+    return tuple(found.values())
 
 
 def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpec]:

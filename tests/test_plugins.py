@@ -17,9 +17,9 @@ DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
 
 
 def python_of_the_page() -> str:
-    """The example of docs/plugins.md: a pass and a layer."""
+    """The example of docs/plugins.md: importers, a pass and a layer."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     return "\n".join(blocks)
 
 
@@ -108,6 +108,67 @@ def test_a_pass_may_make_layers_that_the_package_declares(tmp_path: Path) -> Non
     ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
     assert (ended.code, ended.err) == (0, "")
     assert np.fromfile(tmp_path / "model.ncnn.bin", np.float32).tolist() == [0, 1, 2]
+
+
+CUSTOM_OPERATORS = (
+    "(float[2, 3, 4, 4] x) => (float[2, 3, 4, 4] y) <float[3] g = {1, 2, 3}>"
+    "{ a = made.up.Gain<slope = 0.25>(x, g) b = made.up.Twice(a) y = Relu(b) }"
+)
+
+
+def test_importers_of_the_page(tmp_path: Path) -> None:
+    code = python_of_the_page().replace("my.domain", "made.up")
+    install(tmp_path / "site", code, {"ops": "my_plugin:OPS", "layers": "my_plugin:MY_LAYER"})
+    write_model(tmp_path, CUSTOM_OPERATORS)
+    site = {"PYTHONPATH": str(tmp_path / "site")}
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", **site)
+    assert (ended.code, ended.err) == (0, "")
+    lines = [line.split() for line in (tmp_path / "model.ncnn.param").read_text().splitlines()[2:]]
+    assert [line[0] for line in lines] == ["Input", "MyLayer", "BinaryOp", "ReLU"]
+    assert lines[1][6:] == ["0=3", "1=0.25"]
+    assert (tmp_path / "model.ncnn.bin").read_bytes() == raw([1, 2, 3])
+    listed = run(tmp_path, "ops", **site)
+    assert "made.up::Gain" in listed.out
+    refused = run(tmp_path, "convert", "model.onnx", "--no-verify")
+    assert refused.code == 1
+    assert "made.up::Gain 'a': ncnn has no form of this operator" in refused.err
+
+
+OUR_RELU = """
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Tensor
+
+@onnx_op("Relu", since={since})
+def relu(im: ImportContext, x: Tensor) -> Tensor:
+    '''Clip.'''
+    return im.unary(x, "Clip", min=0.0)
+"""
+
+
+@pytest.mark.parametrize(("since", "layer"), [(14, "Clip"), (19, "ReLU")])
+def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> None:
+    install(tmp_path / "site", OUR_RELU.format(since=since), {"ops": "my_plugin:relu"})
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")  # of opset 18
+    ended = run(tmp_path, "convert", "model.onnx", "--no-optimize", PYTHONPATH=str(tmp_path / "site"))
+    assert (ended.code, ended.err) == (0, "")
+    assert layer in (tmp_path / "model.ncnn.param").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("X = print", "of my-plugin is no importer made with @onnx_op, but builtin_function_or_method"),
+        (OUR_RELU.format(since=1).replace("x: Tensor", "x") + "X = relu", "of Relu does not say what x is"),
+        (OUR_RELU.format(since=1) + "X = [relu, relu]", "there is an importer of Relu already"),
+    ],
+)
+def test_broken_importers_are_named(tmp_path: Path, code: str, message: str) -> None:
+    install(tmp_path / "site", code, {"ops": "my_plugin:X"})
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
 
 
 @pytest.mark.parametrize(

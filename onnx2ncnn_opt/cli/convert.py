@@ -55,6 +55,12 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
 )
 @release_option()
 @storage_options
+@click.option(
+    "--custom",
+    multiple=True,
+    metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
+    help="Let an operator become a layer of your own, its attributes parameters 0, 1, ...; needs --no-verify.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -70,6 +76,7 @@ def convert(
     batch_axes: tuple[str, ...],
     release: int | None,
     storage: str | None,
+    custom: tuple[str, ...],
     no_verify: bool,
     keep_failed: bool,
     skip: tuple[str, ...],
@@ -89,6 +96,8 @@ def convert(
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
     from onnx2ncnn_opt.runtime.base import require
 
+    if custom and not no_verify:
+        raise UsageError(f"--custom needs --no-verify: {api.NOT_RUN}, so that the net cannot be verified")
     prefix = _prefix(model, output)
     files = api.Files.at(prefix)
     check_targets(astuple(files), {"the model": model})
@@ -105,6 +114,7 @@ def convert(
             skip=skip,
             storage=storage,
             release=NEWEST if release is None else release,
+            custom=custom,
         )
     report, rows = None, None
     try:
@@ -125,6 +135,7 @@ def convert(
         manifest=conversion.manifest(),
         applied=conversion.applied,
         near_misses=conversion.near_misses,
+        custom=[str(op) for op in conversion.custom],
         storage=(storage or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=rows,

@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +70,17 @@ class _Source:
 
 
 def load_model(
-    source: Any, *, shapes: Mapping[str, Sequence[int]] | None = None, outputs: Sequence[str] = ()
+    source: Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    outputs: Sequence[str] = (),
+    opaque: Collection[tuple[str, str]] = (),
 ) -> LoadedModel:
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
     `shapes` binds the sizes of inputs by name. `outputs` are values to give instead of the model's outputs: what they
-    do not depend on goes, inputs too. Objects that are passed in are not changed, but an onnx_ir.Model whose
+    do not depend on goes, inputs too. `opaque` operators (domain and name) are not looked into, even where the model
+    defines them as functions. Objects that are passed in are not changed, but an onnx_ir.Model whose
     nodes are out of order is sorted.
 
     Raises:
@@ -85,7 +90,7 @@ def load_model(
     opened = _open(source)
     model = opened.model
     structure.name_domains(model)
-    structure.inline_functions(model)
+    structure.inline_functions(model, opaque)
     structure.check_opset(model)
     if outputs:
         structure.cut(model.graph, outputs)

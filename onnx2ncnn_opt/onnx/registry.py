@@ -27,6 +27,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 Importer = Callable[..., Any]
 F = TypeVar("F", bound=Importer)
 
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
+
 
 @dataclass(frozen=True)
 class Input:
@@ -48,6 +50,11 @@ class OnnxOp:
     batch: int | None
     integers: bool
     summary: str
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another package brought it."""
+        return not self.function.__module__.startswith("onnx2ncnn_opt.")
 
     @property
     def qualified_name(self) -> str:
@@ -74,6 +81,12 @@ class OnnxOp:
         hints = get_type_hints(self.function)
         names = [p.name for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
         return hints[names[0]] if names else None
+
+    @property
+    def unannotated(self) -> str | None:
+        """The first input whose type the function does not say."""
+        inputs = (p for p in self._parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY)
+        return next((p.name for p in inputs if p.annotation is inspect.Parameter.empty), None)
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
@@ -109,10 +122,15 @@ def onnx_op(
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """The importer for an operator at an opset; None where there is none."""
+    """The newest importer for an operator at an opset, of other packages first; None where there is none."""
     _load()
-    known = _OPS.get(("" if domain == "ai.onnx" else domain, name), [])
-    return next((op for op in reversed(known) if op.since <= opset), None)
+    known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
+    return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
+
+
+def registered(function: object) -> tuple[OnnxOp, ...]:
+    """What a function was registered for."""
+    return tuple(op for versions in _OPS.values() for op in versions if op.function is function)
 
 
 def all_ops() -> tuple[OnnxOp, ...]:

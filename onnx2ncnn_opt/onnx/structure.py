@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import graphlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir
@@ -198,8 +198,10 @@ def check_opset(model: onnx_ir.Model) -> None:
         )
 
 
-def inline_functions(model: onnx_ir.Model) -> None:
-    """Put the bodies of the model's functions in place of their calls. Raises ModelError."""
+def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] = ()) -> None:
+    """Put the bodies of the model's functions, but for `opaque` ones, in place of their calls. Raises ModelError."""
+    for key in [key for key in model.functions if key[:2] in opaque]:
+        del model.functions[key]
     if not model.functions:
         return
     inliner = InlinePass()

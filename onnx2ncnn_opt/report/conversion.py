@@ -16,7 +16,8 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 class ConversionSummary:
     """A conversion that is done.
 
-    `files` are paths and sizes in bytes; `verified` is None if nothing was. `storage` is a name and the number of
+    `files` are paths and sizes in bytes; `verified` is None if nothing was. `custom` are the operators that became
+    layers of their own. `storage` is a name and the number of
     weights stored so, `kept` those that were not.
     """
 
@@ -25,6 +26,7 @@ class ConversionSummary:
     manifest: Manifest
     applied: Sequence[Applied]
     near_misses: Sequence[NearMiss]
+    custom: Sequence[str]
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputRow] | None
@@ -45,6 +47,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     passes = Counter(event.pass_name for event in summary.applied)
     if passes:
         blocks.append(Table(("pass", "rewrites"), tuple((name, str(n)) for name, n in passes.items()), "pass"))
+    blocks += [f"custom: {op}" for op in summary.custom]
     blocks += storage_lines(*summary.storage, summary.kept)
     if summary.verified is not None:
         blocks.append(output_table(summary.verified))

@@ -1,0 +1,193 @@
+"""Operators that become layers of their own on request (docs/plugins.md, Custom operators)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.errors import Error, UnsupportedError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17, "made.up" : 1]> g '
+OP = "made.up::Op"
+
+
+def model(body: str, functions: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + body + functions)
+
+
+def layers(conversion: Conversion, kind: str = "Op") -> list[Layer]:
+    return [layer for layer in conversion.graph if layer.type == kind]
+
+
+def params(body: str, request: str = OP) -> list[dict[Any, Any]]:
+    text = f"(float[1, 8] x) => (float[1, 8] y) <float[1, 8] a> {{ {body} }}"
+    conversion = convert(model(text), custom=[request])
+    return [dict(layer.params) for layer in layers(conversion)]
+
+
+def test_attributes_are_numbered_by_name() -> None:
+    body = 'a = made.up.Op<b = [1, 2], c = [0.5, 1.0], a = 3, e = "sum", d = 2.0>(x) y = made.up.Op<d = 1.5>(a)'
+    assert params(body) == [{0: 3, 1: (1, 2), 2: (0.5, 1.0), 3: 2.0, 4: "sum"}, {3: 1.5}]
+
+
+def test_attributes_are_numbered_as_listed() -> None:
+    body = "a = made.up.Op<beta = 1, alpha = 2>(x) y = made.up.Op<alpha = 3>(a)"
+    assert params(body, f"{OP}:beta,alpha,gamma") == [{0: 1, 1: 2}, {1: 3}]
+
+
+def test_the_file_and_what_is_told() -> None:
+    from onnx2ncnn_opt.param.text import format_param
+
+    text = "(float[1, 3, 4, 5] x) => (float[1, 7] y) <float[2, 2] w = {1, 2, 3, 4}> { y = made.up.Op<k = [0.5]>(x, w) }"
+    conversion = convert(model(text), custom=[f"{OP}=My.Layer"])
+    assert [line.split() for line in format_param(conversion.graph).splitlines()[2:]] == [
+        ["Input", "x", "0", "1", "x", "0=5", "1=4", "2=3"],
+        ["MemoryData", "y_const", "0", "1", "y_const", "0=2", "1=2"],
+        ["My.Layer", "y", "2", "1", "x", "y_const", "y", "-23300=1,0.5"],
+    ]
+    assert [str(op) for op in conversion.custom] == ["made.up::Op is My.Layer (0=k)"]
+    with pytest.raises(VerificationError, match="neither ONNX Runtime nor ncnn's Python package"):
+        conversion.verify()
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_axes", "mat"),
+    [
+        ("[1, 3, 4, 5]", {}, ((3, 4, 5), 1)),
+        ("[2, 3, 4, 5]", {}, ((2, 3, 4, 5), 1)),
+        ("[2, 3, 4, 5]", {"x": 0}, ((3, 4, 5), 2)),
+        ("[2, 3, 4, 5]", {"x": 2}, ((2, 3, 5), 4)),
+        ("[1, 3, 4, 5]", {"x": None}, ((3, 4, 5), 1)),
+        ("[3, 2, 3, 4, 5]", {}, ((2, 3, 4, 5), 3)),
+        ("[6]", {}, ((6,), 1)),
+        ("", {}, ((1,), 1)),
+    ],
+)
+def test_how_inputs_and_outputs_lie(shape: str, batch_axes: dict[str, int | None], mat: tuple[Any, int]) -> None:
+    text = f"(float{shape} x) => (float{shape} y) <float{shape} b> {{ a = Neg(x) b = made.up.Op(a) y = Abs(b) }}"
+    (layer,) = layers(convert(model(text), custom=[OP], batch_axes=batch_axes))
+    for blob in (*layer.inputs, *layer.outputs):
+        assert (blob.shape, blob.batch) == mat
+
+
+def test_axes_are_in_order_and_the_net_computes(tmp_path: Path) -> None:
+    """With a type that ncnn has in place of the custom one: the layers around it fit."""
+    text = (
+        "(float[2, 4, 5, 3] x) => (float[2, 5, 12] y) <int64[3] s = {2, 5, 12}, float[2, 4, 3, 5] b>"
+        "{ a = Transpose<perm = [0, 1, 3, 2]>(x) b = made.up.Op<slope = 0.25>(a)"
+        "c = Transpose<perm = [0, 3, 2, 1]>(b) y = Reshape(c, s) }"
+    )
+    conversion = convert(model(text), custom=[OP], batch_axes={"x": 0})
+    files = conversion.save(tmp_path / "net")
+    param = files.param.read_text()
+    assert param.count("\nOp ") == 1
+    files.param.write_text(param.replace("\nOp ", "\nReLU "))
+    x = np.random.default_rng(0).standard_normal((2, 4, 5, 3)).astype(np.float32)
+    with NcnnWorker() as worker:
+        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=worker)
+        result = runner.run({"x": Feed(x, 0)}, [Fetch("y", 0)])["y"]
+    a = x.transpose(0, 1, 3, 2)
+    expected = np.where(a < 0, a * np.float32(0.25), a).transpose(0, 3, 2, 1).reshape(2, 5, 12)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_open_sizes_are_those_of_the_inputs() -> None:
+    text = (
+        "(float[N, 3, H, W] x) => (float[N, 6, H, W] y) <float[N, 6, H, W] a>"
+        "{ c = Neg(x) a = made.up.Op(c) y = Relu(a) }"
+    )
+    (layer,) = layers(convert(model(text), custom=[OP], batch_axes={"x": 0}))
+    assert [str(size) for size in layer.outputs[0].shape or ()] == ["6", "H", "W"]
+    assert str(layer.outputs[0].batch) == "N"
+    (layer,) = layers(convert(model(text), custom=[OP], shapes={"x": (2, 3, 8, 9)}, batch_axes={"x": 0}))
+    assert (layer.outputs[0].shape, layer.outputs[0].batch) == ((6, 8, 9), 2)
+
+
+def test_several_outputs_of_which_one_is_not_used() -> None:
+    text = "(float[1, 8] x) => (float[1, 4] y) <float[1, 4] c> { a, b, c = made.up.Op(x) y = Relu(c) }"
+    (layer,) = layers(convert(model(text), custom=[OP]))
+    assert [blob.name for blob in layer.outputs] == ["a_out", "a_out_1", "c"]
+    assert [blob.shape for blob in layer.outputs] == [None, None, (4,)]
+
+
+def test_operators_of_onnx_and_local_functions() -> None:
+    text = "(float[1, 8] x) => (int64[2, 8] y) { y = NonZero(x) }"
+    assert layers(convert(model(text), custom=["NonZero=Mine"]), "Mine")
+    assert layers(convert(model(text), custom=["ai.onnx::NonZero=Mine"]), "Mine")
+    function = '<domain: "made.up", opset_import: ["" : 17]> Op (x) => (y) { y = Relu(x) }'
+    text = "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"
+    assert not layers(convert(model(text, function)))
+    assert layers(convert(model(text, function), custom=[OP]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ("made.up::Op=", "names no operator"),
+        ("made.up::Op:a b", "names no operator"),
+        ("made.up::Op=ReLU", "ncnn has a layer ReLU itself; give it another type: made.up::Op=ReLU=MyReLU"),
+        ("made.up::Op:a,a", "names an attribute twice"),
+        ("made.up::Ob", r"the model has no made.up::Ob; it has made.up::Op"),
+        ("Sin=My", "the model has no Sin; it has made.up::Op"),
+    ],
+)
+def test_requests_that_make_no_sense(request_: str, message: str) -> None:
+    text = "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"
+    with pytest.raises(UsageError, match=message):
+        convert(model(text), custom=[request_])
+    with pytest.raises(UsageError, match=r"two requests for made.up::Op"):
+        convert(model(text), custom=[OP, f"{OP}=My"])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<b = 1>(x) }",
+            "b is not among those that --custom lists: a",
+        ),
+        ("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<a = 4294967296>(x) }", "a is 4294967296: not a 32-bit"),
+        ('(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<a = ["p"]>(x) }', "a is STRINGS"),
+        ("(float[1, 8] x) => (float y) { a = made.up.Op(x) y = Relu(a) }", "does not say which shape its output a has"),
+        ("(float[1, 8] x) => (float[1, M] y) { y = made.up.Op(x) }", "does not say which shape its output y has"),
+        ("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(, x) }", "left out before others"),
+        (
+            "(float[4, 8] x) => (float[1, 8] y) <int64[6] s = {1, 2, 2, 2, 2, 2}>"
+            "{ r = Reshape(x, s) y = made.up.Op(r) }",
+            "has rank 6",
+        ),
+        ("(float[1, 8] x) => (float[2, 2, 2, 2, 2] y) { y = made.up.Op(x) }", "its output y has rank 5"),
+    ],
+)
+def test_what_cannot_be_a_layer(body: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        convert(model(body), custom=[f"{OP}:a"])
+    assert reason in str(error.value)
+
+
+def test_a_batch_that_gets_lost() -> None:
+    text = "(float[3, 8] x) => (float[8] y) { y = made.up.Op(x) }"
+    with pytest.raises(UnsupportedError, match="y has no axis 0 of 3, which is the batch of its inputs"):
+        convert(model(text), custom=[OP], batch_axes={"x": 0})
+    text = "(float[3, 8] x, float[2, 8] z) => (float[3, 8] y) { y = made.up.Op(x, z) }"
+    with pytest.raises(UnsupportedError, match="batches of 2 and 3"):
+        convert(model(text), custom=[OP], batch_axes={"x": 0, "z": 0})
+
+
+def test_without_the_request_it_is_refused() -> None:
+    node = helper.make_node("Op", ["x"], ["y"], domain="made.up")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph([node], "g", [value("x", 1, [1, 8])], [value("y", 1, [1, 8])])
+    with pytest.raises(Error, match=r"made.up::Op 'y': ncnn has no form of this operator"):
+        convert(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("made.up", 1)])
+        )
