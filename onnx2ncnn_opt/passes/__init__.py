@@ -54,6 +54,7 @@ from onnx2ncnn_opt.passes.fuse_hardswish import fuse_hardswish
 from onnx2ncnn_opt.passes.fuse_innerproduct_dropout import fuse_innerproduct_dropout
 from onnx2ncnn_opt.passes.fuse_memorydata_binaryop import fuse_memorydata_binaryop
 from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
+from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_rmsnorm
@@ -90,6 +91,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_clip,
     replace_prelu_with_leaky_relu,
     fuse_swish,
+    fuse_mish,
     fuse_hardsigmoid,
     fuse_hardswish,
     fuse_gelu,

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._linear import mul
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import rewrite
+
+_MAX, _MIN, _TANH = 4, 5, 16
+# From here on, TanH(Softplus(x)) is 1 in float32.
+_FLAT = 10.0
+
+_TANHS = op("TanH", "tanh"), op("UnaryOp", "tanh", op_type=_TANH)
+_SOFTPLUSES = (
+    op("Softplus")("x"),
+    # As the importer writes it, since Softplus by itself overflows.
+    op("BinaryOp", op_type=_MAX, with_scalar=0)(
+        "x",
+        op("Softplus")(op("BinaryOp", "", lambda low: low["b"] >= _FLAT, op_type=_MIN, with_scalar=1)("x")),
+    ),
+)
+
+
+@rewrite(*(mul("x", tanh(softplus)) for tanh in _TANHS for softplus in _SOFTPLUSES), exact=False)
+def fuse_mish(x: Blob, tanh: Layer) -> Layer:
+    """x * TanH(Softplus(x))   ⇒   Mish(x)"""
+    return Layer("Mish", tanh.name, [x])
