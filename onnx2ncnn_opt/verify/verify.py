@@ -15,13 +15,15 @@ from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare
+from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare, with_quantisation
 from onnx2ncnn_opt.verify.inputs import check_inputs, draw_inputs, load_inputs
 from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
 
 # From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
 # because the net has no such blob, ncnn refused the net, or died on it.
 Status = Literal["ok", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
+
+_QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm")
 
 # A net that is said to take any batch has to keep two apart.
 OPEN_BATCH = 2
@@ -81,11 +83,12 @@ def verify_net(
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
-    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of `shapes`,
-    of the manifest, or at small ones. `outputs` are values to compare instead of the model's outputs. With a manifest
-    arrays have to have exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them
-    freely. `exact` takes ncnn's plain kernels in place of the ones that it would choose. Whatever is wrong with the net
-    is in the report; each run may take `timeout` seconds.
+    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
+    `shapes`, of the manifest, or at small ones; `tolerance` is widened for what a quantised model rounds. `outputs`
+    are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the model's
+    shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain
+    kernels in place of the ones that it would choose. Whatever is wrong with the net is in the report; each run may
+    take `timeout` seconds.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together.
@@ -102,8 +105,20 @@ def verify_net(
     threads = os.cpu_count() or 1
     reference = OrtRunner(model, outputs=outputs, threads=threads).run(given)
     with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
-        reports = _Comparison(runner, given, reference, manifest, tolerance).outputs()
+        wide = with_quantisation(_quantised_bits(loaded), tolerance)
+        reports = _Comparison(runner, given, reference, manifest, wide).outputs()
     return VerifyReport(tuple(reports), seed if feeds is None else None)
+
+
+def _quantised_bits(model: LoadedModel) -> list[int]:
+    """To how many bits the model quantises what it calculates, each time; 8 unless its zero point says otherwise."""
+    return [
+        node.inputs[2].dtype.bitwidth
+        if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
+        else 8
+        for node in model.graph
+        if node.op_type in _QUANTISING or node.op_type.startswith("QLinear")
+    ]
 
 
 def _sizes(model: LoadedModel, manifest: Manifest | None) -> dict[str, int]:

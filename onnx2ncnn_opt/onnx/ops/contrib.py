@@ -18,42 +18,40 @@ from onnx2ncnn_opt.onnx.ops.attention import (
     split_heads,
 )
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
-from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.normalization import layer_norm
 from onnx2ncnn_opt.onnx.ops.shape import split2
-from onnx2ncnn_opt.onnx.ops.statistics import number, rms_norm
-from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.ops.statistics import rms_norm
+from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
-_MICROSOFT = "com.microsoft"
 
-
-@onnx_op("Gelu", domain=_MICROSOFT)
+@onnx_op("Gelu", domain=MICROSOFT)
 def gelu(im: ImportContext, x: Tensor) -> Tensor:
     """GELU."""
     return im.unary(x, "GELU")
 
 
-@onnx_op("BiasGelu", domain=_MICROSOFT)
+@onnx_op("BiasGelu", domain=MICROSOFT)
 def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
     """BinaryOp add and GELU."""
     return im.unary(binary(im, ADD, x, b), "GELU")
 
 
-@onnx_op("FastGelu", domain=_MICROSOFT)
+@onnx_op("FastGelu", domain=MICROSOFT)
 def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
     """GELU with tanh."""
     return im.unary(x if b is None else binary(im, ADD, x, b), "GELU", fast_gelu=1)
 
 
-@onnx_op("QuickGelu", domain=_MICROSOFT)
+@onnx_op("QuickGelu", domain=MICROSOFT)
 def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     """x * Sigmoid(alpha * x)."""
     return binary(im, MUL, x, im.unary(binary(im, MUL, x, number(alpha)), "Sigmoid"))
 
 
-@onnx_op("SkipLayerNormalization", domain=_MICROSOFT)
+@onnx_op("SkipLayerNormalization", domain=MICROSOFT)
 def skip_layer_norm(
     im: ImportContext,
     x: Tensor,
@@ -69,7 +67,7 @@ def skip_layer_norm(
     return layer_norm(im, total, gamma, beta, epsilon=epsilon), *_statistics(im), total
 
 
-@onnx_op("SkipSimplifiedLayerNormalization", domain=_MICROSOFT)
+@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_rms_norm(
     im: ImportContext, x: Tensor, skip: Value, gamma: Array, b: Value | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Value | None, ...]:
@@ -108,7 +106,7 @@ def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float
     raise im.refuse(f"activation {activation} is not known")
 
 
-@onnx_op("FusedConv", domain=_MICROSOFT, batch=0)
+@onnx_op("FusedConv", domain=MICROSOFT, batch=0)
 def fused_conv(
     im: ImportContext,
     x: Tensor,
@@ -141,7 +139,7 @@ def fused_conv(
     return _activated(im, y if z is None else binary(im, ADD, y, z), activation, activation_params)
 
 
-@onnx_op("FusedMatMul", "TransposeMatMul", domain=_MICROSOFT)
+@onnx_op("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(
     im: ImportContext,
     a: Value,
@@ -156,19 +154,11 @@ def fused_matmul(
     """MatMul of transposed operands, times alpha."""
     if transBatchA or transBatchB:
         raise im.refuse("transBatchA or transBatchB is 1")
-    product = matmul(im, _turned(a) if transA else a, _turned(b) if transB else b)
+    product = matmul(im, turned(a) if transA else a, turned(b) if transB else b)
     return product if alpha == 1 else binary(im, MUL, product, number(alpha))
 
 
-def _turned(x: Value) -> Value:
-    """The last two axes exchanged."""
-    if x.rank < 2:
-        return x
-    order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
-    return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
-
-
-@onnx_op("FusedGemm", domain=_MICROSOFT)
+@onnx_op("FusedGemm", domain=MICROSOFT)
 def fused_gemm(
     im: ImportContext,
     a: Value,
@@ -192,7 +182,7 @@ def fused_gemm(
     return _activated(im, product, activation, params)
 
 
-@onnx_op("MultiHeadAttention", domain=_MICROSOFT, integers=True)
+@onnx_op("MultiHeadAttention", domain=MICROSOFT, integers=True)
 def multi_head_attention(
     im: ImportContext,
     query: Tensor,
@@ -236,7 +226,7 @@ def multi_head_attention(
     return merge_heads(im, attend(im, heads, mask, scale or None)), heads[1], heads[2]
 
 
-@onnx_op("Attention", domain=_MICROSOFT, integers=True)
+@onnx_op("Attention", domain=MICROSOFT, integers=True)
 def attention(
     im: ImportContext,
     x: Tensor,
@@ -270,7 +260,7 @@ def attention(
     return merge_heads(im, attend(im, heads, mask, scale or None))
 
 
-@onnx_op("RotaryEmbedding", domain=_MICROSOFT, integers=True)
+@onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)
 def rotary_embedding(
     im: ImportContext,
     x: Tensor,

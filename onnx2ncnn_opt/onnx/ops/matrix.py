@@ -31,7 +31,7 @@ def gemm(
     """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
     if a.rank != 2 or b.rank != 2:
         raise im.refuse(f"its operands have ranks {a.rank} and {b.rank}, not 2")
-    a, b = _transposed(a, transA), _transposed(b, transB)
+    a, b = turned(a) if transA else a, turned(b) if transB else b
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T * np.float32(alpha)
         bias = _row_bias(im, c, weight.shape[0], beta)
@@ -48,10 +48,12 @@ def gemm(
     return binary(im, ADD, product, scaled)
 
 
-def _transposed(x: Value, flag: int) -> Value:
-    if not flag:
+def turned(x: Value) -> Value:
+    """The last two axes exchanged."""
+    if x.rank < 2:
         return x
-    return Constant(x.array.T) if isinstance(x, Constant) else x.viewed(x.view.transpose((1, 0)))
+    order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)
+    return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
 
 
 def _row_bias(im: ImportContext, c: Value | None, size: int, beta: float) -> Array | None:

@@ -1,0 +1,244 @@
+"""Quantised operators of com.microsoft, as ONNX Runtime's quantiser and optimiser write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
+from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
+from onnx2ncnn_opt.onnx.ops.quantization import (
+    centred,
+    dequantize_linear,
+    dynamic_quantize_linear,
+    per_row,
+    product,
+    quantize_linear,
+    quantized,
+    quotient,
+    sums_of,
+    type_of,
+)
+from onnx2ncnn_opt.onnx.ops.reduction import softmax1, softmax13
+from onnx2ncnn_opt.onnx.ops.shape import concat
+from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+
+@onnx_op("QLinearAdd", domain=MICROSOFT, integers=True)
+def qlinear_add(
+    im: ImportContext,
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Value | None,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Value | None,
+    c_scale: Value,
+    c_zero_point: Value | None = None,
+) -> Value:
+    """BinaryOp add between DequantizeLinear and QuantizeLinear."""
+    left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
+    return quantize_linear(im, binary(im, ADD, left, right), c_scale, c_zero_point)
+
+
+@onnx_op("QLinearMul", domain=MICROSOFT, integers=True)
+def qlinear_mul(
+    im: ImportContext,
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Value | None,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Value | None,
+    c_scale: Value,
+    c_zero_point: Value | None = None,
+) -> Value:
+    """BinaryOp mul of whole numbers, and as QuantizeLinear."""
+    products = binary(im, MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
+    factor = quotient(im, product(im, a_scale, b_scale), c_scale)
+    return quantized(im, binary(im, MUL, products, factor), c_zero_point, type_of(c_zero_point))
+
+
+def _between(
+    im: ImportContext,
+    function: Callable[[Tensor], Value],
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value | None,
+    y_scale: Value,
+    y_zero_point: Value | None,
+) -> Value:
+    """A function of floats, between DequantizeLinear and QuantizeLinear."""
+    y = function(im.tensor(dequantize_linear(im, x, x_scale, x_zero_point)))
+    return quantize_linear(im, y, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True)
+def qlinear_sigmoid(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value | None,
+    y_scale: Value,
+    y_zero_point: Value | None = None,
+) -> Value:
+    """Sigmoid between DequantizeLinear and QuantizeLinear."""
+    return _between(im, lambda t: im.unary(t, "Sigmoid"), x, x_scale, x_zero_point, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True)
+def qlinear_leaky_relu(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value | None,
+    y_scale: Value,
+    y_zero_point: Value | None = None,
+    *,
+    alpha: float = 0.01,
+) -> Value:
+    """ReLU with slope between DequantizeLinear and QuantizeLinear."""
+    return _between(im, lambda t: leaky_relu(im, t, alpha=alpha), x, x_scale, x_zero_point, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True)
+def qlinear_softmax(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value | None,
+    y_scale: Value,
+    y_zero_point: Value,
+    *,
+    axis: int = -1,
+    opset: int,
+) -> Value:
+    """Softmax between DequantizeLinear and QuantizeLinear."""
+    softmax = softmax13 if opset >= 13 else softmax1
+    return _between(im, lambda t: softmax(im, t, axis=axis), x, x_scale, x_zero_point, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True)
+def qlinear_global_average_pool(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value,
+    y_scale: Value,
+    y_zero_point: Value,
+    *,
+    channels_last: int = 0,
+) -> Value:
+    """GlobalAveragePool between DequantizeLinear and QuantizeLinear."""
+    if channels_last:
+        raise im.refuse("channels_last is 1")
+    return _between(im, lambda t: global_average_pool(im, t), x, x_scale, x_zero_point, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True)
+def qlinear_average_pool(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value | None,
+    y_scale: Value,
+    y_zero_point: Value | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: Ints,
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Value:
+    """AveragePool between DequantizeLinear and QuantizeLinear."""
+    if channels_last:
+        raise im.refuse("channels_last is 1")
+
+    def pooled(t: Tensor) -> Value:
+        return average_pool(
+            im,
+            t,
+            auto_pad=auto_pad,
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+            kernel_shape=kernel_shape,
+            pads=pads,
+            strides=strides,
+        )
+
+    return _between(im, pooled, x, x_scale, x_zero_point, y_scale, y_zero_point)
+
+
+@onnx_op("QLinearConcat", domain=MICROSOFT, integers=True)
+def qlinear_concat(im: ImportContext, y_scale: Value, y_zero_point: Value, *xs: Value, axis: int) -> Value:
+    """Concat between DequantizeLinear and QuantizeLinear."""
+    parts = (dequantize_linear(im, *xs[i : i + 3]) for i in range(0, len(xs), 3))
+    return quantize_linear(im, concat(im, *parts, axis=axis), y_scale, y_zero_point)
+
+
+@onnx_op("QGemm", domain=MICROSOFT, integers=True)
+def qgemm(
+    im: ImportContext,
+    a: Value,
+    a_scale: Value,
+    a_zero_point: Value,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Value,
+    c: Array | None = None,
+    y_scale: Value | None = None,
+    y_zero_point: Value | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Value:
+    """Gemm of whole numbers; as QuantizeLinear of the sums where it has a scale for them."""
+    left = centred(im, turned(a) if transA else a, a_zero_point)
+    right = centred(im, turned(b) if transB else b, b_zero_point)
+    sums: Value = matmul(im, left, right)
+    if c is not None:
+        sums = binary(im, ADD, sums, Constant(c.astype(np.float32)))
+    factor = product(im, product(im, number(alpha), a_scale), b_scale)
+    if y_scale is None:
+        return binary(im, MUL, sums, factor)
+    return quantized(im, binary(im, MUL, sums, quotient(im, factor, y_scale)), y_zero_point, type_of(y_zero_point))
+
+
+@onnx_op("MatMulIntegerToFloat", domain=MICROSOFT, integers=True)
+def matmul_integer_to_float(
+    im: ImportContext,
+    a: Value,
+    b: Value,
+    a_scale: Value,
+    b_scale: Value,
+    a_zero_point: Value | None = None,
+    b_zero_point: Value | None = None,
+    bias: Value | None = None,
+) -> Value:
+    """MatMul of whole numbers, times the scales."""
+    sums = sums_of(im, a, a_zero_point, b, b_zero_point)
+    result = binary(im, MUL, sums, product(im, per_row(im, a, a_scale), b_scale))
+    return result if bias is None else binary(im, ADD, result, bias)
+
+
+@onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT, integers=True)
+def dynamic_quantize_matmul(
+    im: ImportContext,
+    a: Tensor,
+    b: Value,
+    b_scale: Value,
+    b_zero_point: Value | None = None,
+    bias: Value | None = None,
+) -> Value:
+    """DynamicQuantizeLinear and MatMulIntegerToFloat."""
+    quantised, scale, zero = dynamic_quantize_linear(im, a)
+    return matmul_integer_to_float(im, quantised, b, scale, b_scale, zero, b_zero_point, bias)
