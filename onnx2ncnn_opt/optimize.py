@@ -23,7 +23,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write_drafts, write_net
 from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
+from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.rule import Pass
 
@@ -207,10 +207,11 @@ def optimize(
     `shapes` are the sizes of inputs by blob name, outermost first; by default those that the Input layers state. They
     are what is verified and calculated with, but the net may be fed others: only with `fixed_shapes` may passes rely
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
-    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it.
-    `shape_hints` writes the shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom`
-    declares layers that ncnn does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that
-    has to run what the passes make.
+    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
+    without it that is done with weights that passes have made, if most others have 16 bits. `shape_hints` writes the
+    shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
+    does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
+    make.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
@@ -239,6 +240,7 @@ def optimize(
         sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
         _check_known(graph, shapes or {})
     before = len(list_layers(graph).lines)
+    own = OwnStorage(graph)
     _infer(graph, sizes)
     memory = peak_memory(graph)
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
@@ -247,7 +249,7 @@ def optimize(
     exchanged = lower_peak(graph)
     if shape_hints:
         _add_hints(graph)
-    plan = plan_storage(graph, encoding) if encoding else None
+    plan = plan_storage(graph, encoding) if encoding else own.plan(graph)
     if plan:
         plan.apply()
     return Optimized(

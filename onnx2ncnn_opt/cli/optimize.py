@@ -96,10 +96,11 @@ def optimize(
     files = api.NetFiles.at(output, binary=as_binary)
     check_targets(astuple(files), sources)
     folded: list[OutputRow] = []
-    rows, report = None, None
+    rows, report, size = None, None, 0
     wrong: VerificationError | None = None
     try:
         with result.drafts(output, binary=as_binary) as (drafts, names):
+            size = drafts.bin.stat().st_size
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
             if not no_verify:
                 with working("running the net before and after", sys.stderr):
@@ -125,7 +126,9 @@ def optimize(
         trailing_bytes=result.trailing_bytes,
         memory=[(memory.peak, memory.unknown) for memory in result.memory],
         exchanged=result.exchanged,
-        storage=(storage or "", result.storage.count if result.storage else 0),
+        weights=(bin.stat().st_size - result.trailing_bytes, size),
+        storage=(result.storage.encoding.value, result.storage.count) if result.storage else ("", 0),
+        is_own=result.storage is not None and result.storage.is_own,
         kept=[str(kept) for kept in result.storage.kept] if result.storage else [],
         renamed=known,
         folded=folded,

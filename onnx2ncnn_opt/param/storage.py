@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -62,11 +63,15 @@ class _Change:
 
 @dataclass(frozen=True)
 class Storage:
-    """What `plan_storage` found: the weights to store in 16 bits, and those that have to stay as they are."""
+    """What `plan_storage` found: the weights to store in 16 bits, and those that have to stay as they are.
+
+    `is_own` says that the net was stored so before, and that it is only about the weights that passes have made.
+    """
 
     encoding: Encoding
     changes: tuple[_Change, ...]
     kept: tuple[Kept, ...]
+    is_own: bool = False
 
     @property
     def count(self) -> int:
@@ -101,6 +106,35 @@ class Storage:
                     del change.layer.params["load_type"]
 
 
+class OwnStorage:
+    """How a net stores its weights before passes change them, so that a 16 bit net stays one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._weights: set[Weight] = set()
+        sizes: dict[bool, Counter[Encoding]] = {True: Counter(), False: Counter()}  # of constants, and of others
+        for layer in graph:
+            self._weights.update(weight for _, weight in layer.weights.stored_items())
+            for block in weight_blocks(layer):
+                weight = layer.weights.stored(block.name)
+                is_constant = layer.type == "MemoryData" and not _is_integer(weight)
+                if weight.is_float and (block.tagged or is_constant):
+                    sizes[is_constant][weight.encoding] += block.count
+        usual = {kind: encoding for kind, count in sizes.items() for encoding, _ in count.most_common(1)}
+        self._encoding = usual[False] if usual.get(False) in ROUNDING else None
+        self._of_constants = usual.get(True) is self._encoding
+
+    def plan(self, graph: Graph) -> Storage | None:
+        """The weights that are new, in the 16 bits of most others; None where most have 32, or none is new."""
+        if self._encoding is None:
+            return None
+        new = [
+            (layer, block, weight)
+            for layer, block, weight in _candidates(graph)
+            if weight not in self._weights and (self._of_constants or layer.type != "MemoryData")
+        ]
+        return _plan(new, self._encoding, is_own=True) if new else None
+
+
 def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
     """Which weights can be stored as FP16 or BF16; the graph stays as it is until the plan is applied.
 
@@ -109,14 +143,18 @@ def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
     not finite, and where a row of it (the weights of one output, as far as the layer has a `num_output`) consists of
     numbers so small that 16 bits do not hold them.
     """
+    return _plan(_candidates(graph), encoding)
+
+
+def _plan(candidates: Iterable[tuple[Layer, Block, Weight]], encoding: Encoding, *, is_own: bool = False) -> Storage:
     changes, kept = [], []
-    for layer, block, weight in _candidates(graph):
+    for layer, block, weight in candidates:
         short, reason = _shortened(weight.array, encoding, _rows(layer, block))
         if reason:
             kept.append(Kept(f"{layer.type} '{layer.name}'", block.name, reason))
         else:
             changes.append(_Change(layer, block.name, weight, Weight(short, encoding)))
-    return Storage(encoding, tuple(changes), tuple(kept))
+    return Storage(encoding, tuple(changes), tuple(kept), is_own)
 
 
 def _candidates(graph: Graph) -> Iterator[tuple[Layer, Block, Weight]]:

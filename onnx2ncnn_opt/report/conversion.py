@@ -62,9 +62,13 @@ def _port(kind: str, tensor: Tensor) -> str:
     return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"
 
 
-def storage_lines(name: str, count: int, kept: Sequence[str]) -> list[Block]:
-    """How weights are stored, if not as they were, and a line for each that could not be."""
-    lines = [f"storage: {count} weights as {name}, {len(kept)} stay as they are"] if name else []
+def storage_lines(name: str, count: int, kept: Sequence[str], *, is_own: bool = False) -> list[Block]:
+    """How weights are stored, if not as they were, and a line for each that could not be.
+
+    `is_own` is about a net that was stored so before.
+    """
+    which = "folded weights as {0} again, {1} have 32 bits now" if is_own else "weights as {0}, {1} stay as they are"
+    lines = [f"storage: {count} {which.format(name, len(kept))}"] if name else []
     return [*lines, *(f"not {name}: {line}" for line in kept)]
 
 

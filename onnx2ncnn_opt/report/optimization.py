@@ -15,10 +15,10 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 class OptimizationSummary:
     """An optimisation that is done.
 
-    `layers` and `memory` (peak bytes, blobs of unknown size) are before and after. `storage` is a name and the number
-    of weights stored so, `kept` those that were not. `renamed` are the inputs and outputs that have another name, or
-    only an index, in the new files. `verified` is None if nothing was; `folded` is the net before its weights were
-    shortened. `files` are paths and sizes in bytes.
+    `layers`, `memory` (peak bytes, blobs of unknown size) and `weights` (bytes) are before and after. `storage` is a
+    name and the number of weights stored so, `kept` those that were not; `is_own` says that most were before. `renamed`
+    are the inputs and outputs that have another name, or only an index, in the new files. `verified` is None if nothing
+    was; `folded` is the net before its weights were shortened. `files` are paths and sizes in bytes.
     """
 
     source: str
@@ -29,7 +29,9 @@ class OptimizationSummary:
     trailing_bytes: int
     memory: Sequence[tuple[int, int]]
     exchanged: int
+    weights: tuple[int, int]
     storage: tuple[str, int]
+    is_own: bool
     kept: Sequence[str]
     renamed: Mapping[str, str]
     folded: Sequence[OutputRow]
@@ -55,7 +57,10 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         blocks.append(f"memory: {file_size(peak)} -> {file_size(lower)} for blobs at their peak (estimate){exchanged}")
     else:
         blocks.append("memory: not known, as the sizes of blobs are not (see --shape)")
-    blocks += storage_lines(*summary.storage, summary.kept)
+    small, large = summary.weights
+    if large > small:
+        blocks.append(f"weights: {file_size(small)} -> {file_size(large)}")
+    blocks += storage_lines(*summary.storage, summary.kept, is_own=summary.is_own)
     blocks += [f"blob: {blob} is {name}" for blob, name in summary.renamed.items()]
     if summary.folded:
         blocks.append(output_table(summary.folded, "output in fp32"))

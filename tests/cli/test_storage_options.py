@@ -36,3 +36,14 @@ def test_old_releases_cannot_read_bf16(tmp_path: Path) -> None:
     assert (ended.code, ended.out) == (2, "")
     assert "weights in bf16 need ncnn 20261020 or newer, not 20260526" in ended.err
     assert names(tmp_path) == {"model.onnx"}
+
+
+def test_a_net_of_16_bits_remains_one(tmp_path: Path) -> None:
+    scaled = "(float[1, 4, 8, 8] x) => (float[1, 2, 8, 8] z) <float[2, 4, 1, 1] w = {1.5, 2, 3, 4, 5, 6, 7, 8}>"
+    write_model(tmp_path, scaled + "{ y = Conv(x, w) t = Constant<value_float = 3.0>() z = Mul(y, t) }")
+    assert run(tmp_path, "convert", "model.onnx", "--no-optimize", "--fp16").code == 0
+    ended = run(tmp_path, "optimize", "model.ncnn.param", "model.ncnn.bin", "-o", "out")
+    assert (ended.code, ended.err) == (0, "")
+    assert [" ".join(line) for line in ended.lines("storage")] == ["1 folded weights as fp16 again, 0 have 32 bits now"]
+    assert ended.lines("weights") == []
+    assert (tmp_path / "out.bin").stat().st_size == (tmp_path / "model.ncnn.bin").stat().st_size

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
@@ -163,3 +164,98 @@ def test_rounding_never_loses_more_than_promised(tmp_path: Path) -> None:
         assert (
             error <= 2 * (2.0**-11 if encoding is Encoding.FP16 else 2.0**-8) * np.abs(change.full.array) + 3e-8
         ).all()
+
+
+def short(numbers: Array, kind: str) -> bytes:
+    """A weight of a multiple of 4 bytes as fp16, bf16 or int8, behind its tag."""
+    tags = {"fp16": 0x01306B47, "bf16": 0x01348B83, "int8": 0x000D4B38}
+    dtype = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "int8": np.int8}[kind]
+    return tags[kind].to_bytes(4, "little") + numbers.astype(dtype).tobytes()
+
+
+def stored_kinds(graph: Graph) -> dict[str, Encoding]:
+    """The encodings of all weights."""
+    found = ((layer, name, weight) for layer in graph for name, weight in layer.weights.stored_items())
+    return {f"{layer.name}.{name}": weight.encoding for layer, name, weight in found}
+
+
+CONVOLUTIONS = (
+    "Input data 0 1 data 0=4 1=3 2=2",
+    "Convolution a 1 1 data p 0=4 1=1 5=1 6=8",
+    "BatchNorm n 1 1 p q 0=4",
+    "Convolution b 1 1 q r 0=2 1=1 5=1 6=8",
+    "ReLU s 1 1 r out",
+)
+NORM = raw(values(4), values(4, seed=1), values(4, seed=2) ** 2 + 1, values(4, seed=3))
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_folded_weights_are_stored_like_the_others(tmp_path: Path, kind: str) -> None:
+    weights = short(values(8), kind) + raw(values(4)) + NORM + short(values(8, seed=4), kind) + raw(values(2))
+    files = write_net(tmp_path, *CONVOLUTIONS, weights=weights)
+    result = optimize(*files)
+    assert [layer.type for layer in result.graph] == ["Input", "Convolution", "Convolution"]
+    assert {kind for name, kind in stored_kinds(result.graph).items() if "weight" in name} == {Encoding(kind)}
+    untouched = read_net(*files).graph.layers[3].weights.stored("weight_data")
+    assert result.graph.layers[2].weights.stored("weight_data").same_bits(untouched)
+    assert result.storage is not None
+    assert (result.storage.count, result.storage.kept, result.storage.is_own) == (1, (), True)
+    assert result.verify().ok
+    saved = result.save(tmp_path / "out")
+    assert saved.bin.stat().st_size == len(weights) - len(NORM)
+    again = optimize(saved.param, saved.bin)
+    assert not again.applied
+    assert again.storage is None
+
+
+def test_folded_weights_that_16_bits_do_not_hold_are_named(tmp_path: Path) -> None:
+    norm = raw(values(4) * 1e-9, values(4), values(4, seed=2) ** 2 + 1, values(4))
+    weights = short(values(8), "fp16") + raw(values(4)) + norm + short(values(8, seed=4), "fp16") + raw(values(2))
+    result = optimize(*write_net(tmp_path, *CONVOLUTIONS, weights=weights))
+    assert stored_kinds(result.graph)["a.weight_data"] is Encoding.FP32
+    assert result.storage is not None
+    assert not result.storage.count
+    assert "too small for fp16" in str(result.storage.kept[0])
+    assert result.verify().ok
+
+
+def test_weights_that_only_move_keep_every_bit(tmp_path: Path) -> None:
+    lines = (
+        "Input data 0 1 data 0=3 1=5 2=2",
+        "Pooling g 1 1 data p 0=1 4=1",
+        "Convolution c 1 1 p q 0=2 1=1 5=1 6=4",
+        "Sigmoid s 1 1 q out",
+    )
+    kernel = values(4)
+    result = optimize(*write_net(tmp_path, *lines, weights=short(kernel, "fp16") + raw(values(2))))
+    layer = result.graph.layers[-1]
+    assert layer.type == "InnerProduct"
+    assert layer.weights.stored("weight_data").encoding is Encoding.FP16
+    assert np.array_equal(layer.weights["weight_data"], kernel.astype(np.float16).astype(np.float32))
+
+
+def test_a_net_of_32_bits_stays_one(tmp_path: Path) -> None:
+    weights = tagged(values(8)) + raw(values(4)) + NORM + tagged(values(8, seed=4)) + raw(values(2))
+    result = optimize(*write_net(tmp_path, *CONVOLUTIONS, weights=weights))
+    assert result.storage is None
+    assert Encoding.FP16 not in stored_kinds(result.graph).values()
+
+
+def test_int8_weights_and_what_stands_beside_them_stay(tmp_path: Path) -> None:
+    lines = (
+        "Input data 0 1 data 0=4 1=3 2=2",
+        "Convolution a 1 1 data p 0=4 1=1 5=1 6=8 8=2",
+        "BatchNorm n 1 1 p q 0=4",
+        "Convolution b 1 1 q r 0=2 1=1 5=1 6=8",
+        "BatchNorm m 1 1 r out 0=2",
+    )
+    scales = np.full(4, 30, np.float32)
+    quantised = short(np.arange(8), "int8") + raw(values(4), scales, [20.0])
+    plain = short(values(8, seed=4), "fp16") + raw(values(2))
+    files = write_net(tmp_path, *lines, weights=quantised + NORM + plain + raw(*np.ones((4, 2), np.float32)))
+    result = optimize(*files)
+    kinds = stored_kinds(result.graph)
+    assert kinds["a.weight_data"] is Encoding.INT8
+    assert kinds["b.weight_data"] is Encoding.FP16
+    assert kinds["a.weight_data_int8_scales"] is kinds["b.bias_data"] is Encoding.FP32
+    assert result.verify().ok
