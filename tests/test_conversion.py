@@ -172,6 +172,29 @@ def test_an_older_release_gets_what_it_has() -> None:
     older.verify().check()
 
 
+def test_an_older_release_gets_rotary_embeddings_in_parts() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 2, 3, 2] x) => (float[1, 2, 3, 2] y)
+        <float[3, 1] c = {1.0, 0.5, 0.25}, float[3, 1] s = {0.0, 0.75, 1.0}> {
+            a, b = Split<axis = -1>(x)
+            ac = Mul(a, c)
+            bs = Mul(b, s)
+            as = Mul(a, s)
+            bc = Mul(b, c)
+            d = Sub(ac, bs)
+            e = Add(bc, as)
+            y = Concat<axis = -1>(d, e)
+        }
+        """
+    )
+    assert "RotaryEmbed" in {layer.type for layer in convert(model).graph}
+    older = convert(model, release=20250503)
+    assert "RotaryEmbed" not in {layer.type for layer in older.graph}
+    older.verify().check()
+
+
 def test_what_an_older_release_lacks_is_refused_by_name() -> None:
     model = onnx.parser.parse_model(
         """

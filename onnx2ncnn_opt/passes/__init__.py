@@ -41,6 +41,7 @@ from onnx2ncnn_opt.passes.eliminate_reshape_before_innerproduct import eliminate
 from onnx2ncnn_opt.passes.eliminate_slice_concat import eliminate_slice_concat
 from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
+from onnx2ncnn_opt.passes.eliminate_tile_before_sdpa import eliminate_tile_before_sdpa
 from onnx2ncnn_opt.passes.fold_views import fold_views
 from onnx2ncnn_opt.passes.fuse_binaryop_binaryop import fuse_binaryop_binaryop
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
@@ -58,6 +59,7 @@ from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_rmsnorm
+from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
 from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
@@ -108,10 +110,12 @@ PASSES: tuple[Pass, ...] = (
     fuse_innerproduct_dropout,
     *fuse_affine_before.PASSES,
     *fuse_activation.PASSES,
+    fuse_rotaryembed,
     fuse_binaryop_eltwise,
     fuse_binaryop_scale,
     fuse_sdpa,
     fuse_sdpa_scale,
+    eliminate_tile_before_sdpa,
     move_views,
     fuse_multiheadattention,
     move_views_before_slice,

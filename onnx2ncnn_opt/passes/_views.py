@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -120,6 +123,23 @@ def in_form(data: Array, steps: Steps) -> Array:
     for step in steps:
         data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
+
+
+def steps_to(place: Array, source: tuple[int, ...]) -> Steps | None:
+    """The steps that bring a blob's elements into the order of `place`, which has the number of the element there.
+
+    None where `place` is no view of the whole blob.
+    """
+    axes = [axis for axis, size in enumerate(place.shape) if size > 1]
+    whole = place.reshape([place.shape[axis] for axis in axes])
+    strides = [int(whole.take(1, axis).flat[0]) for axis in range(whole.ndim)]
+    order = sorted(range(whole.ndim), key=lambda axis: -strides[axis])
+    back = tuple(order.index(axis) for axis in range(whole.ndim))
+    sizes = tuple(whole.shape[axis] for axis in order)
+    found = np.arange(whole.size, dtype=place.dtype).reshape(sizes).transpose(back)
+    if whole.size != math.prod(source) or not np.array_equal(found, whole):
+        return None
+    return Regroup(sizes), Reorder(back), Regroup(place.shape)
 
 
 def cost(steps: Steps) -> tuple[int, int]:

@@ -185,7 +185,7 @@ BROKEN = [
     (attention((5, 6), (7, 6), (8, 6)), "numbers of keys and values"),
     (attention((5, 6), num_heads=4), "4 heads"),
     (attention((5, 6), (5, 6), (5, 6), (5, 5)), "not 1 to 3"),
-    (layer_of("RotaryEmbed", (2, 5, 6), (5, 6), (5, 6)), "twice the width"),
+    (layer_of("RotaryEmbed", (2, 5, 6), (5, 2), (5, 2)), "too narrow"),
     (layer_of("Spectrogram", (7,), n_fft=16), "a reflection of 8"),
     (layer_of("Spectrogram", (7,), n_fft=16, center=0), "for 7 elements"),
     (layer_of("InverseSpectrogram", (8, 11, 2), n_fft=16), "frequencies"),

@@ -390,7 +390,12 @@ CASES: dict[str, list[Case]] = {
         ),
         case((5, 6), (2, 5, 5), embed_dim=6, num_heads=2, weight_data_size=36, attn_mask=1),
     ],
-    "RotaryEmbed": [case((2, 5, 6), (5, 3), (5, 3)), case((2, 5, 6), (5, 3), (5, 3), interleaved=1)],
+    "RotaryEmbed": [
+        case((2, 5, 6), (5, 3), (5, 3)),
+        case((2, 5, 6), (5, 3), (5, 3), interleaved=1),
+        case((5, 6), (5, 3), (5, 3)),
+        case((2, 5, 6), (1, 5, 6), (1, 5, 6)),
+    ],
     "Spectrogram": [
         case((40,), n_fft=16),
         case((40,), n_fft=16, hoplen=5, center=0, power=1),

@@ -104,14 +104,16 @@ def _check_mask(layer: Layer, mask: Shape, heads: Dim, queries: Dim, keys: Dim |
 
 @shape_of("RotaryEmbed")
 def rotary_embed(layer: Layer, x: Shape, cos: Shape, sin: Shape) -> Shape:
-    """The input's shape (heads, length, size); cos and sin are (length, size / 2)."""
-    need_rank(layer, x, 3)
+    """The input's shape, (heads, length, size) or (length, size); cos and sin are (length, size / 2 or more)."""
+    need_rank(layer, x, 2, 3)
     for table in (cos, sin):
         need_rank(layer, table, 2, 3)
         if len(table) == 3:
             equal(layer, table[0], 1, "the channels of a table and 1:")
-        equal(layer, table[-2], x[1], "the lengths of tables and blob")
-        equal(layer, table[-1] * 2, x[2], "twice the width of a table and the width of the blob")
+        equal(layer, table[-2], x[-2], "the lengths of tables and blob")
+        width, size = table[-1], x[-1]
+        if isinstance(width, int) and isinstance(size, int) and width < size // 2:
+            fail(layer, f"tables of width {width} are too narrow to rotate {size} columns")
     return x
 
 

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.passes._views import Steps, Writer, in_form, shortest, step_of, steps_to
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+
+_SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
+
+
+@graph_pass(exact=True)
+def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Change]:
+    """q, k ── Tile, v ── Tile ── SDPA ──   ⇒   q, k, v ── SDPA ──
+
+    Where each head of keys and values is repeated for several heads of queries: SDPA does that itself.
+    """
+    writer = Writer(graph)
+    for sdpa in graph.layers:
+        if not _SDPA.fits(sdpa):
+            continue
+        q, *keys_and_values = sdpa.inputs[:3]
+        chains = [_chain(blob) for blob in keys_and_values]
+        ways = [way for chain in chains if (way := _without_tiles(chain)) is not None]
+        if len({times for times, _ in ways}) != 1 or len(ways) != 2:
+            continue
+        blobs = [
+            writer.lay(chain[0].input, steps, before=sdpa, like=[chain[-1]])
+            for chain, (_, steps) in zip(chains, ways, strict=True)
+        ]
+        graph.set_inputs(sdpa, [q, *blobs, *sdpa.inputs[3:]])
+        old = dict.fromkeys(layer for chain in chains for layer in chain)
+        for chain in chains:
+            writer.prune(chain)
+        made = tuple(writer.made)
+        writer.made.clear()
+        yield Change(tuple(layer for layer in old if layer.graph is None), (*made, sdpa))
+
+
+def _chain(blob: Blob) -> tuple[Layer, ...]:
+    """The Tiles and views above a blob, from the first Tile on."""
+    found: list[Layer] = []
+    layer = blob.producer
+    while layer is not None and (layer.type == "Tile" or step_of(layer) is not None):
+        found.insert(0, layer)
+        layer = layer.input.producer
+    while found and found[0].type != "Tile":
+        found.pop(0)
+    return tuple(found)
+
+
+def _without_tiles(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
+    """How often a chain repeats each of its heads, and the views that do the same without that; None for others."""
+    blobs = [layer.output for layer in chain]
+    if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
+        return None
+    shapes = [known(blob.shape or ()) for blob in (chain[0].input, *blobs)]
+    source, heads, size = shapes[0], shapes[-1][0], prod(shapes[-1][1:])
+    groups, rest = divmod(prod(source), size)
+    if rest or heads % max(groups, 1):
+        return None
+    place = np.arange(prod(source), dtype=np.int32).reshape(source)
+    for layer, shape in zip(chain, shapes[1:], strict=True):
+        step = step_of(layer)
+        if step is not None:
+            place = in_form(place, (step,))
+        else:
+            place = place.reshape((1,) * (len(shape) - place.ndim) + place.shape)
+            place = np.tile(place, [n // m for n, m in zip(shape, place.shape, strict=True)])
+    times = heads // groups
+    if not np.array_equal(place, place[::times].repeat(times, axis=0)):
+        return None
+    steps = steps_to(place[::times], source)
+    short = shortest(source, steps) if steps is not None else None
+    return None if short is None else (times, short)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.view import Regroup, Reorder
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import constant_array
+from onnx2ncnn_opt.passes._fold import ADD, MUL, SUB
+from onnx2ncnn_opt.passes._linear import factor, times
+from onnx2ncnn_opt.passes._views import Steps, Writer, in_form, inverse, shortest, step_of, steps_to
+from onnx2ncnn_opt.rewrite.edit import remove_all
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, Refused, attempt, graph_pass, require
+
+_NEGATION = op("UnaryOp", op_type=1)
+_SCALING = times("x")
+_PRODUCT = op("BinaryOp", op_type=MUL, with_scalar=0)
+_SUM = op("BinaryOp", op_type=frozenset({ADD, SUB}), with_scalar=0)
+_WINDOW = ("pad_left", "pad_right", "pad_top", "pad_bottom", "global_pooling", "adaptive_pooling")
+# Every n-th row and column: how a slice with a step is written.
+_STRIDED = op("Pooling", where=lambda pool: not any(pool[name] for name in _WINDOW), kernel_w=1, kernel_h=1, pad_mode=1)
+_PARTS = {"Concat": {"axis"}, "Slice": {"slices", "axis"}, "Crop": {"starts", "ends", "axes"}}
+# The longest spelling that exporters write has 22 layers.
+_MOST_LAYERS = 32
+
+
+class _Term(NamedTuple):
+    """One addend of every element of a blob: the number of an element of the source, and its factor."""
+
+    place: Array
+    by: Array
+
+
+class _Rotation(NamedTuple):
+    """RotaryEmbed's tables, the shape that it works on, and the views before and behind it."""
+
+    cos: Array
+    sin: Array
+    interleaved: bool
+    shape: Shape
+    way_in: Steps
+    way_out: Steps
+
+
+@graph_pass(exact=False)
+def fuse_rotaryembed(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+    """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
+
+    However it is written, with the halves of a row or its neighbours as pairs: what counts is which elements every
+    element of the result is made of, and the factors, which have to be constant.
+    """
+    writer = Writer(graph)
+    order = {layer: i for i, layer in enumerate(graph)}
+    for root in graph.layers:
+        if root.graph is graph and (root.type == "Concat" or _SUM.fits(root)):
+            yield from attempt(root, _fuse, writer, root, order, allow)
+
+
+def _fuse(writer: Writer, root: Layer, order: dict[Layer, int], allow: Allow) -> Change | None:
+    region = _region(root, order)
+    if region is None:
+        return None
+    source, layers = region
+    rotation = _rotation(root.output, source)
+    if rotation is None or len(rotation.way_in) + len(rotation.way_out) + 1 >= len(layers):
+        return None
+    allow(Layer("RotaryEmbed", root.name, [source]))
+    users = root.output.users
+    origin = tuple(dict.fromkeys(name for layer in reversed(layers) for name in layer.origin))
+    x = writer.lay(source, rotation.way_in, before=root, like=[root])
+    tables = [_table(writer, root, *named) for named in (("cos", rotation.cos), ("sin", rotation.sin))]
+    params = {"interleaved": 1} if rotation.interleaved else {}
+    new = Layer("RotaryEmbed", root.name, [x, *(table.output for table in tables)], (), params, origin=origin)
+    if rotation.way_out:
+        new.outputs = (writer.blob(root.output.name, rotation.shape, root.output.batch),)
+        writer.graph.add(new, before=root)
+        writer.take_over(root.output, writer.lay(new.output, rotation.way_out, before=root, like=[root]))
+        remove_all(writer.graph, layers)
+    else:
+        writer.graph.replace(root, new)
+        remove_all(writer.graph, layers[1:])
+    made = (*tables, new, *writer.made)
+    writer.made.clear()
+    order.update(dict.fromkeys(made, order[root]))
+    return Change(tuple(layers), (*made, *users))
+
+
+def _table(writer: Writer, root: Layer, name: str, data: Array) -> Layer:
+    blob = writer.blob(f"{root.output.name}_{name}", data.shape)
+    params = {"h": data.shape[0], "w": data.shape[1]}
+    layer = Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})
+    return writer.graph.add(layer, before=root)
+
+
+def _sizes(blob: Blob) -> tuple[int, ...]:
+    """The shape of a blob; refused where a size is open."""
+    shape = blob.shape
+    require(shape is not None and all(isinstance(size, int) for size in shape), f"the shape of '{blob.name}' is open")
+    assert shape is not None
+    return known(shape)
+
+
+# ---- the layers between a blob and the sum or Concat that may be its rotation
+
+
+def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | None:
+    """The nearest blob that all of `root` is made of, and the layers from there on, the last one first.
+
+    None where one of them does anything else than move, multiply and add, or has a result that others need.
+    """
+    layers: list[Layer] = []
+    front = {root.output}
+    while len(front) > 1 or not any(map(_PRODUCT.fits, layers)):
+        layer = max((b.producer for b in front if b.producer is not None), key=lambda maker: order.get(maker, -1))
+        if len(layers) == _MOST_LAYERS or not _is_linear(layer):
+            return None
+        for blob in layer.outputs:
+            private = not blob.is_output and all(user in layers for user in blob.users)
+            if layer is not root and not private:
+                return None
+        layers.append(layer)
+        front.difference_update(layer.outputs)
+        front.update(blob for blob in layer.inputs if not _is_constant(blob))
+    return front.pop(), layers
+
+
+def _is_constant(blob: Blob) -> bool:
+    return blob.producer is not None and blob.producer.type == "MemoryData"
+
+
+def _is_linear(layer: Layer) -> bool:
+    """Whether a layer makes each of its elements of others, as `_terms` knows it."""
+    if layer["featmask"] or layer["shape_hints"] or not layer.inputs:
+        return False
+    constants = sum(map(_is_constant, layer.inputs))
+    if _PRODUCT.fits(layer):
+        return constants == 1
+    if constants:
+        return False
+    if layer.type in _PARTS:
+        return layer.params.keys() <= _PARTS[layer.type]
+    others = (_SUM, _NEGATION, _SCALING, _STRIDED)
+    return step_of(layer) is not None or any(other.fits(layer) for other in others)
+
+
+# ---- what every element is made of
+
+
+def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Term]:
+    """What is added up to make each element of a blob, from elements of `source`."""
+    if blob in found:
+        return found[blob]
+    if blob is source:
+        sizes = _sizes(source)
+        terms = [_Term(np.arange(prod(sizes), dtype=np.int32).reshape(sizes), np.ones(sizes, np.float32))]
+    else:
+        layer = blob.producer
+        assert layer is not None
+        operands = [_terms(b, source, found) for b in layer.inputs if not _is_constant(b)]
+        terms = _of_layer(layer, blob, operands)
+    require(len(terms) <= 2, f"'{blob.name}' is made of more than two parts")
+    found[blob] = terms
+    return terms
+
+
+def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Term]:
+    (first, *others) = operands
+    if _SUM.fits(layer):
+        second = _times(others[0], -1.0) if layer["op_type"] == SUB else others[0]
+        require(layer.inputs[0].shape == layer.inputs[1].shape, f"'{layer.name}' broadcasts")
+        return [*first, *second]
+    if _NEGATION.fits(layer):
+        return _times(first, -1.0)
+    if _PRODUCT.fits(layer):
+        constant = next(b.producer for b in layer.inputs if b.producer is not None and _is_constant(b))
+        return _times(first, _beside(constant, _sizes(blob)))
+    if _SCALING.fits(layer):
+        return _times(first, factor(layer))
+    if layer.type == "Concat":
+        require(all(len(terms) == len(first) for terms in others), f"'{layer.name}' joins sums and single elements")
+        return [
+            _Term(*(np.concatenate(p, layer["axis"]) for p in zip(*t, strict=True)))
+            for t in zip(*operands, strict=True)
+        ]
+    return [_Term(*(_moved(layer, blob, values) for values in term)) for term in first]
+
+
+def _times(terms: list[_Term], by: Array | float) -> list[_Term]:
+    with np.errstate(over="ignore"):
+        found = [_Term(term.place, (term.by * by).astype(np.float32)) for term in terms]
+    require(all(term.by.shape == term.place.shape for term in found), "a factor broadcasts")
+    require(all(np.isfinite(term.by).all() for term in found), "a factor would overflow")
+    return found
+
+
+def _beside(constant: Layer, sizes: tuple[int, ...]) -> Array:
+    """A constant operand, laid along the axes of the other one as ncnn does it: from the outermost on."""
+    data = constant_array(constant)
+    require(data.ndim == len(sizes) or 1 < data.ndim < len(sizes), f"'{constant.name}' may lie along several axes")
+    return data.reshape(*data.shape, *(1,) * (len(sizes) - data.ndim))
+
+
+def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
+    """The values of a layer's input as its output `blob` has them."""
+    step = step_of(layer)
+    if step is not None:
+        return in_form(values, (step,))
+    if layer.type == "Pooling":
+        require(values.ndim == 3, f"'{layer.name}' takes no image")
+        return values[:, :: layer["stride_h"], :: layer["stride_w"]]
+    if layer.type == "Slice":
+        axis = layer["axis"] % values.ndim
+        before = layer.outputs[: layer.outputs.index(blob)]
+        starts = {axis: sum(_sizes(other)[axis] for other in before)}
+    else:
+        axes = [axis % values.ndim for axis in layer["axes"]]
+        require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
+        starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
+        require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
+    sizes = _sizes(blob)
+    return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
+
+
+# ---- whether that is a rotation
+
+
+def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
+    """The rotation of `source` that a blob is; None where it is none, refused where RotaryEmbed cannot do it."""
+    try:
+        terms = _terms(blob, source, {})
+    except Refused:
+        return None
+    for lead, half, interleaved in _layouts(_sizes(blob)):
+        shape, pair = ((*lead, half, 2), -1) if interleaved else ((*lead, 2, half), -2)
+        sides = [[_Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1)]
+        for a, b in product(*((side, side[::-1]) for side in sides)):
+            if len(terms) == 2 and _is_rotated(a, b):
+                place = np.stack((a[0].place, b[0].place), pair)
+                return _laid_out(place, a[0].by, -a[1].by, interleaved, _sizes(source), _sizes(blob))
+    return None
+
+
+def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, bool]]:
+    """Where the pairs of a blob may lie: the axes before, the number of pairs of a row, and whether in neighbours."""
+    *lead, width = shape
+    if lead and lead[-1] == 2:
+        yield (*lead[:-1],), width, False
+    if lead and width == 2:
+        yield (*lead[:-1],), lead[-1], True
+    if width % 2 == 0:
+        yield (*lead,), width // 2, False
+        yield (*lead,), width // 2, True
+
+
+def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
+    """Whether a is x * cos - y * sin, and b is y * cos + x * sin."""
+    (x, cos), (y, minus_sin) = a
+    (y2, cos2), (x2, sin) = b
+    pairs = ((x, x2), (y, y2), (cos, cos2), (minus_sin, -sin))
+    return all(np.array_equal(one, other) for one, other in pairs)
+
+
+def _laid_out(
+    place: Array, cos: Array, sin: Array, interleaved: bool, source: tuple[int, ...], result: tuple[int, ...]
+) -> _Rotation:
+    """The rotation with its rows behind the heads: those axes along which the tables do not change."""
+    lead = cos.shape[:-1]
+    varying = [a for a in range(len(lead)) if any((t != t.take([0], a)).any() for t in (cos, sin))]
+    require(len(varying) <= 1, "the heads are rotated in different ways")
+    rows = varying or [len(lead) - 1] if lead else []
+    heads = [a for a in range(len(lead)) if a not in rows]
+    order = (*heads, *rows)
+    place = place.transpose(*order, len(lead), len(lead) + 1)
+    count, length, width = prod(lead[a] for a in heads), prod(lead[a] for a in rows), 2 * cos.shape[-1]
+    shape = (count, length, width) if count > 1 else (length, width)
+    tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
+    collected = steps_to(place, source)
+    require(collected is not None, "the rotated elements are no view of a blob")
+    assert collected is not None
+    way_in = shortest(source, (*collected, Regroup(shape)))
+    lead_out = (*(lead[a] for a in order), width)
+    back = inverse((*lead, width), (Reorder((*order, len(lead))),)) if order != tuple(range(len(lead))) else ()
+    way_out = shortest(shape, (Regroup(lead_out), *back, Regroup(result)))
+    require(way_in is not None and way_out is not None, "the rows cannot be laid behind each other")
+    assert way_in is not None
+    assert way_out is not None
+    return _Rotation(tables[0], tables[1], interleaved, shape, way_in, way_out)
