@@ -52,13 +52,15 @@ def line_of(text: str, type: str) -> list[str]:
         "Cast 0=1 1=1",
         "Packing 0=1",
         "Einsum -23300=7,105,106,107,45,62,105,107",
+        "ArgMax 0=1 1=3",
+        "SPP 0=1 1=2",
         "MVN 0=1 1=1 2=0.125",
     ],
 )
 def test_parameters_of_every_layer_type(tmp_path: Path, worker: NcnnWorker, layer: str) -> None:
     type, *params = layer.split(maxsplit=1)
     lines = INPUT, f"{type} l 1 1 data out {' '.join(params)}"
-    if type in ("Cast", "Packing", "Einsum"):  # what ncnn's Python cannot run alone keeps its text
+    if type in ("Cast", "Packing", "Einsum", "ArgMax", "SPP"):  # what ncnn's Python cannot run alone keeps its text
         text = format_param(optimize(*write_net(tmp_path, *lines)).graph)
     else:
         _, text = optimised(tmp_path, worker, *lines)
@@ -214,6 +216,22 @@ def test_int8_layers_stay(tmp_path: Path, worker: NcnnWorker) -> None:
         assert result.verify(worker=worker).ok
         assert result.save(tmp_path / "out").bin.read_bytes()[: len(weights)] == weights
         assert "8=2" in line_of(format_param(result.graph), "Convolution")
+
+
+@pytest.mark.parametrize("above", ["Pooling p 1 1 data a 0=1 4=1", "InnerProduct p 1 1 data a 0=2 2=48"])
+@pytest.mark.parametrize("params", ["0=3 1=3 4=1 6=54", "0=3 1=1 4=1 6=6", "0=3 1=1 6=6 19=1"])
+def test_convolutions_of_a_vector_that_are_no_innerproduct(tmp_path: Path, above: str, params: str) -> None:
+    inputs = "a kernel" if "19=1" in params else "a"
+    lines = (
+        INPUT,
+        "Input kernel 0 1 kernel 0=1 1=1 11=2 2=3",
+        above,
+        f"Convolution c {len(inputs.split())} 1 {inputs} out {params}",
+    )
+    own = 0 if "19=1" in params else int(params.rpartition("6=")[2])
+    weights = (tagged(values(48)) if "InnerProduct" in above else b"") + (tagged(values(own)) if own else b"")
+    text = format_param(optimize(*write_net(tmp_path, *lines, weights=weights)).graph)
+    assert line_of(text, "Convolution")[4:] == [*inputs.split(), "out", *params.split()]
 
 
 def test_a_cut_can_be_loaded(tmp_path: Path, worker: NcnnWorker) -> None:
