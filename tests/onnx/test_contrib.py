@@ -182,7 +182,7 @@ def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (node("SkipLayerNormalization", ["x", "x", "g"], ("y", "mean")), "mean or deviation is used"),
+        (node("SkipSimplifiedLayerNormalization", ["x", "x", "g"], ("y", "mean")), "mean or deviation is used"),
         (node("MultiHeadAttention", ["x"], num_heads=2), "packed in one operand"),
         (node("MultiHeadAttention", ["x", "x", "x", "", "g"], num_heads=2), "key_padding_mask"),
         (node("FusedMatMul", ["x", "x"], transBatchA=1), "transBatchA"),

@@ -20,9 +20,8 @@ from onnx2ncnn_opt.onnx.ops.attention import (
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
-from onnx2ncnn_opt.onnx.ops.normalization import layer_norm
+from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.ops.shape import split2
-from onnx2ncnn_opt.onnx.ops.statistics import rms_norm
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
@@ -64,12 +63,12 @@ def skip_layer_norm(
 ) -> tuple[Value | None, ...]:
     """BinaryOp add and LayerNorm."""
     total = _sum(im, x, skip, b)
-    return layer_norm(im, total, gamma, beta, epsilon=epsilon), *_statistics(im), total
+    return *layer_norm(im, total, gamma, beta, epsilon=epsilon), total
 
 
 @onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_rms_norm(
-    im: ImportContext, x: Tensor, skip: Value, gamma: Array, b: Value | None = None, *, epsilon: float = 1e-12
+    im: ImportContext, x: Tensor, skip: Value, gamma: Value, b: Value | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Value | None, ...]:
     """BinaryOp add and RMSNorm."""
     total = _sum(im, x, skip, b)

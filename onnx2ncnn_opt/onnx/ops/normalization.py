@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, SUB, binary, spread
+from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+_SQUARE, _SQRT, _RECIPROCAL = 4, 5, 15
 
 
 def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Array], **params: Any) -> Tensor:
@@ -20,45 +24,100 @@ def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Arr
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
 
 
+def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
+    """A vector as it broadcasts along axis 1 of a tensor of `rank`."""
+    return im.reshape(param, (*param.shape, *(1,) * (rank - 2)))
+
+
+def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
+    """A factor and an offset per channel."""
+    factor, offset = (per_channel(im, param, x.rank) for param in (scale, bias))
+    return binary(im, ADD, binary(im, MUL, x, factor), offset)
+
+
+def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
+    """sqrt(variance + epsilon)."""
+    return im.unary(im.unary(variance, "BinaryOp", op_type=ADD, with_scalar=1, b=epsilon), "UnaryOp", op_type=_SQRT)
+
+
 @onnx_op("BatchNormalization", since=7, batch=0)
 def batch_norm(
     im: ImportContext,
     x: Tensor,
-    scale: Array,
-    bias: Array,
-    mean: Array,
-    var: Array,
+    scale: Value,
+    bias: Value,
+    mean: Value,
+    var: Value,
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     spatial: int = 1,
     training_mode: int = 0,
 ) -> Value:
-    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features."""
+    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and what is calculated."""
     if training_mode:
         raise im.refuse("training_mode is 1: it would use the statistics of its input", "export the model in eval mode")
     if not spatial:
         raise im.refuse("spatial is 0: statistics per element")
+    arrays = [param.array for param in (scale, bias, mean, var) if isinstance(param, Constant)]
+    if len(arrays) < 4:
+        slope = binary(im, DIV, scale, deviation(im, var, epsilon))
+        return _affine(im, x, slope, binary(im, SUB, bias, binary(im, MUL, mean, slope)))
     if x.rank == 2 and x.view.axes[0] and not x.view.batch:
         # Rows of features: as a batch they would have to be taken apart and put together again.
-        factor = scale.astype(np.float64) / np.sqrt(var.astype(np.float64) + epsilon)
-        shift = bias - mean * factor
+        factor = arrays[0].astype(np.float64) / np.sqrt(arrays[3].astype(np.float64) + epsilon)
+        shift = arrays[1] - arrays[2] * factor
         return binary(im, ADD, binary(im, MUL, x, Constant(factor)), Constant(shift))
-    weights = {"slope_data": scale, "mean_data": mean, "var_data": var, "bias_data": bias}
-    return _channelwise(im, x, "BatchNorm", weights, channels=scale.size, eps=epsilon)
+    weights = dict(zip(("slope_data", "bias_data", "mean_data", "var_data"), arrays, strict=True))
+    return _channelwise(im, x, "BatchNorm", weights, channels=arrays[0].size, eps=epsilon)
 
 
 @onnx_op("InstanceNormalization", since=6, batch=0)
-def instance_norm(im: ImportContext, x: Tensor, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Tensor:
-    """InstanceNorm per channel over all further axes, on a Mat of three dims."""
-    weights = {"gamma_data": scale, "beta_data": bias}
-    if x.rank in (4, 5):
-        return _channelwise(im, x, "InstanceNorm", weights, channels=scale.size, eps=epsilon)
-    if x.rank != 3:
+def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
+    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are calculated."""
+    if not 3 <= x.rank <= 5:
         raise im.refuse(f"the operand has rank {x.rank}")
     # A 2-D Mat would be one single channel.
-    blob = im.layer("InstanceNorm", im.mat(x, [[1], [], [2]], [0]), weights=weights, channels=scale.size, eps=epsilon)
-    return im.wrap(blob, x.shape, [[1], [], [2]], [0])
+    dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
+    params: dict[str, Any] = {"affine": 0}
+    if isinstance(scale, Constant) and isinstance(bias, Constant):
+        params = {"channels": scale.array.size, "weights": {"gamma_data": scale.array, "beta_data": bias.array}}
+    blob = im.layer("InstanceNorm", im.mat(x, dims, [0]), eps=epsilon, **params)
+    normal = im.wrap(blob, x.shape, dims, [0])
+    return normal if "weights" in params else _affine(im, normal, scale, bias)
+
+
+@onnx_op("GroupNormalization", since=18, batch=0)
+def group_norm(
+    im: ImportContext,
+    x: Tensor,
+    scale: Value,
+    bias: Value,
+    *,
+    epsilon: float = 1e-5,
+    num_groups: int,
+    stash_type: int = 1,
+) -> Value:
+    """GroupNorm, and BinaryOps where scale and bias are calculated; before opset 21 they are those of whole groups."""
+    channels = x.shape[1] if x.rank > 1 else None
+    if not isinstance(channels, int) or num_groups < 1 or channels % num_groups:
+        raise im.refuse(f"{channels} channels do not divide into {num_groups} groups")
+    size = channels if im.opset >= 21 else num_groups
+    if scale.shape != (size,) or bias.shape != (size,):
+        raise im.refuse(f"scale and bias of shapes {list(scale.shape)} and {list(bias.shape)}, not [{size}]")
+    gamma, beta = (_of_each(im, param, channels // size) for param in (scale, bias))
+    params: dict[str, Any] = {"affine": 0}
+    if isinstance(gamma, Constant) and isinstance(beta, Constant):
+        params = {"weights": {"gamma_data": gamma.array, "beta_data": beta.array}}
+    blob = im.layer("GroupNorm", im.channels(x), group=num_groups, channels=channels, eps=epsilon, **params)
+    normal = im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+    return normal if "weights" in params else _affine(im, normal, gamma, beta)
+
+
+def _of_each(im: ImportContext, param: Value, count: int) -> Value:
+    """A vector with each element so many times."""
+    (size,) = param.shape
+    return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
 
 @onnx_op("LayerNormalization", since=17)
@@ -71,27 +130,61 @@ def layer_norm(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
-) -> Value:
+) -> tuple[Value | None, ...]:
     """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is no constant."""
     axis = im.axis(axis, x.rank)
-    shape = x.shape[axis:]
-    if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
-    size = int(np.prod([int(n) for n in shape if isinstance(n, int)]))
+    shape = normalised(im, x, axis)
     weights: dict[str, Array] = {}
     constant = isinstance(scale, Constant) and (bias is None or isinstance(bias, Constant))
     if isinstance(scale, Constant) and constant:
-        gamma = im.spread(scale.array, known(shape)).reshape(-1)
-        beta = im.spread(bias.array, known(shape)).reshape(-1) if isinstance(bias, Constant) else np.zeros_like(gamma)
+        gamma = im.spread(scale.array, shape).reshape(-1)
+        beta = im.spread(bias.array, shape).reshape(-1) if isinstance(bias, Constant) else np.zeros_like(gamma)
         if (gamma != 1).any() or (beta != 0).any():
             weights = {"gamma_data": gamma, "beta_data": beta}
     last = rows(im, x, axis)
+    size = math.prod(shape)
     blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(bool(weights)))
-    normal: Value = im.like(last, blob)
-    if constant:
-        return normal
-    normal = binary(im, MUL, normal, scale)
-    return normal if bias is None else binary(im, ADD, normal, bias)
+    y: Value = im.like(last, blob)
+    if not constant:
+        y = binary(im, MUL, y, scale)
+        y = y if bias is None else binary(im, ADD, y, bias)
+    return y, *_moments(im, x, tuple(range(axis, x.rank)), epsilon)
+
+
+def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[Value | None, Value | None]:
+    """Outputs 1 and 2, where they are used: the mean, and one over the deviation."""
+    if not im.is_used(1) and not im.is_used(2):
+        return None, None
+    mean = reduce(im, x, "ReduceMean", axes, 1)
+    apart = im.unary(binary(im, SUB, x, mean), "UnaryOp", op_type=_SQUARE)
+    return mean, im.unary(
+        deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), "UnaryOp", op_type=_RECIPROCAL
+    )
+
+
+@onnx_op("RMSNormalization", since=23)
+def rms_norm(
+    im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Value:
+    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is no constant."""
+    axis = im.axis(axis, x.rank)
+    shape = normalised(im, x, axis)
+    weights: dict[str, Array] = {}
+    if isinstance(scale, Constant):
+        gamma = im.spread(scale.array, shape).reshape(-1)
+        weights = {} if (gamma == 1).all() else {"gamma_data": gamma}
+    last = rows(im, x, axis)
+    params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
+    normal = im.like(last, im.layer("RMSNorm", last.blob, weights=weights, eps=epsilon, **params))
+    return normal if isinstance(scale, Constant) else binary(im, MUL, normal, scale)
+
+
+def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
+    """The sizes of the axes that are normalised; refused where they are not fixed."""
+    shape = x.shape[axis:]
+    if not all(isinstance(size, int) for size in shape):
+        raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
+    return known(shape)
 
 
 @onnx_op("LRN", batch=0)

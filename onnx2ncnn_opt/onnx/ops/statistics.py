@@ -4,65 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from onnx2ncnn_opt.ir.dim import known
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MUL, SUB, binary
-from onnx2ncnn_opt.onnx.ops.normalization import rows
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MUL, SUB, binary, number
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 _ABS, _SQUARE, _SQRT = 0, 4, 5
 _MVN_EPSILON = 1e-9
-
-
-def number(value: float) -> Constant:
-    """A scalar operand."""
-    return Constant(np.array(value, np.float32))
-
-
-@onnx_op("RMSNormalization", since=23)
-def rms_norm(
-    im: ImportContext, x: Tensor, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Tensor:
-    """RMSNorm over the axes from `axis` on, as the innermost dim of the Mat."""
-    axis = im.axis(axis, x.rank)
-    shape = x.shape[axis:]
-    if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
-    gamma = im.spread(scale, known(shape)).reshape(-1)
-    weights = {} if (gamma == 1).all() else {"gamma_data": gamma}
-    last = rows(im, x, axis)
-    params = {"affine_size": gamma.size, "affine": int(bool(weights))}
-    return im.like(last, im.layer("RMSNorm", last.blob, weights=weights, eps=epsilon, **params))
-
-
-@onnx_op("GroupNormalization", since=18, batch=0)
-def group_norm(
-    im: ImportContext,
-    x: Tensor,
-    scale: Array,
-    bias: Array,
-    *,
-    epsilon: float = 1e-5,
-    num_groups: int,
-    stash_type: int = 1,
-) -> Tensor:
-    """GroupNorm; before opset 21 scale and bias are those of whole groups."""
-    channels = x.shape[1] if x.rank > 1 else None
-    if not isinstance(channels, int) or num_groups < 1 or channels % num_groups:
-        raise im.refuse(f"{channels} channels do not divide into {num_groups} groups")
-    size = channels if im.opset >= 21 else num_groups
-    if scale.shape != (size,) or bias.shape != (size,):
-        raise im.refuse(f"scale and bias of shapes {list(scale.shape)} and {list(bias.shape)}, not [{size}]")
-    weights = {"gamma_data": np.repeat(scale, channels // size), "beta_data": np.repeat(bias, channels // size)}
-    blob = im.layer("GroupNorm", im.channels(x), weights=weights, group=num_groups, channels=channels, eps=epsilon)
-    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
 
 
 @onnx_op("MeanVarianceNormalization", since=9)
