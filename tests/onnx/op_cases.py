@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "fixtures" / "ops"
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 _MODEL = re.compile(r"^```onnx\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RESULT = re.compile(r"^```param\n(.*?)^```$|^refused: ([^\n]*)$", re.MULTILINE | re.DOTALL)
-_OPTION = re.compile(r"^(sizes|values): (.*)$", re.MULTILINE)
+_OPTION = re.compile(r"^(sizes|values|integers): (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, str]:
-        """The lines `sizes: ...` and `values: ...`."""
+        """The lines `sizes: ...`, `values: ...` and `integers: ...`."""
         return dict(_OPTION.findall(self.text))
 
     @property
@@ -65,7 +65,7 @@ class Case:
         return model
 
     def feeds(self, model: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
-        """Inputs: normal random numbers, or the case's values over and over; indices and bools are 0 and 1."""
+        """Inputs: normal random numbers, integers and bools 0 and 1; or the numbers of the case over and over."""
         rng = np.random.default_rng(3)
         return {value.name: self._feed(rng, value, sizes) for value in model.graph.input}
 
@@ -74,6 +74,8 @@ class Case:
         shape = [dim.dim_value or sizes[dim.dim_param] for dim in tensor.shape.dim]
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         if dtype.kind in "iub":
+            if "integers" in self.options:
+                return np.resize([int(number) for number in self.options["integers"].split()], shape).astype(dtype)
             return rng.integers(0, 2, shape).astype(dtype)
         array = rng.standard_normal(shape)
         if "values" in self.options:

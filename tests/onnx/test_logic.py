@@ -184,14 +184,29 @@ def test_every_second_integer() -> None:
     compare_nodes([node, to_float("m")], {"x": x}, slices, rel=0)
 
 
-def test_integers_that_were_calculated_are_no_indices() -> None:
+def test_integers_that_were_calculated_are_indices() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
         helper.make_node("Gather", ["table", "i"], ["y"]),
     ]
-    with pytest.raises(UnsupportedError) as error:
-        convert(model_of(nodes, {"x": np.zeros(3, np.float32)}, {"table": np.ones((4, 2), np.float32)}))
-    assert "indices" in str(error.value)
+    table = np.array([[0.5, np.inf], [-np.inf, 1e-30], [3e38, 2.0], [np.nan, 7.0]], np.float32)
+    compare_nodes(nodes, {"x": np.array([3.9, 0.2, 2.0, 1.5, -4.0], np.float32)}, {"table": table}, rel=0)
+
+
+@pytest.mark.parametrize("divisor", [1, 3, 7, 10, 64, 1000, -12])
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_quotients_of_integers(operator: str, divisor: int) -> None:
+    x = np.concatenate([np.arange(-5000, 5000), np.random.default_rng(1).integers(-(2**20), 2**20, 5000)])
+    node = helper.make_node(operator, ["x", "d"], ["q"])
+    compare_nodes([node, to_float("q")], {"x": x}, {"d": np.int64(divisor)}, rel=0)
+    compare_nodes([node, to_float("q")], {"x": x, "d": np.full(1, divisor)}, rel=0)
+
+
+@pytest.mark.parametrize("divisor", [3.0, 4.0, 7.0, 0.1])
+def test_quotients_of_whole_numbers_rounded_down(divisor: float) -> None:
+    nodes = [helper.make_node("Div", ["x", "d"], ["q"]), helper.make_node("Floor", ["q"], ["y"])]
+    x = np.arange(-3000, 3000).astype(np.float32)
+    compare_nodes(nodes, {"x": x}, {"d": np.float32(divisor)}, rel=0)
 
 
 def test_a_large_integer_is_refused() -> None:

@@ -10,11 +10,13 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers, turned_over
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 FLT_MAX = float(np.finfo(np.float32).max)
+_FLOOR, _ROUND = 2, 18
 
 # ONNX operator -> ncnn layer and its parameters; neither has attributes.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,7 +28,6 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "HardSwish": ("HardSwish", {"alpha": 1 / 6, "beta": 0.5}),
     "Abs": ("UnaryOp", {"op_type": 0}),
     "Neg": ("UnaryOp", {"op_type": 1}),
-    "Floor": ("UnaryOp", {"op_type": 2}),
     "Ceil": ("UnaryOp", {"op_type": 3}),
     "Sqrt": ("UnaryOp", {"op_type": 5}),
     "Exp": ("UnaryOp", {"op_type": 7}),
@@ -46,19 +47,37 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Acosh": ("UnaryOp", {"op_type": 25}),
     "Atanh": ("UnaryOp", {"op_type": 26}),
 }
+_OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 
 
 def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     def plain(im: ImportContext, x: Tensor) -> Tensor:
-        return im.unary(x, layer, **params)
+        return turned_over(im, im.unary(as_numbers(im, x), layer, **params))
 
     code = params.get("op_type")
     plain.__doc__ = f"{layer}." if code is None else f"{layer} {LAYERS[layer].enums['op_type'][code]}."
-    onnx_op(name)(plain)
+    onnx_op(name, integers=name in _OF_INTEGERS)(plain)
 
 
 for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
+
+
+@onnx_op("Floor")
+def floor(im: ImportContext, x: Tensor) -> Tensor:
+    """UnaryOp floor; of a quotient the nearest whole number, or the one before it where that is too much.
+
+    ncnn's division is not rounded correctly: 6 / 3 may be less than 2.
+    """
+    layer = x.blob.producer
+    divides = layer is not None and layer.type == "BinaryOp" and layer["op_type"] == DIV and layer["with_scalar"]
+    if layer is None or not divides or layer["b"] <= 0:
+        return im.unary(x, "UnaryOp", op_type=_FLOOR)
+    nearest = im.unary(x, "UnaryOp", op_type=_ROUND)
+    back = im.unary(nearest, "BinaryOp", op_type=MUL, with_scalar=1, b=layer["b"])
+    excess = im.like(x, im.layer("BinaryOp", back.blob, layer.inputs[0], op_type=SUB))
+    above = im.unary(excess, "Threshold", threshold=0.0)
+    return im.like(x, im.layer("BinaryOp", nearest.blob, above.blob, op_type=SUB))
 
 
 @onnx_op("LeakyRelu")
@@ -164,9 +183,10 @@ def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = F
     return _clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11)
+@onnx_op("Clip", since=11, integers=True)
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are calculated."""
+    x = as_numbers(im, x)
     low = -FLT_MAX if min is None else min.scalar if isinstance(min, Constant) else None
     high = FLT_MAX if max is None else max.scalar if isinstance(max, Constant) else None
     if low is not None and high is not None:

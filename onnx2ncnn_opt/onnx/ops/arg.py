@@ -10,26 +10,26 @@ import numpy as np
 
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
-from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN
+from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.ops.reduction import back, coerced, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, held_as_float
 
 
-@onnx_op("ArgMax")
+@onnx_op("ArgMax", integers=True)
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """Threshold of what reaches the largest number, and Reduction of the indices of that."""
-    marked, size = _marked(im, x, axis, last=bool(select_last_index))
+    marked, size = _marked(im, as_numbers(im, x), axis, last=bool(select_last_index))
     name, sign = ("ReduceMax", SUB) if select_last_index else ("ReduceMin", ADD)
     place = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), _number(size)))
     return Tensor(place.blob, place.view, held_as_float(np.dtype(np.int64)))
 
 
-@onnx_op("ArgMin")
+@onnx_op("ArgMin", integers=True)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
-    opposite = im.unary(x, "UnaryOp", op_type=1)
+    opposite = im.unary(as_numbers(im, x), "UnaryOp", op_type=1)
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 

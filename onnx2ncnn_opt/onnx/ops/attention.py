@@ -9,9 +9,10 @@ import numpy as np
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
+from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import result_shape, where
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
-from onnx2ncnn_opt.onnx.ops.shape import concat, gather
+from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 

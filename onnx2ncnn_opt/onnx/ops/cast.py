@@ -17,13 +17,18 @@ FLT_MIN = float(np.finfo(np.float32).tiny)
 _TRUNC = 19
 _FP32_ONLY = 1 | 2 | 4  # featmask: no fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats
 _FLOAT = np.dtype(np.float32)
-_INTS = (np.dtype(np.int32), np.dtype(np.int64))
+_NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
+_SUB, _MUL = 1, 2
+_FLOOR = 2
 _LARGEST_EXACT = 2**24
 
 
 @onnx_op("Cast", since=6, integers=True)
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds."""
+    """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
+
+    Integers of 8 and 16 bits turn over as ONNX's do.
+    """
     known = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
     if to not in known:
         raise im.refuse(f"a cast to element type {to}")
@@ -43,11 +48,30 @@ def _cast(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
         return x if x.dtype == np.bool_ else nonzero(im, x)
     if is_float(target) and target.itemsize >= 2:
         return Tensor(as_float(im, x).blob, x.view, target)
-    if target in _INTS and is_float(x.dtype):
-        return Tensor(im.layer("UnaryOp", x.blob, op_type=_TRUNC), x.view, held_as_float(target))
-    if target in _INTS and x.dtype.kind in "iub":
-        return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
+    if target.kind in "iu" and is_float(x.dtype):
+        return turned_over(im, Tensor(im.layer("UnaryOp", x.blob, op_type=_TRUNC), x.view, held_as_float(target)))
+    if target.kind in "iu" and x.dtype.kind in "iub" and not _is_lost(x.dtype, target):
+        if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
+            return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
+        return turned_over(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
     raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} when the model runs")
+
+
+def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
+    """Whether numbers below 0 would become such that float32 does not hold."""
+    return dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
+
+
+def turned_over(im: ImportContext, x: Tensor) -> Tensor:
+    """Whole numbers as integers of their type have them: those of 8 and 16 bits begin anew beyond its bounds."""
+    if x.dtype.itemsize >= _NARROW or x.dtype.kind not in "iu":
+        return x
+    span = 2.0 ** (8 * x.dtype.itemsize)
+    low = -span / 2 if x.dtype.kind == "i" else 0.0
+    above = im.unary(x, "BinaryOp", op_type=_SUB, with_scalar=1, b=low) if low else x
+    turns = im.unary(im.unary(above, "BinaryOp", op_type=_MUL, with_scalar=1, b=1 / span), "UnaryOp", op_type=_FLOOR)
+    turns = im.unary(turns, "BinaryOp", op_type=_MUL, with_scalar=1, b=span)
+    return im.like(x, im.layer("BinaryOp", x.blob, turns.blob, op_type=_SUB))
 
 
 def as_float(im: ImportContext, x: Tensor) -> Tensor:
@@ -68,6 +92,11 @@ def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
         return x
     numbers = as_float(im, x)
     return numbers if x.dtype == np.bool_ else Tensor(numbers.blob, x.view, held_as_float(x.dtype))
+
+
+def number_value(im: ImportContext, x: Value) -> Value:
+    """An operand of any type with numbers that ncnn can calculate with; see `as_numbers` and `float_value`."""
+    return as_numbers(im, x) if isinstance(x, Tensor) else float_value(im, x)
 
 
 def float_value(im: ImportContext, x: Value) -> Value:

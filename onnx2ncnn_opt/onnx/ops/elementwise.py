@@ -2,10 +2,14 @@
 
 ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
 operands are brought to one form with the dims that are missing as size 1; trailing dims of size 1 may be left out.
+
+Integers are calculated as float32, which holds them exactly up to 2**24. ncnn's division is not rounded correctly, but
+exact enough for the quotients and remainders of integers up to 2**20.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
 import numpy as np
@@ -13,14 +17,25 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value, number_value, turned_over
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
 ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
 FLOOR_DIVIDE, FMOD = 15, 12
+
+_FLOOR, _TRUNC, _SIGN = 2, 19, 20  # of UnaryOp
+_NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
+    ADD: np.add,
+    SUB: np.subtract,
+    MUL: np.multiply,
+    DIV: np.divide,
+    FLOOR_DIVIDE: np.floor_divide,
+}
 
 # The op_type that takes the operands the other way round.
 _SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: RPOW, FMOD: 13, FLOOR_DIVIDE: 16}
@@ -29,6 +44,7 @@ _SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: R
 def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
+    a, b = number_value(im, a), number_value(im, b)
     if isinstance(a, Constant) and isinstance(b, Constant):
         a = im.tensor(a)
     if isinstance(a, Constant):
@@ -53,6 +69,18 @@ def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
     axes = [x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True)]
     return Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+
+
+def number(value: float) -> Constant:
+    """A scalar operand."""
+    return Constant(np.array(value, np.float32))
+
+
+def arithmetic(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+    """BinaryOp; of two constants a constant."""
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return Constant(np.asarray(_NUMPY[op_type](a.array, b.array)))
+    return binary(im, op_type, a, b)
 
 
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
@@ -128,28 +156,65 @@ def _text(shape: Shape) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-@onnx_op("Add", since=7)
+@onnx_op("Add", since=7, integers=True)
 def add(im: ImportContext, a: Value, b: Value) -> Value:
     """BinaryOp add."""
-    return binary(im, ADD, a, b)
+    return _whole(im, binary(im, ADD, a, b))
 
 
-@onnx_op("Sub", since=7)
+@onnx_op("Sub", since=7, integers=True)
 def sub(im: ImportContext, a: Value, b: Value) -> Value:
     """BinaryOp sub."""
-    return binary(im, SUB, a, b)
+    if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
+        raise im.refuse(f"a difference of {a.dtype}, which below 0 is more than float32 holds", "cast to int64 before")
+    return _whole(im, binary(im, SUB, a, b))
 
 
-@onnx_op("Mul", since=7)
+@onnx_op("Mul", since=7, integers=True)
 def mul(im: ImportContext, a: Value, b: Value) -> Value:
     """BinaryOp mul."""
-    return binary(im, MUL, a, b)
+    if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
+        raise im.refuse(f"a product of {a.dtype}, which turns over where float32 is not exact", "cast to int64 before")
+    return _whole(im, binary(im, MUL, a, b))
 
 
-@onnx_op("Div", since=7)
+@onnx_op("Div", since=7, integers=True)
 def div(im: ImportContext, a: Value, b: Value) -> Value:
-    """BinaryOp div."""
+    """BinaryOp div, or mul; of integers with what is behind the point cut off."""
+    if not is_float(a.dtype):
+        return _whole(im, _truncated(im, a, b))
+    if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
+        return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     return binary(im, DIV, a, b)
+
+
+def _truncated(im: ImportContext, a: Value, b: Value) -> Value:
+    """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
+    larger = arithmetic(im, MUL, number_value(im, a), number(1 + 2.0**-21))
+    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=_TRUNC)
+
+
+def _floored(im: ImportContext, a: Value, b: Value) -> Value:
+    """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
+    sign = (
+        Constant(np.sign(b.array)) if isinstance(b, Constant) else im.unary(as_numbers(im, b), "UnaryOp", op_type=_SIGN)
+    )
+    half = arithmetic(im, MUL, sign, number(0.5))
+    return im.unary(_ratio(im, arithmetic(im, ADD, number_value(im, a), half), b), "UnaryOp", op_type=_FLOOR)
+
+
+def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
+    """a / b; a constant divisor as a factor."""
+    if not isinstance(b, Constant):
+        return binary(im, DIV, a, b)
+    if not b.array.all():
+        raise im.refuse("it divides integers by 0")
+    return binary(im, MUL, a, Constant(1 / b.array.astype(np.float64)))
+
+
+def _whole(im: ImportContext, x: Value) -> Value:
+    """The result of an operator on integers, within the bounds of its type."""
+    return turned_over(im, x) if isinstance(x, Tensor) else x
 
 
 # Exponents that UnaryOp has, exactly.
@@ -157,16 +222,25 @@ _POWERS = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}
 _LARGEST_PRODUCT = 4
 
 
-@onnx_op("Pow", since=7)
+@onnx_op("Pow", since=7, integers=True)
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
 
     ncnn's vectorised pow is exp(b * log(a)): garbage for a base of zero or below, where ONNX multiplies or gives NaN.
     The layer Power takes its time, but is exact.
     """
-    if isinstance(a, Constant) and not is_float(a.dtype):
-        raise im.refuse(f"a base of type {a.dtype}, whose power is cut off to a whole number")
     exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
+    if not is_float(a.dtype):
+        if (
+            isinstance(a, Constant)
+            or exponent is None
+            or exponent not in range(1, _LARGEST_PRODUCT + 1)
+            or a.dtype.itemsize < 4
+        ):
+            reason = f"a power of {a.dtype} other than a constant whole one from 1 to {_LARGEST_PRODUCT}"
+            raise im.refuse(reason, "cast the base to float before")
+        return _whole_power(im, as_numbers(im, a), int(exponent))
+    b = float_value(im, b)
     if isinstance(a, Tensor) and exponent is not None:
         return _scalar_power(im, a, exponent)
     if not _is_positive(a):
@@ -209,14 +283,20 @@ def _is_positive(x: Value) -> bool:
     return layer.type == "BinaryOp" and bool(layer["op_type"] == MAX and layer["with_scalar"] and layer["b"] > 0)
 
 
-@onnx_op("Mod", since=10)
+@onnx_op("Mod", since=10, integers=True)
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     """BinaryOp fmod; without `fmod` a - floor(a / b) * b, whose sign is the divisor's."""
+    if not is_float(a.dtype):
+        return _remainder(im, a, b, _truncated(im, a, b) if fmod else _floored(im, a, b))
     if fmod:
         return binary(im, FMOD, a, b)
     if not isinstance(b, Constant) or not (np.isfinite(b.array) & (b.array != 0)).all():
         raise im.refuse("its divisor may be 0 or infinite, where the remainder without fmod has a meaning of its own")
-    return binary(im, SUB, a, binary(im, MUL, binary(im, FLOOR_DIVIDE, a, b), b))
+    return _remainder(im, a, b, binary(im, FLOOR_DIVIDE, a, b))
+
+
+def _remainder(im: ImportContext, a: Value, b: Value, quotient: Value) -> Value:
+    return binary(im, SUB, a, binary(im, MUL, quotient, b))
 
 
 @onnx_op("Sum")
@@ -225,13 +305,13 @@ def sum_(im: ImportContext, *xs: Value) -> Value:
     return reduce(lambda a, b: binary(im, ADD, a, b), xs)
 
 
-@onnx_op("Max")
+@onnx_op("Max", integers=True)
 def max_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
     return reduce(lambda a, b: binary(im, MAX, a, b), xs)
 
 
-@onnx_op("Min")
+@onnx_op("Min", integers=True)
 def min_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
     return reduce(lambda a, b: binary(im, MIN, a, b), xs)

@@ -1,28 +1,136 @@
-"""Picking and placing single elements by constant indices."""
+"""Picking elements by indices.
+
+Constant indices are Crops and Concats. Indices that are fed look up a constant table as Embed. All else is GridSample,
+which in mode nearest copies the pixel at a place; the places are exact as long as the image is not larger than
+`_LARGEST_IMAGE`.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
+from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 # Single elements that are picked as layers of their own, at most.
 _MOST_RUNS = 256
+_LARGEST_IMAGE = 2**20
+_NEAREST, _BORDER = 2, 2  # of GridSample
+
+
+@onnx_op("Gather", integers=True)
+def gather(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
+    """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
+    axis = im.axis(axis, data.rank)
+    if isinstance(indices, Constant):
+        return pick(im, im.tensor(data), axis, indices.array)
+    _check_indices(im, indices)
+    others = [a for a in range(data.rank) if a != axis]
+    [size] = _fixed(im, data.shape[axis : axis + 1])
+    kept: Shape = tuple(data.shape[a] for a in others)
+    shape: Shape = (*kept, *indices.shape)
+    if isinstance(data, Constant) and not is_held_as_float(indices.dtype) and indices.blob.batch == 1:
+        table = data.array.transpose(axis, *others).reshape(size, -1)
+        blob = _embed(im, table, im.mat(indices, [range(indices.rank)]))
+        dims = [range(len(kept), len(shape)), range(len(kept))]
+    else:
+        image = _image(im, data, others, [], [axis])
+        blob = _sampled(im, image, im.mat(_counted(im, indices, size), [[], [], range(indices.rank)]), size, 1)
+        dims = [range(len(kept)), range(0), range(len(kept), len(shape))]
+    found = im.wrap(blob, shape, dims, dtype=_type(data))
+    # The axes of the indices stand in the place of the axis.
+    perm = (*range(axis), *range(len(kept), len(shape)), *range(axis, len(kept)))
+    return found.viewed(found.view.transpose(perm))
+
+
+def _embed(im: ImportContext, table: Array, indices: Blob) -> Blob:
+    rows, columns = table.shape
+    data = {"weight_data": _floats(im, table)}
+    return im.layer("Embed", indices, weights=data, num_output=columns, input_dim=rows, weight_data_size=table.size)
+
+
+def _sampled(im: ImportContext, image: Blob, places: Blob, size: int, rows: int) -> Blob:
+    """From each row of an image, whose width is `size`, the pixels at the places of a row."""
+    if size * rows > _LARGEST_IMAGE:
+        raise im.refuse(f"a lookup in {rows} times {size} elements, whose places float32 does not tell apart")
+    # Coordinates x and y, from -1 to 1 between the outer borders of the pixels.
+    scale = np.array([2 / size, 0], np.float32).reshape(2, 1, 1)
+    shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1]).reshape(2, rows, 1)
+    grid = im.layer("BinaryOp", places, im.memory(scale), op_type=MUL)
+    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=ADD)
+    return im.layer("GridSample", image, grid, sample_type=_NEAREST, padding_mode=_BORDER, permute_fusion=1)
+
+
+def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
+    """The operand as a Mat of three dims, as numbers."""
+    if isinstance(data, Tensor):
+        return im.mat(as_numbers(im, data), dims)
+    sizes = [math.prod(data.array.shape[axis] for axis in group) for group in dims]
+    return im.memory(_floats(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
+
+
+def _floats(im: ImportContext, array: Array) -> Array:
+    value = float_value(im, Constant(array))
+    assert isinstance(value, Constant)
+    return value.array
+
+
+def _counted(im: ImportContext, indices: Tensor, size: int) -> Tensor:
+    """The indices as floats, negative ones counted from the front."""
+    indices = as_numbers(im, indices)
+    if not np.issubdtype(indices.dtype, np.signedinteger):
+        return indices
+    negative = im.unary(im.unary(indices, "UnaryOp", op_type=1), "Threshold", threshold=0.5)
+    turn = im.unary(negative, "BinaryOp", op_type=MUL, with_scalar=1, b=float(size))
+    return im.like(indices, im.layer("BinaryOp", indices.blob, turn.blob, op_type=ADD))
+
+
+def _check_indices(im: ImportContext, indices: Tensor) -> None:
+    if is_float(indices.dtype) or indices.dtype == np.bool_:
+        raise im.refuse(f"indices of type {indices.dtype}")
+
+
+def _type(data: Value) -> np.dtype[np.generic]:
+    """The type of what is looked up."""
+    whole = data.dtype != np.bool_ and not is_float(data.dtype)
+    return held_as_float(data.dtype) if whole else np.dtype(np.float32)
 
 
 @onnx_op("GatherElements", since=11, integers=True)
-def gather_elements(im: ImportContext, data: Value, indices: Array, *, axis: int = 0) -> Value:
-    """Crop and Concat of constant indices, each of which may stand for a whole row."""
+def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
+    """Crop and Concat of constant indices, each of which may stand for a whole row; else GridSample."""
     axis = im.axis(axis, data.rank)
+    if indices.rank != data.rank:
+        raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
+    if isinstance(indices, Constant):
+        return _constant_elements(im, data, indices.array, axis)
+    _check_indices(im, indices)
+    others = [a for a in range(data.rank) if a != axis]
+    shape, wanted = _fixed(im, data.shape), _fixed(im, indices.shape)
+    if isinstance(data, Constant):
+        data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(wanted))])
+    for a in others:
+        if isinstance(data, Tensor) and wanted[a] < shape[a]:
+            data = crop(im, data, a, 0, wanted[a])
+    places = im.mat(_counted(im, indices, shape[axis]), [[], others, [axis]])
+    rows = math.prod(wanted[a] for a in others)
+    blob = _sampled(im, _image(im, data, [], others, [axis]), places, shape[axis], rows)
+    return im.wrap(blob, wanted, [[], others, [axis]], dtype=_type(data))
+
+
+def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
     shape = _fixed(im, data.shape)
-    if indices.ndim != data.rank:
-        raise im.refuse(f"indices of rank {indices.ndim} for rank {data.rank}")
     if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
         raise im.refuse(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
     indices = np.where(indices < 0, indices + shape[axis], indices)
@@ -41,22 +149,47 @@ def gather_elements(im: ImportContext, data: Value, indices: Array, *, axis: int
 
 
 @onnx_op("GatherND", since=11, integers=True)
-def gather_nd11(im: ImportContext, data: Value, indices: Array) -> Value:
-    """Crop and Concat of constant indices."""
+def gather_nd11(im: ImportContext, data: Value, indices: Value) -> Value:
+    """Crop and Concat of constant indices; else Gather by what they are in all."""
     return gather_nd12(im, data, indices)
 
 
 @onnx_op("GatherND", since=12, integers=True)
-def gather_nd12(im: ImportContext, data: Value, indices: Array, *, batch_dims: int = 0) -> Value:
-    """Crop and Concat of constant indices."""
-    shape = _fixed(im, data.shape)
-    picked = batch_dims + indices.shape[-1]
-    limits = np.array(shape[batch_dims:picked])
-    if (indices < -limits).any() or (indices >= limits).any():
+def gather_nd12(im: ImportContext, data: Value, indices: Value, *, batch_dims: int = 0) -> Value:
+    """Crop and Concat of constant indices; else Gather by what they are in all."""
+    depth = indices.shape[-1] if indices.rank else None
+    if not isinstance(depth, int) or depth + batch_dims > data.rank:
+        raise im.refuse(f"indices of shape {list(indices.shape)} into rank {data.rank}")
+    picked = batch_dims + depth
+    sizes = _fixed(im, data.shape[:picked])
+    limits = np.array(sizes[batch_dims:])
+    if isinstance(indices, Tensor):
+        return _gather_nd(im, data, indices, sizes, batch_dims)
+    places = indices.array
+    if (places < -limits).any() or (places >= limits).any():
         raise im.refuse(f"indices are not all in axes of sizes {limits.tolist()}")
-    indices = np.where(indices < 0, indices + limits, indices)
-    outer = np.indices(indices.shape[:-1], sparse=True)[:batch_dims]
-    return _take(im, im.tensor(data), [*outer, *np.moveaxis(indices, -1, 0)], shape[:picked])
+    places = np.where(places < 0, places + limits, places)
+    outer = np.indices(places.shape[:-1], sparse=True)[:batch_dims]
+    return _take(im, im.tensor(data), [*outer, *np.moveaxis(places, -1, 0)], sizes)
+
+
+def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: tuple[int, ...], batch_dims: int) -> Value:
+    """Gather along the axes of `sizes` as one, of which the first `batch_dims` go along with the indices."""
+    _check_indices(im, indices)
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    place: Value = as_numbers(im, indices)
+    if np.issubdtype(indices.dtype, np.signedinteger):
+        below = binary(im, MUL, place, Constant(np.array(-1.0, np.float32)))
+        negative = im.unary(below, "Threshold", threshold=0.5)
+        place = binary(im, ADD, place, binary(im, MUL, negative, Constant(np.array(sizes[batch_dims:], np.float32))))
+    weighted = im.tensor(binary(im, MUL, place, Constant(np.array(strides[batch_dims:], np.float32))))
+    place = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
+    for axis in range(batch_dims):
+        row = np.arange(sizes[axis], dtype=np.float32) * strides[axis]
+        place = binary(im, ADD, place, Constant(row.reshape(-1, *(1,) * (place.rank - axis - 1))))
+    flat = im.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
+    # Unsigned, as they are: they count from the front already.
+    return gather(im, flat, Tensor(im.tensor(place).blob, im.tensor(place).view, held_as_float(np.dtype(np.uint32))))
 
 
 def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: tuple[int, ...]) -> Value:

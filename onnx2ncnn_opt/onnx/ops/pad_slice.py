@@ -163,7 +163,7 @@ def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", va
     return _pad(im, x, pads, mode, value, None)
 
 
-@onnx_op("Pad", since=11)
+@onnx_op("Pad", since=11, integers=True)
 def pad11(
     im: ImportContext,
     x: Tensor,
@@ -174,6 +174,7 @@ def pad11(
     mode: str = "constant",
 ) -> Value:
     """Padding; negative amounts as Crop."""
+    x = as_numbers(im, x)
     value = 0.0 if constant_value is None else float(constant_value.reshape(-1)[0])
     return _pad(im, x, pads, mode, value, axes)
 

@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, SUB
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
@@ -29,6 +30,7 @@ _OPERATIONS = {
     "ReduceLogSum": (9, 18),
     "ReduceLogSumExp": (10, 18),
 }
+_OF_INTEGERS = ("ReduceSum", "ReduceSumSquare", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1")
 _MAX, _LOG_SUM_EXP = 4, 10
 # What a reduction over axes of size 1 (or none) leaves to do.
 _ALONE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,13 +49,13 @@ def _register(name: str, operation: int, axes_input: int) -> None:
         im: ImportContext, x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
         if not axes and noop_with_empty_axes:
-            return _alone(im, x, name)
+            return _alone(im, as_numbers(im, x), name)
         return reduce(im, x, name, axes or None, keepdims)
 
     functions: tuple[tuple[Callable[..., Tensor], int], ...] = ((by_attribute, 1), (by_input, axes_input))
     for function, since in functions:
         function.__doc__ = f"Reduction {LAYERS['Reduction'].enums['operation'][operation]}; constant axes."
-        onnx_op(name, since=since)(function)
+        onnx_op(name, since=since, integers=name in _OF_INTEGERS)(function)
 
 
 for _name, (_operation, _axes_input) in _OPERATIONS.items():
@@ -62,6 +64,7 @@ for _name, (_operation, _axes_input) in _OPERATIONS.items():
 
 def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
     """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
+    x = as_numbers(im, x)
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
     result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else _alone(im, x, name)

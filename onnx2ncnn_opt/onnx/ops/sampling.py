@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, arithmetic, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
-from onnx2ncnn_opt.onnx.ops.statistics import number
 from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
@@ -20,12 +18,6 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
 _PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
 _MOST_REGIONS = 256
-_NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
-    ADD: np.add,
-    SUB: np.subtract,
-    MUL: np.multiply,
-    FLOOR_DIVIDE: np.floor_divide,
-}
 
 
 @onnx_op("GridSample", since=16, batch=0)
@@ -97,18 +89,11 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
 
 def _folded(im: ImportContext, grid: Value) -> Value:
     """The grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
-    place = _arithmetic(im, ADD, grid, number(1))
-    turns = _arithmetic(im, MUL, _arithmetic(im, FLOOR_DIVIDE, place, number(4)), number(4))
-    apart = _arithmetic(im, SUB, _arithmetic(im, SUB, place, turns), number(2))
+    place = arithmetic(im, ADD, grid, number(1))
+    turns = arithmetic(im, MUL, arithmetic(im, FLOOR_DIVIDE, place, number(4)), number(4))
+    apart = arithmetic(im, SUB, arithmetic(im, SUB, place, turns), number(2))
     distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.unary(apart, "UnaryOp", op_type=0)
-    return _arithmetic(im, SUB, number(1), distance)
-
-
-def _arithmetic(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
-    """BinaryOp; of two constants a constant."""
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(_NUMPY[op_type](a.array, b.array))
-    return binary(im, op_type, a, b)
+    return arithmetic(im, SUB, number(1), distance)
 
 
 @onnx_op("AffineGrid", since=20)

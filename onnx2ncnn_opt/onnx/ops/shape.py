@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
 from onnx2ncnn_opt.ir.view import View
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import align, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.pad_slice import pick, resized
+from onnx2ncnn_opt.onnx.ops.cast import number_value
+from onnx2ncnn_opt.onnx.ops.pad_slice import resized
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_held_as_float
+from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value, is_float, is_held_as_float
 
 
 @onnx_op("Reshape", since=5, integers=True)
@@ -81,7 +79,7 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.viewed(x.view.transpose(order))
 
 
-@onnx_op("Concat", since=4)
+@onnx_op("Concat", since=4, integers=True)
 def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     """Concat along one dim of a form that all operands share."""
     rank = xs[0].rank
@@ -94,6 +92,9 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
             raise im.refuse(f"sizes of axis {other} differ: {', '.join(_text(x.shape) for x in xs)}")
     if len(xs) == 1:
         return xs[0]
+    if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
+        xs = tuple(number_value(im, x) for x in xs)
+    dtype = next((x.dtype for x in xs if isinstance(x, Tensor)), xs[0].dtype)
     tensors = [im.tensor(x) for x in xs]
     aligned = align([x.view for x in tensors], (axis,))
     if aligned is None:
@@ -112,7 +113,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     axes = [
         joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
     ]
-    return Tensor(blob, combined(axes, origin, rank, form), tensors[0].dtype)
+    return Tensor(blob, combined(axes, origin, rank, form), dtype)
 
 
 @onnx_op("Split", integers=True)
@@ -219,38 +220,6 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
     if x.rank != 4:
         raise im.refuse(f"the operand has rank {x.rank}, not 4")
     return x.shape
-
-
-@onnx_op("Gather", integers=True)
-def gather(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
-    """Crop for constant indices; Embed for rows of a constant table."""
-    axis = im.axis(axis, data.rank)
-    if isinstance(indices, Constant):
-        if isinstance(data, Constant):
-            data = im.tensor(data)
-        return pick(im, data, axis, indices.array)
-    if isinstance(data, Constant) and data.rank == 2 and axis == 0:
-        return _embed(im, im.f32(data.array), indices)
-    raise im.refuse("indices that are calculated when the model runs", "only rows of a constant table can be looked up")
-
-
-def _embed(im: ImportContext, table: Array, indices: Tensor) -> Tensor:
-    if np.issubdtype(indices.dtype, np.floating) or indices.dtype == np.bool_:
-        raise im.refuse(f"indices of type {indices.dtype}")
-    if is_held_as_float(indices.dtype):
-        raise im.refuse("indices that are calculated: ncnn looks up integers that are fed only")
-    if indices.blob.batch != 1:
-        raise im.refuse("indices with a batch")
-    flat_indices = im.mat(indices, [range(indices.rank)])
-    blob = im.layer(
-        "Embed",
-        flat_indices,
-        weights={"weight_data": table},
-        num_output=table.shape[1],
-        input_dim=table.shape[0],
-        weight_data_size=table.size,
-    )
-    return im.wrap(blob, (*indices.shape, table.shape[1]), [range(indices.rank), [indices.rank]])
 
 
 def _text(shape: Sequence[Dim]) -> str:
