@@ -4,27 +4,46 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import exact_div
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._statistics import known_shape
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
+# The layers that normalise each group for itself, and which axis of their blob is that of the groups.
+_INSTANCES = op("InstanceNorm", "norm")
+_ROWS = op("LayerNorm", "norm", lambda norm: len(norm.input.shape or ()) == 2, affine=0)
 
-@rewrite(op(VIEWS, "back")(op("InstanceNorm", "norm")(op(VIEWS, "groups")("x"))), exact=False)
-def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer:
-    """x ── Reshape (channels to groups) ── InstanceNorm ── Reshape (back) ──   ⇒   x ── GroupNorm ──"""
+
+@rewrite(*(op(VIEWS, "back")(norm(op(VIEWS, "groups")("x"))) for norm in (_INSTANCES, _ROWS)), exact=False)
+def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | list[Layer]:
+    """x ── Reshape (channels to groups) ── InstanceNorm ── Reshape (back) ──   ⇒   x ── GroupNorm ──
+
+    Also for a LayerNorm of one row for each group, and where what follows reads the groups in another shape.
+    """
     for view in (groups, back):
         require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
-    require(x.shape == back.output.shape, f"'{back.output.name}' has not the shape of '{x.name}'")
     assert x.shape is not None
-    count, channels = norm["channels"], x.shape[0]
+    rows, channels = known_shape(norm.input), x.shape[0]
+    require(norm.type == "InstanceNorm" or norm["affine_size"] == rows[-1], "the rows are not whole groups")
     require(isinstance(channels, int), f"the channels of '{x.name}' are unknown")
     assert isinstance(channels, int)
-    each = exact_div(channels, count)
-    require(each is not None, f"{channels} channels do not make {count} groups")
+    each = exact_div(channels, rows[0])
+    require(each is not None, f"{channels} channels do not make {rows[0]} groups")
     assert isinstance(each, int)
-    params = {"group": count, "channels": channels, "eps": norm["eps"]}
-    if not norm["affine"]:
-        return Layer("GroupNorm", norm.name, [x], (), {**params, "affine": 0})
-    weights = {name: np.repeat(norm.weights[name], each) for name in ("gamma_data", "beta_data")}
-    return Layer("GroupNorm", norm.name, [x], (), params, weights)
+    params = {"group": rows[0], "channels": channels, "eps": norm["eps"]}
+    weights = {}
+    if norm.type == "LayerNorm" or not norm["affine"]:
+        params["affine"] = 0
+    else:
+        weights = {name: np.repeat(norm.weights[name], each) for name in ("gamma_data", "beta_data")}
+    new = Layer("GroupNorm", norm.name, [x], (), params, weights)
+    shape = back.output.shape
+    if shape == x.shape:
+        return new
+    require(shape is not None and all(isinstance(n, int) for n in shape), f"the shape of '{back.output.name}' is open")
+    assert shape is not None
+    new.outputs = (Blob(norm.output.name, x.shape, x.batch),)
+    sizes = dict(zip(AXES[len(shape)], shape, strict=True))
+    return [new, Layer("Reshape", back.name, [new.output], (), sizes)]

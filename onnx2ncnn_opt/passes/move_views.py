@@ -147,12 +147,13 @@ def _is_over_rows(layer: Layer, shape: Shape) -> bool:
 
 
 def _operands_fit(layer: Layer, shape: Shape) -> bool:
-    """Whether all operands have the result's shape, or are constants of its rank that broadcast."""
+    """Whether all operands have the result's shape, or are constants that broadcast to it along known axes."""
     for blob in layer.inputs:
         if blob.shape is None:
             return False
         if _is_constant(blob):
-            if layer.type != "BinaryOp" or len(blob.shape) != len(shape):
+            # Where a constant has one dim alone, its size decides which axis it lies along.
+            if layer.type != "BinaryOp" or len(blob.shape) not in {len(shape), *range(2, len(shape))}:
                 return False
             if not all(isinstance(size, int) for size in shape):
                 return False
@@ -354,8 +355,9 @@ def _constant(writer: Writer, blob: Blob, shape: Shape, form: Steps, first: Laye
     """A constant operand in the new form; axes along which it does not change have size 1."""
     old = _maker(blob)
     assert blob.shape is not None
-    data = np.broadcast_to(old.weights["data"].reshape(known(blob.shape)), known(shape))
-    data = in_form(data, form)
+    # Of fewer dims it lies along the outer axes.
+    sizes = (*known(blob.shape), *(1,) * (len(shape) - len(blob.shape)))
+    data = in_form(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), form)
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
