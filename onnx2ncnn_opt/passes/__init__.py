@@ -47,6 +47,8 @@ from onnx2ncnn_opt.passes.fuse_binaryop_binaryop import fuse_binaryop_binaryop
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
 from onnx2ncnn_opt.passes.fuse_clip import fuse_clip
+from onnx2ncnn_opt.passes.fuse_concat_concat import fuse_concat_concat
+from onnx2ncnn_opt.passes.fuse_crop_crop import fuse_crop_crop
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
 from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
 from onnx2ncnn_opt.passes.fuse_groupnorm import fuse_groupnorm
@@ -63,6 +65,7 @@ from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
 from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
+from onnx2ncnn_opt.passes.move_crop_before_concat import move_crop_before_concat
 from onnx2ncnn_opt.passes.move_views import move_views
 from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
@@ -88,6 +91,9 @@ PASSES: tuple[Pass, ...] = (
     *replace_convolution_with_innerproduct.PASSES,
     fuse_crop_slice,
     eliminate_slice_concat,
+    move_crop_before_concat,
+    fuse_crop_crop,
+    fuse_concat_concat,
     fuse_memorydata_binaryop,
     fuse_binaryop_binaryop,
     fuse_clip,

@@ -5,11 +5,9 @@ from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
 
-from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.passes._crops import part as part_of
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
-
-_TO_THE_END = (-233, 0x7FFFFFFF)
 
 
 class _Part(NamedTuple):
@@ -28,29 +26,12 @@ def fuse_crop_slice(graph: Graph) -> Iterator[Change | Miss]:
     """
     crops: dict[tuple[Blob, int], list[_Part]] = {}
     for layer in graph:
-        if layer.type == "Crop" and (found := _part(layer)) is not None:
-            axis, part = found
-            crops.setdefault((layer.input, axis), []).append(part)
+        if layer.type == "Crop" and (found := part_of(layer)) is not None:
+            axis, start, end = found
+            crops.setdefault((layer.input, axis), []).append(_Part(start, end, layer))
     for (blob, axis), parts in crops.items():
         if len(parts) > 1:
             yield from attempt(parts[0].crop, _merge, graph, blob, axis, parts)
-
-
-def _part(crop: Layer) -> tuple[int, _Part] | None:
-    """The axis and the part of it that a Crop keeps, where all of that is known."""
-    if set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"} or len(crop.inputs) != 1:
-        return None
-    shape = crop.input.shape
-    if shape is None or not len(crop["starts"]) == len(crop["ends"]) == len(crop["axes"]) == 1:
-        return None
-    (start,), (end,), (axis,) = crop["starts"], crop["ends"], crop["axes"]
-    axis += len(shape) if axis < 0 else 0
-    size: Dim = shape[axis] if 0 <= axis < len(shape) else 0
-    if not isinstance(size, int):
-        return None
-    start += size if start < 0 else 0
-    end = size if end in _TO_THE_END else end + size if end < 0 else min(end, size)
-    return (axis, _Part(start, end, crop)) if 0 <= start < end else None
 
 
 def _merge(graph: Graph, blob: Blob, axis: int, parts: list[_Part]) -> Change:

@@ -1,0 +1,50 @@
+"""What a Crop keeps of its operand, where that is known before the net runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+
+_TO_THE_END = (-233, 0x7FFFFFFF)
+
+Ranges: TypeAlias = Mapping[int, tuple[int, int]]
+"""For each axis that is cut, where the part begins and where it ends."""
+
+
+def ranges(crop: Layer) -> Ranges | None:
+    """What is kept of each axis that the Crop names; None where some of that is not known."""
+    if set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"} or len(crop.inputs) != 1:
+        return None
+    shape, axes = crop.input.shape, crop["axes"]
+    if shape is None or not axes or not len(crop["starts"]) == len(crop["ends"]) == len(axes):
+        return None
+    found: dict[int, tuple[int, int]] = {}
+    for start, end, axis in zip(crop["starts"], crop["ends"], axes, strict=True):
+        axis += len(shape) if axis < 0 else 0
+        size = shape[axis] if 0 <= axis < len(shape) else None
+        if not isinstance(size, int) or axis in found:
+            return None
+        start += size if start < 0 else 0
+        end = size if end in _TO_THE_END else end + size if end < 0 else min(end, size)
+        if not 0 <= start < end:
+            return None
+        found[axis] = start, end
+    return found
+
+
+def part(crop: Layer) -> tuple[int, int, int] | None:
+    """The one axis that the Crop cuts, and where its part begins and ends; None where there are more, or less known."""
+    found = ranges(crop)
+    if found is None or len(found) != 1:
+        return None
+    [(axis, (start, end))] = found.items()
+    return axis, start, end
+
+
+def cropped(like: Layer, source: Blob, kept: Ranges) -> Layer:
+    """A Crop that keeps these ranges of another blob."""
+    starts, ends = zip(*kept.values(), strict=True)
+    params = {"starts": starts, "ends": ends, "axes": tuple(kept)}
+    return Layer("Crop", like.name, [source], (), params, origin=like.origin)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._crops import cropped, part
+from onnx2ncnn_opt.rewrite.pattern import kept, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_CONCAT = op("Concat", "concat")
+
+
+@rewrite(op("Crop", "crop")(_CONCAT), op("Crop", "crop")(kept(_CONCAT)), exact=True)
+def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
+    """a, b, c ── Concat ── Crop ──   ⇒   b ── Crop ──, or b itself, or a, b ── Concat ──
+
+    Where the Crop keeps some of the parts as a whole, or a piece of one of them.
+    """
+    found = part(crop)
+    require(found is not None, "what the Crop keeps is not known, or it cuts several axes")
+    assert found is not None
+    assert crop.input.shape is not None
+    axis, start, end = found
+    require(concat["axis"] % len(crop.input.shape) == axis, "it cuts another axis than the one that is put together")
+    sizes = [blob.shape[axis] if blob.shape is not None else None for blob in concat.inputs]
+    ends = list(accumulate(size for size in sizes if isinstance(size, int)))
+    require(len(ends) == len(sizes), "the size of a part is not known")
+    starts = [0, *ends[:-1]]
+    if start in starts and end in ends:
+        whole = concat.inputs[starts.index(start) : ends.index(end) + 1]
+        return whole[0] if len(whole) == 1 else Layer("Concat", crop.name, whole, (), {"axis": concat["axis"]})
+    i = bisect_right(ends, start)
+    require(end <= ends[i], f"it cuts through '{concat.inputs[i].name}'")
+    return cropped(crop, concat.inputs[i], {axis: (start - starts[i], end - starts[i])})
