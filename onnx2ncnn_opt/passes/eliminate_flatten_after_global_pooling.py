@@ -8,7 +8,11 @@ from onnx2ncnn_opt.rewrite.rule import rewrite
 GLOBAL_POOLING = kept(op(("Pooling", "Pooling1D", "Pooling3D"), "pool", global_pooling=1))
 
 
-@rewrite(op("Flatten")(GLOBAL_POOLING), exact=True)
+@rewrite(
+    op("Flatten")(GLOBAL_POOLING),
+    exact=True,
+    kept="nets of other converters; the importer knows what ncnn makes of a global pool",
+)
 def eliminate_flatten_after_global_pooling(pool: Layer) -> Blob:
     """x ── Pooling (global) ── Flatten ──   ⇒   x ── Pooling (global) ──"""
     return pool.output

@@ -53,7 +53,9 @@ def _does_nothing(layer: Layer) -> bool:
     return len(layer.outputs) == 1 and _IDENTITIES[layer.type](layer)
 
 
-@rewrite(op(_IDENTITIES, "layer", _does_nothing), exact=True)
+@rewrite(
+    op(_IDENTITIES, "layer", _does_nothing), exact=True, kept="layers that an export leaves though they do nothing"
+)
 def eliminate_identity(layer: Layer) -> Blob:
     """x ── a layer that changes nothing ──   ⇒   x ──
 

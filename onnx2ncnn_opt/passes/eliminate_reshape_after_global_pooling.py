@@ -9,7 +9,11 @@ _UNSET, _NO_BATCH = -233, 233
 _INFERRED, _SAME = -1, 0
 
 
-@rewrite(op("Reshape", "reshape", h=_UNSET, d=_UNSET, c=_UNSET, shape_expr="")(GLOBAL_POOLING), exact=True)
+@rewrite(
+    op("Reshape", "reshape", h=_UNSET, d=_UNSET, c=_UNSET, shape_expr="")(GLOBAL_POOLING),
+    exact=True,
+    kept="nets of other converters; the importer knows what ncnn makes of a global pool",
+)
 def eliminate_reshape_after_global_pooling(reshape: Layer, pool: Layer) -> Blob:
     """x ── Pooling (global) ── Reshape (1-D) ──   ⇒   x ── Pooling (global) ──"""
     moves_batch = any(reshape[name] != _NO_BATCH for name in ("input_batch_axis", "output_batch_axis"))

@@ -9,7 +9,12 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _BINARY = op("BinaryOp", "binary", with_scalar=0)
 
 
-@rewrite(_BINARY(op(VIEWS, "view")("x"), "other"), _BINARY("other", op(VIEWS, "view")("x")), exact=True)
+@rewrite(
+    _BINARY(op(VIEWS, "view")("x"), "other"),
+    _BINARY("other", op(VIEWS, "view")("x")),
+    exact=True,
+    kept="squeeze-and-excitation in nets of other converters",
+)
 def eliminate_reshape_before_binaryop(x: Blob, other: Blob, view: Layer, binary: Layer) -> Layer:
     """x, a ── Reshape (c, 1, 1) ── BinaryOp ──   ⇒   x, a ── BinaryOp ──
 

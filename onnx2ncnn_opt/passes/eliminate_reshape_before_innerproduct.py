@@ -7,7 +7,11 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
-@rewrite(op("InnerProduct", "layer")(op(VIEWS, "view")("x")), exact=True)
+@rewrite(
+    op("InnerProduct", "layer")(op(VIEWS, "view")("x")),
+    exact=True,
+    kept="classifiers in nets of other converters; one layer less",
+)
 def eliminate_reshape_before_innerproduct(x: Blob, view: Layer, layer: Layer) -> Layer:
     """x ── Flatten or Reshape (to a vector) ── InnerProduct ──   ⇒   x ── InnerProduct ──
 

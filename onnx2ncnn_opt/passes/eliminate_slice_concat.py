@@ -7,7 +7,7 @@ from onnx2ncnn_opt.passes._views import Writer
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 
-@graph_pass(exact=True)
+@graph_pass(exact=True, kept="what other passes leave between a Slice and a Concat")
 def eliminate_slice_concat(graph: Graph) -> Iterator[Change | Miss]:
     """a, b ── Concat ── Slice ── c, d   ⇒   a, b; and x ── Slice ── Concat ──   ⇒   x ──
 

@@ -7,7 +7,7 @@ from onnx2ncnn_opt.passes._views import VIEWS, Steps, Writer, chain_above, cost,
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 
-@graph_pass(exact=True)
+@graph_pass(exact=True, kept="attention of every exporter, and nets of other converters")
 def fold_views(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Reshape, Permute, Squeeze, ExpandDims, Flatten, ... ──   ⇒   x ── the fewest layers that do the same ──
 

@@ -26,6 +26,7 @@ def _fuse(family: Family) -> Rewrite:
         exact=False,
         name=f"fuse_{family.name}_activation",
         summary=f"x ── {family.type} ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── {family.type} ──",
+        kept="decoders and GANs" if "Deconvolution" in family.type else "one layer less",
     )
     def fuse(layer: Layer, activation: Layer) -> Layer:
         require_own_weights(layer)

@@ -29,6 +29,13 @@ from onnx2ncnn_opt.passes._fold import (
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
+_KEPT = {
+    "BatchNorm": "nets that were written as they were trained",
+    "Scale": "nets of Caffe and older converters",
+    "mul": "learned factors and ranges of outputs",
+    "add": "offsets that stand apart, as in nets of other converters",
+}
+
 
 def _fuse_norm(family: Family, other: str) -> Rewrite:
     @rewrite(
@@ -36,6 +43,7 @@ def _fuse_norm(family: Family, other: str) -> Rewrite:
         exact=False,
         name=f"fuse_{family.name}_{other.lower()}",
         summary=f"x ── {family.type} ── {other} ──   ⇒   x ── {family.type} ──",
+        kept=_KEPT[other],
     )
     def fuse(layer: Layer, norm: Layer) -> Layer:
         require_foldable(layer)
@@ -57,6 +65,7 @@ def _fuse_binaryop(family: Family, name: str, kinds: frozenset[int], one_sided: 
         exact=False,
         name=f"fuse_{family.name}_{name}",
         summary=f"x ── {family.type} ── BinaryOp {name} (constant) ──   ⇒   x ── {family.type} ──",
+        kept=_KEPT[name],
     )
     def fuse(layer: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
         require_foldable(layer)

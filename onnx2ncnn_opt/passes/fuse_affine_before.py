@@ -39,6 +39,7 @@ def _fuse(name: str, source: Op, family: Family) -> Rewrite:
         exact=False,
         name=f"fuse_{name}_{family.name}",
         summary=f"x ── {next(iter(source.types))} ── {family.type} ──   ⇒   x ── {family.type} ──",
+        kept="mean and deviation of the input; normalisation before its layer, as in DenseNet",
     )
     def fuse(affine: Layer, layer: Layer) -> Layer:
         require_own_weights(layer)

@@ -15,7 +15,12 @@ def _times(capture: str, x: str) -> Op:
 _ADD = op("BinaryOp", "add", op_type=ADD, with_scalar=0)
 
 
-@rewrite(_ADD(_times("first", "a"), _times("second", "b")), _ADD(_times("first", "a"), "b"), exact=False)
+@rewrite(
+    _ADD(_times("first", "a"), _times("second", "b")),
+    _ADD(_times("first", "a"), "b"),
+    exact=False,
+    kept="weighted sums; one layer less",
+)
 def fuse_binaryop_eltwise(a: Blob, b: Blob, add: Layer, first: Layer, second: Layer | None = None) -> Layer:
     """a * c0, b * c1 ── BinaryOp add ──   ⇒   a, b ── Eltwise sum (c0, c1) ──
 

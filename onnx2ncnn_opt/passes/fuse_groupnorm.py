@@ -16,7 +16,11 @@ _INSTANCES = op("InstanceNorm", "norm")
 _ROWS = op("LayerNorm", "norm", lambda norm: len(norm.input.shape or ()) == 2, affine=0)
 
 
-@rewrite(*(op(VIEWS, "back")(norm(op(VIEWS, "groups")("x"))) for norm in (_INSTANCES, _ROWS)), exact=False)
+@rewrite(
+    *(op(VIEWS, "back")(norm(op(VIEWS, "groups")("x"))) for norm in (_INSTANCES, _ROWS)),
+    exact=False,
+    kept="exports of GroupNorm before opset 18",
+)
 def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | list[Layer]:
     """x ── Reshape (channels to groups) ── InstanceNorm ── Reshape (back) ──   ⇒   x ── GroupNorm ──
 

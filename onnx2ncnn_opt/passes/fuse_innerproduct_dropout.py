@@ -10,7 +10,9 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _NONE, _RELU, _LEAKY_RELU = 0, 1, 2
 
 
-@rewrite(op("Dropout", "dropout")(op("InnerProduct", "ip")), exact=False)
+@rewrite(
+    op("Dropout", "dropout")(op("InnerProduct", "ip")), exact=False, kept="nets of Caffe, where Dropout has a scale"
+)
 def fuse_innerproduct_dropout(ip: Layer, dropout: Layer) -> Layer:
     """x ── InnerProduct ── Dropout (scale) ──   ⇒   x ── InnerProduct ──
 

@@ -61,6 +61,7 @@ def _fuse_binaryop(type: str, name: str, kinds: frozenset[int]) -> Rewrite:
         exact=False,
         name=f"fuse_{type.lower()}_{name}",
         summary=f"x ── {type} ── BinaryOp {name} (constant) ──   ⇒   x ── {type} ──",
+        kept="what remains of a normalisation that was written out",
     )
     def fuse(norm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
         first = constant is not None and binary.inputs[0].producer is constant
@@ -75,6 +76,7 @@ def _fuse_scale(type: str) -> Rewrite:
         exact=False,
         name=f"fuse_{type.lower()}_scale",
         summary=f"x ── {type} ── Scale ──   ⇒   x ── {type} ──",
+        kept="what remains of a normalisation that was written out",
     )
     def fuse(norm: Layer, scale: Layer) -> Layer:
         require_own_weights(scale)

@@ -23,7 +23,7 @@ def _forms() -> Iterator[Op]:
         yield op("BinaryOp", "root", op_type=DIV, with_scalar=0)("x", least)
 
 
-@rewrite(*_forms(), exact=False)
+@rewrite(*_forms(), exact=False, kept="embeddings and cosine similarity")
 def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer) -> Layer:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 

@@ -27,6 +27,7 @@ def _fuse(family: Family) -> Rewrite:
         exact=True,
         name=f"fuse_padding_{family.name}",
         summary=f"x ── Padding (constant) ── {family.type} ──   ⇒   x ── {family.type} ──",
+        kept="models of TensorFlow, and causal convolutions; one layer less",
     )
     def fuse(layer: Layer, padding: Layer) -> Layer:
         require_own_weights(layer)

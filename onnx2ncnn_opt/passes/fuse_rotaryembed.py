@@ -49,7 +49,7 @@ class _Rotation(NamedTuple):
     way_out: Steps
 
 
-@graph_pass(exact=False)
+@graph_pass(exact=False, kept="language models")
 def fuse_rotaryembed(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 

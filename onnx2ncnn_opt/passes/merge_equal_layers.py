@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
 
 
-@graph_pass(exact=True)
+@graph_pass(exact=True, kept="views and masks that every layer of a transformer makes anew")
 def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 

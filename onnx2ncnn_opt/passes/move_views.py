@@ -82,7 +82,7 @@ class _Edge:
     steps: Steps
 
 
-@graph_pass(exact=False)
+@graph_pass(exact=False, kept="transformers and models with channels last")
 def move_views(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 

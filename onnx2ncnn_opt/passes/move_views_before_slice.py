@@ -9,7 +9,7 @@ from onnx2ncnn_opt.passes._views import Steps, Writer, cost, shape_after, shorte
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 
-@graph_pass(exact=True)
+@graph_pass(exact=True, kept="heads of queries, keys and values that are one Gemm")
 def move_views_before_slice(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
 

@@ -5,7 +5,9 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
-@rewrite(op("PReLU", "prelu")("x"), exact=True)
+@rewrite(
+    op("PReLU", "prelu")("x"), exact=True, kept="the layer before may take up a ReLU as its activation, but no PReLU"
+)
 def replace_prelu_with_leaky_relu(prelu: Layer, x: Blob) -> Layer:
     """x ── PReLU (one slope) ──   ⇒   x ── ReLU (slope) ──"""
     slopes = prelu.weights["slope_data"]

@@ -31,7 +31,8 @@ class Rewrite:
     The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
     It returns a Layer without outputs, which takes over the root's output; a Blob, which is used instead of the root's
     output (a sequence of Blobs for a root with several outputs); or a sequence of Layers, the last of which takes over
-    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results.
+    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results. `kept`
+    says what it is for where that is not seen in the models and numbers of docs/passes.md.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Rewrite:
     exact: bool
     patterns: tuple[Op, ...]
     function: Callable[..., Result]
+    kept: str = ""
 
     def __post_init__(self) -> None:
         for pattern in self.patterns:
@@ -117,6 +119,7 @@ class GraphPass:
     summary: str
     exact: bool
     function: Callable[..., Iterator[Change | Miss]]
+    kept: str = ""
 
     def sweep(self, graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
         """Every change as it is made, and every one that nearly was."""
@@ -128,21 +131,21 @@ Pass: TypeAlias = Rewrite | GraphPass
 
 
 def rewrite(
-    *patterns: Op, exact: bool, name: str = "", summary: str = ""
+    *patterns: Op, exact: bool, name: str = "", summary: str = "", kept: str = ""
 ) -> Callable[[Callable[..., Result]], Rewrite]:
     """Make a Rewrite of a function; its name and the first line of its docstring serve where none are given."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
-        return Rewrite(name or function.__name__, summary or _first_line(function), exact, patterns, function)
+        return Rewrite(name or function.__name__, summary or _first_line(function), exact, patterns, function, kept)
 
     return decorate
 
 
-def graph_pass(*, exact: bool) -> Callable[[Callable[..., Iterator[Change | Miss]]], GraphPass]:
+def graph_pass(*, exact: bool, kept: str = "") -> Callable[[Callable[..., Iterator[Change | Miss]]], GraphPass]:
     """Make a GraphPass of a generator function."""
 
     def decorate(function: Callable[..., Iterator[Change | Miss]]) -> GraphPass:
-        return GraphPass(function.__name__, _first_line(function), exact, function)
+        return GraphPass(function.__name__, _first_line(function), exact, function, kept)
 
     return decorate
 

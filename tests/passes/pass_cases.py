@@ -47,11 +47,16 @@ class Case:
     def __str__(self) -> str:
         return f"{self.pass_name}: {self.title}"
 
-    def net(self) -> tuple[Graph, tuple[DroppedSplit, ...]]:
-        """The net before, with shapes and weights, and the Splits that reading it made unnecessary."""
+    @property
+    def param_text(self) -> str:
+        """The net before as a .param."""
         lines = self.blocks["before"].strip().splitlines()
         tops = sum(int(line.split()[3]) for line in lines)
-        net = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines]))
+        return "\n".join(["7767517", f"{len(lines)} {tops}", *lines, ""])
+
+    def net(self) -> tuple[Graph, tuple[DroppedSplit, ...]]:
+        """The net before, with shapes and weights, and the Splits that reading it made unnecessary."""
+        net = parse_param(self.param_text)
         if "outputs" in self.blocks:
             blobs = {blob.name: blob for layer in net.graph for blob in layer.outputs}
             net.graph.outputs = [blobs[name] for name in self.blocks["outputs"].split()]

@@ -1,0 +1,35 @@
+"""No pass is there without a reason: real nets in which it finds something, or a sentence; and a net that shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pass_cases import load
+
+from onnx2ncnn_opt.passes import PASSES
+from onnx2ncnn_opt.rewrite.events import Applied
+from onnx2ncnn_opt.rewrite.pipeline import run
+from onnx2ncnn_opt.rewrite.rule import Pass
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+NETS = {case.title: case for case in load(FIXTURES / "pass_nets.md")}
+# Of each pass, the numbers of nets and rewrites in fixtures/models; scripts/count_passes.py writes it.
+FIRINGS = dict(line.split("\t")[:2] for line in (FIXTURES / "firings.tsv").read_text().splitlines()[1:])
+
+
+@pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
+def test_a_pass_finds_something_in_models_or_says_what_it_is_for(p: Pass) -> None:
+    assert p.kept or FIRINGS.get(p.name, "-") != "-", "say kept=..., or run scripts/count_passes.py"
+
+
+@pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
+def test_a_pass_finds_something_in_the_net_that_is_made_for_it(p: Pass) -> None:
+    assert p.name in NETS, "fixtures/pass_nets.md has no net for it"
+    graph, dropped_splits = NETS[p.name].net()
+    happened = [event for event in run(graph, [p], check=True) if isinstance(event, Applied)]
+    assert happened or (p.name == "eliminate_split" and dropped_splits)
+
+
+def test_every_net_is_of_a_pass() -> None:
+    assert set(NETS) <= {p.name for p in PASSES}
