@@ -23,8 +23,8 @@ from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
-# Single elements that are picked as layers of their own, at most.
-_MOST_RUNS = 256
+# Pieces of constant indices that are layers of their own: so many, and where an image would be too large, so many more.
+_FEW_RUNS, _MOST_RUNS = 16, 256
 _LARGEST_IMAGE = 2**20
 _NEAREST, _BORDER = 2, 2  # of GridSample
 
@@ -62,13 +62,21 @@ def _embed(im: ImportContext, table: Array, indices: Blob) -> Blob:
 
 def _sampled(im: ImportContext, image: Blob, places: Blob, size: int, rows: int) -> Blob:
     """From each row of an image, whose width is `size`, the pixels at the places of a row."""
+    scale, shift = _coordinates(im, size, rows)
+    grid = im.layer("BinaryOp", places, im.memory(scale.astype(np.float32)), op_type=MUL)
+    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=ADD)
+    return _pixels(im, image, grid)
+
+
+def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
+    """What a place in a row is multiplied by, and what is added, for x and y from -1 to 1 between the outer borders."""
     if size * rows > _LARGEST_IMAGE:
         raise im.refuse(f"a lookup in {rows} times {size} elements, whose places float32 does not tell apart")
-    # Coordinates x and y, from -1 to 1 between the outer borders of the pixels.
-    scale = np.array([2 / size, 0], np.float32).reshape(2, 1, 1)
-    shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1]).reshape(2, rows, 1)
-    grid = im.layer("BinaryOp", places, im.memory(scale), op_type=MUL)
-    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=ADD)
+    shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1])
+    return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
+
+
+def _pixels(im: ImportContext, image: Blob, grid: Blob) -> Blob:
     return im.layer("GridSample", image, grid, sample_type=_NEAREST, padding_mode=_BORDER, permute_fusion=1)
 
 
@@ -134,18 +142,26 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
         raise im.refuse(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
     indices = np.where(indices < 0, indices + shape[axis], indices)
-    places: list[Array] = list(np.indices(indices.shape, sparse=True))
     if isinstance(data, Constant):
+        places: list[Array] = list(np.indices(indices.shape, sparse=True))
         places[axis] = indices
         return Constant(data.array[tuple(places)])
-    row = np.moveaxis(indices, axis, 0).reshape(indices.shape[axis], -1)
-    if (row == row[:, :1]).all():
-        for other, size in enumerate(indices.shape):
-            if other != axis and size < shape[other]:
-                data = crop(im, data, other, 0, size)
-        return pick(im, data, axis, row[:, 0])
-    places[axis] = indices
-    return _take(im, data, places, shape)
+    if not indices.size:
+        raise im.refuse("no indices: ncnn has no empty tensors")
+    others = [a for a in range(data.rank) if a != axis]
+    for other in others:
+        if indices.shape[other] < shape[other]:
+            data = crop(im, data, other, 0, indices.shape[other])
+    # Axes along which the indices are the same stand behind: they go along with what is picked.
+    same = [a for a in others if (indices == indices.take([0], a)).all()]
+    first = [a for a in range(data.rank) if a not in same]
+    order = [*first, *same]
+    moved = data.viewed(data.view.transpose(order))
+    few = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
+    places = list(np.indices(few.shape, sparse=True))
+    places[first.index(axis)] = few
+    picked = _take(im, moved, places, moved.shape[: few.ndim])
+    return picked.viewed(picked.view.transpose([order.index(a) for a in range(data.rank)]))
 
 
 @onnx_op("GatherND", since=11, integers=True)
@@ -192,12 +208,13 @@ def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: tuple[int
     return gather(im, flat, Tensor(im.tensor(place).blob, im.tensor(place).view, held_as_float(np.dtype(np.uint32))))
 
 
-def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: tuple[int, ...]) -> Value:
+def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:
     """``data[indices]``, an array of indices for each of the first axes, whose sizes are `shape`."""
     places = np.zeros((), np.int64)
-    for index, size in zip(indices, shape, strict=True):
+    for index, size in zip(indices, known(shape), strict=True):
         places = places * size + index
-    flat = im.reshape(data, (int(np.prod(shape)), *data.shape[len(shape) :]))
+    rest = data.shape[len(shape) :]
+    flat = im.reshape(data, (math.prod(known(shape)), *rest))
     assert isinstance(flat, Tensor)
     # Axes along which nothing changes are repeated at the end.
     kept = tuple(
@@ -205,11 +222,23 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: tuple[in
     )
     few = places[kept]
     runs = 1 + int((np.diff(few.reshape(-1)) != 1).sum())
-    if runs > _MOST_RUNS:
-        raise im.refuse(f"its constant indices pick {runs} separate pieces")
-    picked = pick(im, flat, 0, few)
-    wanted: Shape = (*places.shape, *data.shape[len(shape) :])
-    return picked if picked.shape == wanted else expand(im, picked, wanted)
+    is_cut = runs <= _FEW_RUNS or (runs <= _MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
+    picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
+    wanted: Shape = (*places.shape, *rest)
+    repeated = picked if picked.shape == wanted else expand(im, picked, wanted)
+    assert isinstance(repeated, Tensor)
+    return repeated
+
+
+def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:
+    """Constant places along axis 0, one by one."""
+    rest, shape = range(data.rank - 1), (*data.shape[1:], *places.shape)
+    scale, shift = _coordinates(im, known(data.shape)[0], 1)
+    grid = im.memory((places.reshape(1, 1, -1) * scale + shift).astype(np.float32))
+    blob = _pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
+    picked = range(data.rank - 1, len(shape))
+    found = im.wrap(blob, shape, [rest, [], picked], dtype=_type(data))
+    return found.viewed(found.view.transpose([*picked, *rest]))
 
 
 def _fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
