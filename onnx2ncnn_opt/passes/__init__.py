@@ -36,6 +36,7 @@ from onnx2ncnn_opt.passes.eliminate_noop import eliminate_noop
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
+from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import eliminate_reshape_after_reduction
 from onnx2ncnn_opt.passes.eliminate_reshape_before_binaryop import eliminate_reshape_before_binaryop
 from onnx2ncnn_opt.passes.eliminate_reshape_before_innerproduct import eliminate_reshape_before_innerproduct
 from onnx2ncnn_opt.passes.eliminate_slice_concat import eliminate_slice_concat
@@ -60,7 +61,8 @@ from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
 from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
-from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_rmsnorm
+from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
+from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
@@ -87,6 +89,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_memorydata_view,
     eliminate_reshape_before_binaryop,
     eliminate_reshape_before_innerproduct,
+    eliminate_reshape_after_reduction,
     replace_reduction_with_global_pooling,
     *replace_convolution_with_innerproduct.PASSES,
     fuse_crop_slice,
@@ -96,6 +99,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_concat_concat,
     fuse_memorydata_binaryop,
     fuse_binaryop_binaryop,
+    fuse_reduction_mul,
     fuse_clip,
     replace_prelu_with_leaky_relu,
     fuse_swish,
@@ -107,6 +111,7 @@ PASSES: tuple[Pass, ...] = (
     eliminate_tile_before_binaryop,
     *fuse_layernorm.PASSES,
     fuse_rmsnorm,
+    fuse_l2norm,
     fuse_normalize,
     fuse_groupnorm,
     *fuse_norm_affine.PASSES,

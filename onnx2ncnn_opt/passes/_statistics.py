@@ -15,13 +15,33 @@ from onnx2ncnn_opt.passes._linear import mul, plus
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require
 
-_MEAN = 3
+_SUM, _SUM_OF_SQUARES, _MEAN = 0, 2, 3
+_AVERAGE = 1  # of Pooling
 _SQUARE, _SQRT, _RSQRT, _RECIPROCAL = 4, 5, 6, 15
+# The rank of the blobs that a Pooling is meant for.
+_POOLINGS = {"Pooling1D": 2, "Pooling": 3, "Pooling3D": 4}
 
 
 def mean(x: Pattern, capture: str) -> Op:
-    """The mean over some axes."""
-    return op("Reduction", capture, operation=_MEAN, reduce_all=0, coeff=1.0)(x)
+    """The mean over some axes; a global Pooling is one."""
+    return op(("Reduction", *_POOLINGS), capture, _is_mean)(x)
+
+
+def _is_mean(layer: Layer) -> bool:
+    if layer.type in _POOLINGS:
+        return bool(layer["pooling_type"] == _AVERAGE and layer["global_pooling"])
+    return bool(layer["operation"] == _MEAN and layer["coeff"] == 1)
+
+
+def sum_of_squares(x: str, capture: str) -> Iterator[Op]:
+    """The sum of x * x over some axes, times a positive coeff."""
+    yield op("Reduction", capture, _is_positive, operation=_SUM_OF_SQUARES)(x)
+    for squares in square(x, x):
+        yield op("Reduction", capture, _is_positive, operation=_SUM)(squares)
+
+
+def _is_positive(reduction: Layer) -> bool:
+    return bool(reduction["coeff"] > 0)
 
 
 def square(x: Op | str, again: Pattern) -> Iterator[Op]:
@@ -33,11 +53,26 @@ def square(x: Op | str, again: Pattern) -> Iterator[Op]:
 def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
     """x divided by the root of ``squares + eps``, however it is written."""
     total = plus(squares, eps)
-    root = op("UnaryOp", op_type=_SQRT)(total)
+    yield from over(x, sqrt(total))
+    yield _times_root(x, op("UnaryOp", op_type=_RSQRT)(total))
+
+
+def over_bare_root(x: Pattern, squares: Op) -> Iterator[Op]:
+    """x divided by the root of ``squares``, however it is written."""
+    yield from over(x, sqrt(squares))
+    yield _times_root(x, op("UnaryOp", op_type=_RSQRT)(squares))
+
+
+def sqrt(x: Pattern) -> Op:
+    """The root of x."""
+    return op("UnaryOp", op_type=_SQRT)(x)
+
+
+def over(x: Pattern, root: Op) -> Iterator[Op]:
+    """x divided by a root, or multiplied by its reciprocal."""
     yield op("BinaryOp", "root", op_type=DIV, with_scalar=0)(x, root)
     yield _times_root(x, op("UnaryOp", op_type=_RECIPROCAL)(root))
     yield _times_root(x, op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(root))
-    yield _times_root(x, op("UnaryOp", op_type=_RSQRT)(total))
 
 
 def _times_root(x: Pattern, factor: Op) -> Op:
@@ -52,9 +87,15 @@ def known_shape(x: Blob) -> Shape:
 
 
 def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:
-    """The axes of a Reduction, counted from 0; refused where its result would not be laid along the others."""
-    axes = tuple(sorted(axis % rank for axis in reduction["axes"]))
+    """The axes of a Reduction or global Pooling, counted from 0.
+
+    Refused where its result would not be laid along the others.
+    """
+    if reduction.type in _POOLINGS:
+        require(rank == _POOLINGS[reduction.type], f"'{reduction.name}' pools no blob of rank {rank}")
+        return tuple(range(1, rank))
+    axes = tuple(sorted(range(rank) if reduction["reduce_all"] else (axis % rank for axis in reduction["axes"])))
     # Without keepdims ncnn aligns what is left at the outer side: right only if the inner axes went.
     aligned = reduction["keepdims"] or axes == tuple(range(rank - len(axes), rank))
-    require(aligned and len(axes) < rank, f"Reduction '{reduction.name}' is not laid along the remaining axes")
+    require(aligned, f"Reduction '{reduction.name}' is not laid along the remaining axes")
     return axes

@@ -1,22 +1,82 @@
+"""`fuse_rmsnorm`, `fuse_l2norm`: what is divided by the root of its mean square, or by its length."""
+
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import sqrt
+
+import numpy as np
+
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes import _statistics as statistics
 from onnx2ncnn_opt.passes._linear import offset
-from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, mean, over_root, square
+from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over_root, sum_of_squares
+from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_FORMS = tuple(form for squares in square("x", "x") for form in over_root("x", mean(squares, "mean")))
+_L2 = 8
+_UNDER_THE_ROOT = 0  # eps_mode of Normalize: x / sqrt(sum + eps)
 
 
-@rewrite(*_FORMS, exact=False)
+def _by_means() -> Iterator[Op]:
+    for squares in statistics.square("x", "x"):
+        yield from over_root("x", statistics.mean(squares, "mean"))
+
+
+def _by_lengths() -> Iterator[Op]:
+    for squares in sum_of_squares("x", "squares"):
+        yield from over_root("x", squares)
+        yield from statistics.over_bare_root("x", squares)
+    yield from statistics.over("x", op("Reduction", "squares", operation=_L2, coeff=1.0)("x"))
+
+
+@rewrite(*_by_means(), exact=False, kept="language models")
 def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     """x / sqrt(mean(x * x) + eps)   ⇒   RMSNorm(x)
 
-    For means over the innermost axis of matrices and stacks of them.
+    For means over the innermost axis of matrices and stacks of them; over the channels of images it is a Normalize.
     """
     shape = known_shape(x)
-    require(len(shape) in (2, 3), f"'{x.name}' is not one or several matrices")
-    width = shape[-1]
-    require(axes_of(mean, len(shape)) == (len(shape) - 1,), f"'{mean.name}' is not over the innermost axis")
-    require(isinstance(width, int), f"the width of '{x.name}' is unknown")
-    return Layer("RMSNorm", root.name, [x], (), {"affine_size": width, "eps": offset(eps), "affine": 0})
+    axes = axes_of(mean, len(shape))
+    size = shape[axes[0]]
+    require(len(axes) == 1, f"'{mean.name}' is over several axes")
+    require(isinstance(size, int), f"the size of '{x.name}' along the mean's axis is unknown")
+    assert isinstance(size, int)
+    return _normalized(x, root, axes[0], mean, offset(eps), 1 / size)
+
+
+@rewrite(*_by_lengths(), exact=False)
+def fuse_l2norm(x: Blob, squares: Layer, root: Layer, eps: Layer | None = None) -> Layer:
+    """x / sqrt(sum(x * x) + eps), x / L2 norm of x   ⇒   Normalize(x)
+
+    For vectors and the channels of images; for the rows of matrices it is an RMSNorm.
+    """
+    axes = axes_of(squares, len(known_shape(x)))
+    require(len(axes) == 1, f"'{squares.name}' is over several axes")
+    return _normalized(x, root, axes[0], squares, offset(eps) if eps else 0.0, squares["coeff"])
+
+
+def _normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, factor: float) -> Layer:
+    """x / sqrt(factor * sum(x * x) + eps), with the sum along an axis."""
+    shape = known_shape(x)
+    require(eps >= 0, "what is added under the root is negative")
+    if len(shape) in (2, 3) and axis == len(shape) - 1:
+        width = shape[-1]
+        require(isinstance(width, int), f"the width of '{x.name}' is unknown")
+        assert isinstance(width, int)
+        scale = 1 / sqrt(factor * width)
+        params = {"affine_size": width, "eps": eps / (factor * width)}
+        if np.isclose(scale, 1, rtol=1e-9):
+            return Layer("RMSNorm", root.name, [x], (), {**params, "affine": 0})
+        gamma = np.full(width, scale, np.float32)
+        return Layer("RMSNorm", root.name, [x], (), params, {"gamma_data": gamma})
+    whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axis == 0
+    require(whole or across_channels, f"'{reduction.name}' is not over a vector, rows, or the channels of an image")
+    params = {
+        "across_spatial": int(whole),
+        "channel_shared": 1,
+        "eps": eps / factor,
+        "scale_data_size": 1,
+        "eps_mode": _UNDER_THE_ROOT,
+    }
+    return Layer("Normalize", root.name, [x], (), params, {"scale_data": np.full(1, 1 / sqrt(factor), np.float32)})

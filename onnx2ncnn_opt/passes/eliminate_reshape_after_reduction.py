@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._statistics import known_shape
+from onnx2ncnn_opt.passes._views import VIEWS, step_of
+from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+
+def _elementwise(capture: str, x: Op) -> Op:
+    return op(("BinaryOp", "UnaryOp", "Clip"), capture, lambda layer: len(layer.inputs) == 1)(x)
+
+
+def _leaves_inner_axes(reduction: Layer) -> bool:
+    """Whether the result has to be laid anew: what is left of outer axes broadcasts along the inner ones by itself."""
+    rank = len(reduction.input.shape or ())
+    return rank > 0 and max(-axis if axis < 0 else rank - axis for axis in reduction["axes"]) > len(reduction["axes"])
+
+
+_REDUCTION = op("Reduction", "reduction", _leaves_inner_axes, reduce_all=0, keepdims=0)("x")
+_ONE = _elementwise("first", _REDUCTION)
+_TWO = _elementwise("second", _ONE)
+_THREE = _elementwise("third", _TWO)
+
+
+@rewrite(*(op(VIEWS, "view")(inner) for inner in (_REDUCTION, _ONE, _TWO, _THREE)), exact=True)
+def eliminate_reshape_after_reduction(
+    x: Blob,
+    reduction: Layer,
+    view: Layer,
+    first: Layer | None = None,
+    second: Layer | None = None,
+    third: Layer | None = None,
+) -> list[Layer]:
+    """x ── Reduction ── elementwise ── Reshape ──   ⇒   x ── Reduction (keepdims) ── elementwise ──
+
+    Where the Reshape gives the axes back that the Reduction took away; without any elementwise layers, or with up to
+    three of them. Not where those axes are the innermost, which a result broadcasts along anyway.
+    """
+    shape = known_shape(x)
+    axes = {axis % len(shape) for axis in reduction["axes"]}
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    same = isinstance(step_of(view), Regroup) and view.output.shape == kept
+    require(same, f"{view.type} '{view.name}' does more than to give the reduced axes back")
+    layers = [reduction.having(keepdims=1)]
+    for layer in (first, second, third):
+        if layer is not None:
+            layers[-1].outputs = (Blob(layer.input.name, kept, x.batch),)
+            layers.append(layer.having(inputs=layers[-1].outputs))
+    return layers
