@@ -24,7 +24,11 @@ _TWO = _elementwise("second", _ONE)
 _THREE = _elementwise("third", _TWO)
 
 
-@rewrite(*(op(VIEWS, "view")(inner) for inner in (_REDUCTION, _ONE, _TWO, _THREE)), exact=True)
+@rewrite(
+    *(op(VIEWS, "view")(inner) for inner in (_REDUCTION, _ONE, _TWO, _THREE)),
+    exact=True,
+    kept="means and maxima over the channels, as torch.export writes them",
+)
 def eliminate_reshape_after_reduction(
     x: Blob,
     reduction: Layer,

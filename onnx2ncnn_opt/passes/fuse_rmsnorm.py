@@ -45,7 +45,7 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     return _normalized(x, root, axes[0], mean, offset(eps), 1 / size)
 
 
-@rewrite(*_by_lengths(), exact=False)
+@rewrite(*_by_lengths(), exact=False, kept="descriptors and embeddings that are normalised by hand")
 def fuse_l2norm(x: Blob, squares: Layer, root: Layer, eps: Layer | None = None) -> Layer:
     """x / sqrt(sum(x * x) + eps), x / L2 norm of x   ⇒   Normalize(x)
 
