@@ -10,9 +10,11 @@ from typing import Any
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
+from onnx2ncnn_opt.onnx.ops.pad_slice import pad2
 from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _SUFFIX = {1: "1D", 2: "", 3: "3D"}
 
@@ -63,19 +65,35 @@ def conv_transpose(
     output_shape: Ints = (),
     pads: Ints = (),
     strides: Ints = (),
-) -> Tensor:
-    """Deconvolution[DepthWise][1D|3D]."""
+) -> Value:
+    """Deconvolution[DepthWise][1D|3D]; Padding behind it for negative pads."""
     _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
     _check_channels(im, x, w.shape[0])
     n = w.ndim - 2
     kernel, dilation, stride = w.shape[2:], dilations or (1,) * n, strides or (1,) * n
     extra = output_padding or (0,) * n
+    if any(p < 0 for p in pads):
+        raise im.refuse(f"pads {pads} are negative")
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         sizes = output_shape[-n:] if output_shape else None
         pads = _transposed_pads(im, x, kernel, dilation, stride, extra, auto_pad, sizes)
     pads = pads or (0,) * 2 * n
     if any(p < 0 for p in pads):
-        raise im.refuse(f"pads {pads} are negative")
+        return _widened(
+            im,
+            conv_transpose(
+                im,
+                x,
+                w,
+                dilations=dilations,
+                group=group,
+                output_padding=output_padding,
+                pads=tuple(max(p, 0) for p in pads),
+                strides=strides,
+            ),
+            [max(-p, 0) for p in pads],
+            b,
+        )
     # ONNX has [I, O/g, ...], ncnn [g, O/g, I/g, ...].
     outputs = w.shape[1] * group
     weight = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel).swapaxes(1, 2)
@@ -87,6 +105,13 @@ def conv_transpose(
     kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + _SUFFIX[n]
     bias = {} if b is None else {"bias_data": b}
     return _channels_out(im, x, im.layer(kind, im.channels(x), weights={"weight_data": weight, **bias}, **params))
+
+
+def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Array | None) -> Value:
+    """Zeros around a result, and the bias on all of it."""
+    n = len(pads) // 2
+    wide = pad2(im, im.tensor(y), pads=(0, 0, *pads[:n], 0, 0, *pads[n:]))
+    return wide if b is None else binary(im, ADD, wide, Constant(b.reshape(-1, *(1,) * n)))
 
 
 def _check(
@@ -121,14 +146,20 @@ def _transposed_pads(
     auto_pad: str,
     sizes: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """Pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride."""
+    """Pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
+
+    Where that is larger than the result, the end pad is negative, as ONNX Runtime has it.
+    """
     begins, ends = [], []
     for i, size in enumerate(x.shape[2:]):
         if not isinstance(size, int):
             raise im.refuse("the pads depend on a size that is not fixed", "bind it with --shape")
         wanted = size * stride[i] if sizes is None else sizes[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
-        first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+        if total < 0 and (sizes is None or total <= -stride[i]):
+            raise im.refuse(f"a result of {wanted} elements, of which {-total} are of no window")
+        half = max(total, 0) // 2
+        first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
         begins.append(first)
         ends.append(total - first)
     return (*begins, *ends)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers
+from onnx2ncnn_opt.onnx.ops.elementwise import MAX, MUL, binary
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
 from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _SUFFIX = {1: "1D", 2: "", 3: "3D"}
 _FLOOR = 1  # pad_mode
+_MOST_TAPS = 32
 
 
-@onnx_op("MaxPool", batch=0)
+@onnx_op("MaxPool", batch=0, integers=True)
 def max_pool(
     im: ImportContext,
     x: Tensor,
@@ -27,9 +35,10 @@ def max_pool(
     storage_order: int = 0,
     strides: Ints = (),
 ) -> Tensor:
-    """Pooling[1D|3D] max."""
+    """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
+    x = as_numbers(im, x)
     if any(d != 1 for d in dilations):
-        raise im.refuse(f"dilations {dilations}: ncnn's windows have no gaps")
+        return _dilated_max(im, x, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
     return _pool(im, x, 0, auto_pad, ceil_mode, kernel_shape, pads, strides, count_include_pad=True)
 
 
@@ -46,9 +55,10 @@ def average_pool(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Tensor:
-    """Pooling[1D|3D] avg."""
+    """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
     if any(d != 1 for d in dilations):
-        raise im.refuse(f"dilations {dilations}: ncnn's windows have no gaps")
+        include = bool(count_include_pad)
+        return _dilated_average(im, x, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides, include)
     return _pool(im, x, 1, auto_pad, ceil_mode, kernel_shape, pads, strides, count_include_pad=bool(count_include_pad))
 
 
@@ -65,11 +75,8 @@ def _pool(
     count_include_pad: bool,
 ) -> Tensor:
     n = len(kernel)
-    if n not in _SUFFIX or x.rank != n + 2:
-        raise im.refuse(f"a window of {n} dimensions over a tensor of rank {x.rank}")
     stride = strides or (1,) * n
-    explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, (1,) * n, stride)
-    tail = _ceil_tail(im, x, kernel, explicit, stride) if ceil_mode and auto_pad in ("NOTSET", "") else (0,) * n
+    explicit, tail = _pads(im, x, auto_pad, ceil_mode, kernel, pads, (1,) * n, stride)
     blob = im.channels(x)
     if kind == 1 and count_include_pad and any(tail):
         # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
@@ -89,7 +96,111 @@ def _pool(
         **params,
     )
     assert blob.shape is not None
-    return im.wrap(blob, (x.shape[0], *blob.shape), [[axis] for axis in range(1, x.rank)], [0])
+    return im.wrap(blob, (x.shape[0], *blob.shape), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+
+
+def _dilated_max(
+    im: ImportContext,
+    x: Tensor,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Ints,
+    kernel: Ints,
+    pads: Ints,
+    strides: Ints,
+) -> Tensor:
+    """The largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
+    n = len(kernel)
+    stride = strides or (1,) * n
+    explicit, tail = _pads(im, x, auto_pad, ceil_mode, kernel, pads, dilations, stride)
+    window, around = list(kernel), [*explicit[:n], *(e + t for e, t in zip(explicit[n:], tail, strict=True))]
+    for i in range(n):
+        if dilations[i] != 1 and kernel[i] != 1:
+            x = _largest(im, x, i + 2, kernel[i], dilations[i], (around[i], around[n + i]))
+            window[i], around[i], around[n + i] = 1, 0, 0
+    return _pool(im, x, 0, "NOTSET", 0, tuple(window), tuple(around), stride, count_include_pad=True)
+
+
+def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, pads: tuple[int, int]) -> Tensor:
+    if taps > _MOST_TAPS:
+        raise im.refuse(f"a window of {taps} elements with gaps: more than {_MOST_TAPS} Crops")
+    around = [0] * 2 * x.rank
+    around[axis], around[x.rank + axis] = pads
+    padded = pad2(im, x, pads=tuple(around), value=-FLT_MAX)
+    assert isinstance(padded, Tensor)
+    reach = (taps - 1) * dilation
+    if isinstance(size := padded.shape[axis], int) and size <= reach:
+        raise im.refuse(f"a window of {reach + 1} elements over an axis of {size}")
+    largest: Value = crop(im, padded, axis, 0, -reach)
+    for tap in range(1, taps):
+        # -233: to the end.
+        part = crop(im, padded, axis, tap * dilation, tap * dilation - reach or -233)
+        largest = binary(im, MAX, largest, part)
+    return im.tensor(largest)
+
+
+def _dilated_average(
+    im: ImportContext,
+    x: Tensor,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Ints,
+    kernel: Ints,
+    pads: Ints,
+    strides: Ints,
+    include: bool,
+) -> Tensor:
+    """Sums over windows, divided by the number of elements in each that count."""
+    n, channels = len(kernel), x.shape[1]
+    stride = strides or (1,) * n
+    explicit, tail = _pads(im, x, auto_pad, ceil_mode, kernel, pads, dilations, stride)
+    if not isinstance(channels, int):
+        raise im.refuse("dilations over channels whose number is not fixed", "bind it with --shape")
+    around = (*explicit[:n], *(e + t for e, t in zip(explicit[n:], tail, strict=True)))
+    even = not any(tail) and (include or not any(explicit))
+    weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
+    params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", dilations) | spatial("stride", stride)
+    params |= pad_params(around) | {"num_output": channels, "group": channels, "weight_data_size": weight.size}
+    kind = f"ConvolutionDepthWise{_SUFFIX[n]}"
+    blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)
+    assert blob.shape is not None
+    sums = im.wrap(blob, (x.shape[0], *blob.shape), [[axis] for axis in range(1, x.rank)], [0])
+    if even:
+        return sums
+    share = np.ones((), np.float64)
+    for i in range(n):
+        size, out = x.shape[i + 2], sums.shape[i + 2]
+        if not isinstance(size, int) or not isinstance(out, int):
+            raise im.refuse("dilations and pads over a size that is not fixed", "bind it with --shape")
+        first, last = (-explicit[i], size + explicit[n + i]) if include else (0, size)
+        places = np.arange(out)[:, None] * stride[i] - explicit[i] + np.arange(kernel[i]) * dilations[i]
+        counts = ((places >= first) & (places < last)).sum(1)
+        share = share[..., None] / counts
+    return im.tensor(binary(im, MUL, sums, Constant(share)))
+
+
+def _pads(
+    im: ImportContext,
+    x: Tensor,
+    auto_pad: str,
+    ceil_mode: int,
+    kernel: Ints,
+    pads: Ints,
+    dilations: Ints,
+    strides: Ints,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The explicit pads, and what `ceil_mode` adds at the ends of the axes."""
+    n = len(kernel)
+    if n not in _SUFFIX or x.rank != n + 2:
+        raise im.refuse(f"a window of {n} dimensions over a tensor of rank {x.rank}")
+    if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
+        # ONNX Runtime pads as if there were no dilations.
+        raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
+    explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilations, strides)
+    if not ceil_mode or auto_pad not in ("NOTSET", ""):
+        return explicit, (0,) * n
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    return explicit, _ceil_tail(im, x, extents, explicit, strides)
 
 
 def _ceil_tail(

@@ -9,7 +9,7 @@ one axis at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Dim, Sym, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
 from onnx2ncnn_opt.onnx.ops.matrix import linear
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _NEAREST, _BILINEAR, _BICUBIC = 1, 2, 3
@@ -35,6 +36,15 @@ class _Sampling:
     cubic_a: float = -0.75
     exclude_outside: bool = False
     antialias: bool = False
+    region: tuple[tuple[float, float], ...] = ()
+    """For tf_crop_and_resize: where each axis begins and ends, as shares of it."""
+    outside: float = 0.0
+    """The value beyond the ends of an axis."""
+
+    @property
+    def crops(self) -> bool:
+        """Whether it samples a region only."""
+        return self.coordinates == "tf_crop_and_resize"
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,12 @@ def resize11(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias)
     )
     which = im.axes(axes, x.rank) if axes is not None else list(range(x.rank))
+    if sampling.crops:
+        if not sizes or keep_aspect_ratio_policy != "stretch":
+            # ONNX takes them as those of the region, ONNX Runtime as those of the whole axis.
+            raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
+        region = _region(im, x.rank, which, roi)
+        sampling = replace(sampling, region=region, outside=extrapolation_value)
     given = sizes if sizes else scales
     if given is not None and len(given) not in (0, len(which)):
         raise im.refuse(f"{len(given)} sizes or scales for {len(which)} axes")
@@ -105,6 +121,15 @@ def resize11(
     factors = np.ones(x.rank, np.float32)
     factors[which] = scales
     return _by_scales(im, x, factors, sampling)
+
+
+def _region(im: ImportContext, rank: int, which: Sequence[int], roi: Array | None) -> tuple[tuple[float, float], ...]:
+    if roi is None or roi.size != 2 * len(which):
+        raise im.refuse(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
+    region = [(0.0, 1.0)] * rank
+    for axis, begin, end in zip(which, *roi.astype(np.float64).reshape(2, -1).tolist(), strict=True):
+        region[axis] = (begin, end)
+    return tuple(region)
 
 
 def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
@@ -151,11 +176,14 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
 
 def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
     changed = [a for a in axes if a.out != a.size or a.scale != 1]
-    if sampling.coordinates == "tf_crop_and_resize":
-        raise im.refuse("coordinate_transformation_mode tf_crop_and_resize")
+    if sampling.crops:
+        cut = [a for a in axes if sampling.region[a.axis] != (0.0, 1.0)]
+        if cut and not changed:
+            raise im.refuse("a region that becomes as large as all: ONNX Runtime does not cut it out")
+        changed = [a for a in axes if a in cut or a in changed]
     if sampling.mode not in ("nearest", "linear", "cubic"):
         raise im.refuse(f"mode {sampling.mode}")
-    if sampling.coordinates not in _COORDINATES or sampling.nearest not in _ROUNDING:
+    if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest not in _ROUNDING:
         raise im.refuse(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
     if any(isinstance(a.out, int) and a.out > _LONGEST for a in changed):
         raise im.refuse(f"an axis of more than {_LONGEST} elements")
@@ -173,11 +201,18 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
                 f"{sampling.mode} with {sampling.coordinates} over a size that is not fixed", "bind it with --shape"
             )
         x = _product(im, x, one, sampling)
-    return x
+    if not sampling.crops or not sampling.outside:
+        return x
+    inside = np.ones((), bool)
+    for axis in axes:
+        inside = inside[..., None] & (_inside(axis, sampling) if axis in changed else np.ones(1, bool))
+    return im.tensor(binary(im, ADD, x, Constant(np.where(inside, 0, sampling.outside))))
 
 
 def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
     """Interp's parameters where it samples the axes as ONNX does, else None."""
+    if sampling.crops:
+        return None
     if sampling.mode == "nearest":
         return {"resize_type": _NEAREST} if all(_is_floor(a, sampling) for a in changed) else None
     if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_a != -0.75):
@@ -202,7 +237,7 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
         return axis.scale == int(axis.scale) and (plain or halves)
     ratio = np.float32(axis.size) / np.float32(axis.out)
     ncnn = np.minimum((np.arange(axis.out, dtype=np.float32) * ratio).astype(np.int64), axis.size - 1)
-    return bool(np.array_equal(ncnn, _nearest_index(axis.size, axis.out, axis.scale, sampling)))
+    return bool(np.array_equal(ncnn, _nearest_index(axis, sampling)))
 
 
 def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
@@ -219,9 +254,7 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
 
 def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
     """The axis resized by a constant matrix [out, in]."""
-    assert isinstance(axis.size, int)
-    assert isinstance(axis.out, int)
-    matrix = _matrix(axis.size, axis.out, axis.scale, sampling)
+    matrix = _matrix(axis, sampling)
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
     made = linear(im, x.viewed(x.view.transpose(perm)), matrix)
     return made.viewed(made.view.transpose([perm.index(a) for a in range(x.rank)]))
@@ -245,31 +278,54 @@ _ROUNDING: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _positions(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
+def _positions(axis: _Axis, sampling: _Sampling) -> Array:
+    """Where each element of the result is on the operand's axis, both of known sizes."""
+    size, out = axis.size, axis.out
+    assert isinstance(size, int)
+    assert isinstance(out, int)
     # In float32, as ONNX Runtime does: at ties the last bit decides which element is nearest.
     index = np.arange(out, dtype=np.float32)
-    return _COORDINATES[sampling.coordinates](index, size, out, float(np.float32(scale))).astype(np.float32)
+    if sampling.crops:
+        begin, end = sampling.region[axis.axis]
+        if out == 1:
+            return np.array([(begin + end) / 2 * (size - 1)], np.float32)
+        return (begin * (size - 1) + index * (end - begin) * (size - 1) / (out - 1)).astype(np.float32)
+    return _COORDINATES[sampling.coordinates](index, size, out, float(np.float32(axis.scale))).astype(np.float32)
 
 
-def _nearest_index(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
-    rounded = _ROUNDING[sampling.nearest](_positions(size, out, scale, sampling))
-    return np.clip(rounded, 0, size - 1).astype(np.int64)
+def _inside(axis: _Axis, sampling: _Sampling) -> Array:
+    """Which elements of the result are between the first and the last of the operand's."""
+    assert isinstance(axis.size, int)
+    places = _positions(axis, sampling)
+    return (places >= 0) & (places <= axis.size - 1)
 
 
-def _matrix(size: int, out: int, scale: float, sampling: _Sampling) -> Array:
+def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
+    assert isinstance(axis.size, int)
+    rounded = _ROUNDING[sampling.nearest](_positions(axis, sampling))
+    return np.clip(rounded, 0, axis.size - 1).astype(np.int64)
+
+
+def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
+    """What each element of the result takes of each of the operand's."""
+    size, out = axis.size, axis.out
+    assert isinstance(size, int)
+    assert isinstance(out, int)
     matrix = np.zeros((out, size))
     if sampling.mode == "nearest":
-        matrix[np.arange(out), _nearest_index(size, out, scale, sampling)] = 1
-        return matrix.astype(np.float32)
-    shrink = min(scale, 1.0) if sampling.antialias else 1.0
-    reach = (1 if sampling.mode == "linear" else 2) / shrink
-    for i, centre in enumerate(_positions(size, out, scale, sampling).astype(np.float64)):
-        taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
-        weights = _kernel((taps - centre) * shrink, sampling)
-        if sampling.exclude_outside:
-            inside = (taps >= 0) & (taps < size)
-            taps, weights = taps[inside], weights[inside]
-        np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights / weights.sum())
+        matrix[np.arange(out), _nearest_index(axis, sampling)] = 1
+    else:
+        shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
+        reach = (1 if sampling.mode == "linear" else 2) / shrink
+        for i, centre in enumerate(_positions(axis, sampling).astype(np.float64)):
+            taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
+            weights = _kernel((taps - centre) * shrink, sampling)
+            if sampling.exclude_outside:
+                inside = (taps >= 0) & (taps < size)
+                taps, weights = taps[inside], weights[inside]
+            np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights / weights.sum())
+    if sampling.crops:
+        matrix[~_inside(axis, sampling)] = 0
     return matrix.astype(np.float32)
 
 

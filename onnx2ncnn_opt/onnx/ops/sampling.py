@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, arithmetic, number
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop
+from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
@@ -18,6 +21,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
 _PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
 _MOST_REGIONS = 256
+_ROUND = 18  # of UnaryOp: halves to even
 
 
 @onnx_op("GridSample", since=16, batch=0)
@@ -70,21 +74,28 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, 
     return im.wrap(blob, shape, [[axis] for axis in range(1, x.rank)], [0], x.dtype)
 
 
-def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Constant:
+def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Value:
     """The grid moved to whole pixels, halves to even ones as in ONNX: ncnn rounds them up.
 
     `sizes` are those of the axes that the coordinates x, y(, z) go along.
     """
-    if not isinstance(grid, Constant):
-        raise im.refuse("mode nearest with a grid that is calculated: ncnn rounds halves up, ONNX to even pixels")
     if not all(isinstance(size, int) for size in sizes) or (align_corners and 1 in sizes):
         raise im.refuse(f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}")
     size = np.array(known(sizes), np.float32)
+    if isinstance(grid, Constant):
+        grid = Constant(im.f32(grid.array))
     # In ONNX Runtime's order of operations, that the same places are halves.
-    place = im.f32(grid.array) + np.float32(1)
+    place = arithmetic(im, ADD, grid, number(1))
     if align_corners:
-        return Constant(np.rint(place / 2 * (size - 1)) / (size - 1) * 2 - 1)
-    return Constant((np.rint((place * size - 1) / 2) * 2 + 1) / size - 1)
+        pixel = _whole(im, arithmetic(im, MUL, arithmetic(im, MUL, place, number(0.5)), Constant(size - 1)))
+        return arithmetic(im, SUB, arithmetic(im, MUL, pixel, Constant(2 / (size - 1))), number(1))
+    pixel = arithmetic(im, SUB, arithmetic(im, MUL, place, Constant(size)), number(1))
+    pixel = _whole(im, arithmetic(im, MUL, pixel, number(0.5)))
+    return arithmetic(im, ADD, arithmetic(im, MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
+
+
+def _whole(im: ImportContext, x: Value) -> Value:
+    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=_ROUND)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
@@ -127,30 +138,60 @@ def deform_conv(
     offset_group: int = 1,
     pads: Ints = (),
     strides: Ints = (),
-) -> Tensor:
-    """DeformableConv2D."""
+) -> Value:
+    """DeformableConv2D, one for each group of channels and of offsets."""
+    channels = x.shape[1]
     if w.ndim != 4 or x.rank != 4:
         raise im.refuse(f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only")
-    if group != 1 or offset_group != 1:
-        raise im.refuse(f"{group} groups and {offset_group} groups of offsets: ncnn has one of each")
-    if x.shape[1] != w.shape[1]:
-        raise im.refuse(f"the operand has {x.shape[1]} channels, the kernel takes {w.shape[1]}")
-    params = {"num_output": w.shape[0], "bias_term": int(b is not None), "weight_data_size": w.size}
-    params |= spatial("kernel", w.shape[2:]) | spatial("dilation", dilations or (1, 1))
+    if not isinstance(channels, int) or channels != w.shape[1] * group or w.shape[0] % group or channels % offset_group:
+        raise im.refuse(f"a kernel of shape {list(w.shape)} in {group} groups for {channels} channels")
+    params: dict[str, Any] = spatial("kernel", w.shape[2:]) | spatial("dilation", dilations or (1, 1))
     params |= spatial("stride", strides or (1, 1)) | pad_params(pads or (0, 0, 0, 0))
-    weights = {"weight_data": w} | ({} if b is None else {"bias_data": b})
-    places = [im.channels(part) for part in (offset, mask) if part is not None]
-    blob = im.layer("DeformableConv2D", im.channels(x), *places, weights=weights, **params)
-    shape: tuple[Dim, ...] = (x.shape[0], w.shape[0], *offset.shape[2:])
-    return im.wrap(blob, shape, [[1], [2], [3]], [0], x.dtype)
+    inputs, outputs, moved = w.shape[1], w.shape[0] // group, channels // offset_group
+    edges = sorted({*range(0, channels + 1, inputs), *range(0, channels + 1, moved)})
+    parts: list[Value] = []
+    for g in range(group):
+        weight = w[g * outputs : (g + 1) * outputs]
+        total: Value | None = None
+        for begin, end in pairwise(e for e in edges if g * inputs <= e <= (g + 1) * inputs):
+            piece = weight[:, begin - g * inputs : end - g * inputs]
+            weights = {"weight_data": piece}
+            if b is not None and total is None:
+                weights["bias_data"] = b[g * outputs : (g + 1) * outputs]
+            places = [_part(im, y, begin // moved, offset_group) for y in (offset, mask) if y is not None]
+            blob = im.layer(
+                "DeformableConv2D",
+                im.channels(crop(im, x, 1, begin, end) if end - begin < channels else x),
+                *(im.channels(place) for place in places),
+                weights=weights,
+                num_output=outputs,
+                bias_term=int("bias_data" in weights),
+                weight_data_size=piece.size,
+                **params,
+            )
+            y = im.wrap(blob, (x.shape[0], outputs, *offset.shape[2:]), [[1], [2], [3]], [0], x.dtype)
+            total = y if total is None else binary(im, ADD, total, y)
+        assert total is not None
+        parts.append(total)
+    return concat(im, *parts, axis=1)
 
 
-@onnx_op("RoiAlign", since=10)
+def _part(im: ImportContext, x: Tensor, which: int, count: int) -> Tensor:
+    """One of equal groups of channels."""
+    if count == 1:
+        return x
+    channels = x.shape[1]
+    assert isinstance(channels, int)
+    size = channels // count
+    return crop(im, x, 1, which * size, (which + 1) * size)
+
+
+@onnx_op("RoiAlign", since=10, integers=True)
 def roi_align10(
     im: ImportContext,
     x: Tensor,
     rois: Value,
-    batch_indices: Array,
+    batch_indices: Value,
     *,
     mode: str = "avg",
     output_height: int = 1,
@@ -174,12 +215,12 @@ def roi_align10(
     )
 
 
-@onnx_op("RoiAlign", since=16)
+@onnx_op("RoiAlign", since=16, integers=True)
 def roi_align16(
     im: ImportContext,
     x: Tensor,
     rois: Value,
-    batch_indices: Array,
+    batch_indices: Value,
     *,
     coordinate_transformation_mode: str = "half_pixel",
     mode: str = "avg",
@@ -192,17 +233,20 @@ def roi_align16(
     if mode != "avg":
         raise im.refuse(f"mode {mode}: ncnn averages only")
     count = rois.shape[0]
-    if x.rank != 4 or x.shape[0] != 1 or batch_indices.any():
-        raise im.refuse("regions of several images")
+    if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
+        raise im.refuse("regions of several images, of which is known only at run time", "convert it for one image")
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
         raise im.refuse(f"{count} regions: their number must be known, and at most {_MOST_REGIONS}")
-    image = im.channels(x)
+    which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
+    if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
+        raise im.refuse(f"{count} regions in images {which.tolist()}")
+    image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(which.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
     parts = [
         im.layer(
             "ROIAlign",
-            image,
+            image[i],
             row,
             pooled_width=output_width,
             pooled_height=output_height,
@@ -211,7 +255,7 @@ def roi_align16(
             aligned=int(coordinate_transformation_mode == "half_pixel"),
             version=1,
         )
-        for row in rows
+        for i, row in zip(which.tolist(), rows, strict=True)
     ]
     shape = (count, x.shape[1], output_height, output_width)
     if count == 1:
@@ -230,9 +274,21 @@ def col2im(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Tensor:
-    """Fold."""
-    if len(image_shape) != 2:
-        raise im.refuse(f"an image of {len(image_shape)} dimensions: ncnn folds two")
+    """Fold, of rows too."""
+    n = len(image_shape)
+    if n > 2:
+        raise im.refuse(f"an image of {n} dimensions: ncnn folds two")
+    if n == 1:
+        row = col2im(
+            im,
+            x,
+            (1, *image_shape),
+            (1, *block_shape),
+            dilations=(1, *(dilations or (1,))),
+            pads=(0, pads[0], 0, pads[1]) if pads else (),
+            strides=(1, *(strides or (1,))),
+        )
+        return row.viewed(row.view.with_axes([row.view.axes[0], row.view.axes[1], row.view.axes[3]]))
     dilation, stride, pad = dilations or (1, 1), strides or (1, 1), pads or (0, 0, 0, 0)
     blocks = [
         (size + begin + end - d * (k - 1) - 1) // s + 1
