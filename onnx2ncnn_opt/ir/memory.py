@@ -99,13 +99,21 @@ def _exchange(graph: Graph, layer: Layer) -> None:
         layer.params["op_type"] = _EXCHANGED[layer["op_type"]]
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """A layer whose bottoms are being computed, and the one that waits for it."""
+
+    layer: Layer
+    bottoms: Iterator[Blob]
+    above: _Pending | None
+
+
 class _Simulation:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.now = self.peak = 0
         self.at: Layer | None = None
-        self.waiting: tuple[Layer, ...] = ()
-        self.size: dict[Blob, int] = {}  # of blobs that are there
+        self.waiting: _Pending | None = None
         self.uses: dict[Blob, int] = {}  # that are still to come
         self.buffer: dict[Blob, list[int]] = {}  # size, and number of blobs that share it
         self.unknown = 0
@@ -120,27 +128,31 @@ class _Simulation:
         self.peak = self.now
         for blob in self.graph.outputs:
             self.evaluate(blob)
-        return Memory(self.peak, self.at.name if self.at else "", self.unknown, self.waiting)
+        waiting = [self.at] if self.at else []
+        while self.waiting is not None:
+            waiting.append(self.waiting.layer)
+            self.waiting = self.waiting.above
+        return Memory(self.peak, self.at.name if self.at else "", self.unknown, tuple(waiting))
 
     def evaluate(self, output: Blob) -> None:
         """Run everything that an output needs, in ncnn's order."""
-        stack: list[tuple[Layer, Iterator[Blob]]] = []
-        self.push(stack, output)
-        while stack:
-            layer, bottoms = stack[-1]
-            for blob in bottoms:
-                if blob not in self.buffer:
-                    self.push(stack, blob)
+        pending = self.needed(output, None)
+        while pending is not None:
+            for blob in pending.bottoms:
+                if (needed := self.needed(blob, pending)) is not pending:
+                    pending = needed
                     break
             else:
-                stack.pop()
-                self.forward(layer, [layer for layer, _ in stack])
+                layer, pending = pending.layer, pending.above
+                self.forward(layer, pending)
 
-    def push(self, stack: list[tuple[Layer, Iterator[Blob]]], blob: Blob) -> None:
-        if blob not in self.buffer and blob.producer is not None:
-            stack.append((blob.producer, iter(blob.producer.inputs)))
+    def needed(self, blob: Blob, above: _Pending | None) -> _Pending | None:
+        """What has to run next for the sake of a blob: its producer, unless the blob is there already."""
+        if blob in self.buffer or blob.producer is None:
+            return above
+        return _Pending(blob.producer, iter(blob.producer.inputs), above)
 
-    def forward(self, layer: Layer, pending: list[Layer]) -> None:
+    def forward(self, layer: Layer, above: _Pending | None) -> None:
         shared = (layer.type in _VIEWS and len(layer.inputs) == len(layer.outputs)) or layer.type == "Split"
         if shared:
             for i, blob in enumerate(layer.outputs):
@@ -154,7 +166,7 @@ class _Simulation:
         else:
             self.allocate(layer)
         if self.now > self.peak:
-            self.peak, self.at, self.waiting = self.now, layer, (layer, *reversed(pending))
+            self.peak, self.at, self.waiting = self.now, layer, above
         for blob in dict.fromkeys(layer.inputs):
             self.release(blob)
         for blob in layer.outputs:
