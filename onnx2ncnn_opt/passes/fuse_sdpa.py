@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -10,14 +11,14 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
-from onnx2ncnn_opt.passes._fold import ADD
-from onnx2ncnn_opt.passes._linear import factor, times
+from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
+_SUM = 1  # of Eltwise
 _LAST_TWO = order_type((0, 2, 1))
 
 
@@ -29,14 +30,38 @@ def _is_over_last_axis(softmax: Layer) -> bool:
 def attention() -> Iterator[Op]:
     """Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
     product = op("MatMul", "product")("q", "k")
-    for scores in (product, times(product, "scale")):
-        for logits in (scores, op("BinaryOp", op_type=ADD, with_scalar=0)(scores, "mask")):
-            yield op("MatMul", "root")(op("Softmax", where=_is_over_last_axis)(logits), "v")
+    scaled = times(product, "scale")
+    for logits in (product, scaled, add(product, "mask"), add(scaled, "mask"), *_weighted(product, "mask")):
+        yield op("MatMul", "root")(op("Softmax", where=_is_over_last_axis)(logits), "v")
+
+
+def _weighted(scores: Op, mask: str) -> Iterator[Op]:
+    """The scores times a number, plus the mask, in one layer."""
+    for inputs, mask_at in (((scores, mask), 1), ((mask, scores), 0)):
+        yield op("Eltwise", "weighted", partial(_adds_unchanged, at=mask_at), op_type=_SUM)(*inputs)
+
+
+def _adds_unchanged(eltwise: Layer, at: int) -> bool:
+    return len(eltwise["coeffs"]) == 2 and eltwise["coeffs"][at] == 1
+
+
+def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> float:
+    """What the scores are multiplied by."""
+    if weighted is not None:
+        return float(weighted["coeffs"][weighted.inputs.index(product.output)])
+    return factor(scale) if scale is not None else 1.0
 
 
 @rewrite(*attention(), exact=False)
 def fuse_sdpa(
-    q: Blob, k: Blob, v: Blob, product: Layer, root: Layer, scale: Layer | None = None, mask: Blob | None = None
+    q: Blob,
+    k: Blob,
+    v: Blob,
+    product: Layer,
+    root: Layer,
+    scale: Layer | None = None,
+    weighted: Layer | None = None,
+    mask: Blob | None = None,
 ) -> list[Layer]:
     """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
 
@@ -56,7 +81,7 @@ def fuse_sdpa(
     inputs = [q, k, v]
     if mask is not None:
         inputs.append(_mask(mask, product.output, layers))
-    params = {"scale": factor(scale) if scale else 1.0} | ({"attn_mask": 1} if mask is not None else {})
+    params = {"scale": _factor(product, scale, weighted)} | ({"attn_mask": 1} if mask is not None else {})
     return [*layers, Layer("SDPA", root.name, inputs, (), params)]
 
 
