@@ -86,8 +86,12 @@ def is_float(dtype: np.dtype[np.generic]) -> bool:
 
 
 def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The type of integers that the net calculates: ncnn holds them as float32, other than those that are fed to it."""
+    """The type of integers and bools that the net calculates: float32 in ncnn, other than those that are fed."""
     return np.dtype(dtype.type, metadata={"held": "float32"})
+
+
+BOOL = held_as_float(np.dtype(np.bool_))
+"""The type of bools that the net calculates."""
 
 
 def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:

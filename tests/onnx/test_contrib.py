@@ -126,6 +126,51 @@ def test_attention(batch: int, causal: int, sizes: tuple[int, ...]) -> None:
     compare_nodes(made, {"x": normal(0, batch, 5, 10)}, {"w": normal(1, 10, total), "b": normal(2, total)}, rel=REL)
 
 
+# Each item's length, keys for each item, and keys for each query; no query is left without any.
+MASKS: dict[str, Any] = {
+    "lengths": np.array([3, 6], np.int32),
+    "keys": np.array([[1, 1, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0]], np.int32),
+    "pairs": np.tril(np.ones((2, 6, 6), np.int32)),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(("constant", "causal", "past"), list(itertools.product((False, True), (0, 1), (0, 2))))
+def test_masked_keys(kind: str, constant: bool, causal: int, past: int) -> None:
+    mask = (
+        MASKS[kind] + past
+        if kind == "lengths"
+        else np.pad(MASKS[kind], [(0, 0)] * (MASKS[kind].ndim - 1) + [(past, 0)], constant_values=1)
+    )
+    inputs = {"q": normal(0, 2, 6, 12), "k": normal(1, 2, 6, 12), "v": normal(2, 2, 6, 12)}
+    names, outputs = ["q", "k", "v", "", "m"], ["y"]
+    if past:
+        inputs |= {"pk": normal(3, 2, 3, past, 4), "pv": normal(4, 2, 3, past, 4)}
+        names, outputs = [*names, "", "pk", "pv"], ["y", "nk", "nv"]
+    made = node("MultiHeadAttention", names, outputs, num_heads=3, unidirectional=causal)
+    constants = {"m": mask} if constant else {}
+    inputs = inputs if constant else {**inputs, "m": mask}
+    compare_nodes(made, inputs, constants, rel=REL, outputs=outputs)
+
+
+@pytest.mark.parametrize(("causal", "kind"), [(0, "keys"), (1, "keys"), (0, ""), (1, "")])
+def test_attention_with_a_past(causal: int, kind: str) -> None:
+    inputs = {"x": normal(0, 1, 6, 10), "p": normal(3, 2, 1, 3, 2, 4)}
+    constants = {"w": normal(1, 10, 36), "b": normal(2, 36)}
+    if kind:
+        constants["m"] = np.pad(MASKS[kind][:1], [(0, 0), (2, 0)], constant_values=1)
+    made = node("Attention", ["x", "w", "b", "m" if kind else "", "p"], ["y", "n"], num_heads=3, unidirectional=causal)
+    compare_nodes(made, inputs, constants, rel=REL, outputs=["y", "n"])
+
+
+def test_keys_of_others_are_not_looked_back_at() -> None:
+    """ONNX Runtime hides keys from all queries but the last, which sees all of them."""
+    inputs = {"q": normal(0, 1, 4, 12), "k": normal(1, 1, 6, 12), "v": normal(2, 1, 6, 12)}
+    made = node("MultiHeadAttention", ["q", "k", "v"], num_heads=3, unidirectional=1)
+    with pytest.raises(UnsupportedError, match="not those of its queries"):
+        convert(model_of([made], inputs))
+
+
 @pytest.mark.parametrize(
     ("interleaved", "flat", "first"), list(itertools.product((0, 1), (False, True), (False, True)))
 )
@@ -184,9 +229,10 @@ def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
     [
         (node("SkipSimplifiedLayerNormalization", ["x", "x", "g"], ("y", "mean")), "mean or deviation is used"),
         (node("MultiHeadAttention", ["x"], num_heads=2), "packed in one operand"),
-        (node("MultiHeadAttention", ["x", "x", "x", "", "g"], num_heads=2), "key_padding_mask"),
+        (node("MultiHeadAttention", ["x", "x", "x", "", "g"], num_heads=2), "a mask of shape [8]"),
         (node("FusedMatMul", ["x", "x"], transBatchA=1), "transBatchA"),
-        (node("Attention", ["x", "w", "", "g"], num_heads=2), "mask_index"),
+        (node("Attention", ["x", "w", "", "g"], num_heads=2), "a mask of shape [8]"),
+        (node("Attention", ["x", "w"], num_heads=2, do_rotary=1), "rotary embeddings"),
         (node("NoSuchOperator", ["x"]), "ncnn has no form of this operator"),
     ],
 )

@@ -3,99 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
-from onnx2ncnn_opt.onnx.ops.logic import result_shape, where
+from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal, result_shape, where
+from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
+from onnx2ncnn_opt.onnx.ops.reduction import reduce, softmax13
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _HEADS = (0, 2, 1, 3)
+FLT_MAX = float(np.finfo(np.float32).max)
 
 
 @onnx_op("Attention", since=23, integers=True)
 def attention23(
-    im: ImportContext,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Value | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    softmax_precision: int | None = None,
-) -> tuple[Value, ...]:
-    """SDPA."""
-    if softcap:
-        raise im.refuse(f"softcap {softcap:g}: ncnn's attention has none")
-    flat = q.rank == 3
-    heads = [split_heads(im, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))]
-    past = 0
-    if past_key is not None and past_value is not None:
-        size = past_key.shape[2]
-        if not isinstance(size, int):
-            raise im.refuse("a past whose length is not fixed", "bind it with --shape")
-        past = size
-        heads[1:] = [concat_heads(im, pair) for pair in ((past_key, heads[1]), (past_value, heads[2]))]
-    mask = attn_mask
-    if is_causal:
-        mask = added(im, bias(im, mask), causal(im, heads[0], heads[1], past))
-    y = attend(im, heads, mask, scale)
-    return merge_heads(im, y) if flat else y, heads[1], heads[2]
-
-
-@onnx_op("Attention", since=24, integers=True)
-def attention24(
-    im: ImportContext,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Value | None = None,
-    past_key: Tensor | None = None,
-    past_value: Tensor | None = None,
-    nonpad_kv_seqlen: Value | None = None,
-    *,
-    is_causal: int = 0,
-    kv_num_heads: int | None = None,
-    q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    softmax_precision: int | None = None,
-) -> tuple[Value, ...]:
-    """SDPA."""
-    if nonpad_kv_seqlen is not None:
-        raise im.refuse("input nonpad_kv_seqlen: each item's own length")
-    return attention23(
-        im,
-        q,
-        k,
-        v,
-        attn_mask,
-        past_key,
-        past_value,
-        is_causal=is_causal,
-        kv_num_heads=kv_num_heads,
-        q_num_heads=q_num_heads,
-        scale=scale,
-        softcap=softcap,
-    )
-
-
-@onnx_op("Attention", since=25, integers=True)
-def attention25(
     im: ImportContext,
     q: Tensor,
     k: Tensor,
@@ -115,23 +45,85 @@ def attention25(
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Value, ...]:
-    """SDPA."""
-    if left_window_size != -1 or right_window_size != -1:
-        raise im.refuse("it attends to a window of keys only")
-    return attention24(
-        im,
-        q,
-        k,
-        v,
-        attn_mask,
-        past_key,
-        past_value,
-        nonpad_kv_seqlen,
-        is_causal=is_causal,
-        kv_num_heads=kv_num_heads,
-        q_num_heads=q_num_heads,
-        scale=scale,
-        softcap=softcap,
+    """SDPA; MatMul, Softmax and MatMul where it caps the scores or gives them."""
+    heads = [split_heads(im, x, n) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))]
+    heads, past = with_past(im, heads, past_key, past_value)
+    sight = Sight(bool(is_causal), left_window_size, right_window_size)
+    bias_of_keys = sight.bias(im, heads, past if nonpad_kv_seqlen is None else nonpad_kv_seqlen)
+    mask = _lengthened(im, bias(im, attn_mask), heads[1].shape[2])
+    mask = added(im, mask, bias_of_keys)
+    if softcap or im.is_used(3):
+        y, scores = capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
+        return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
+    y = attend(im, heads, mask, scale)
+    return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which keys a query sees, by its distance to them; -1 is no bound."""
+
+    causal: bool = False
+    left: int = -1
+    right: int = -1
+
+    def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: int | Value) -> Value | None:
+        """0 for what is seen, -inf for what is not; None where all is.
+
+        `keys` is how many keys there are before the first query; or, as a tensor, how many of the keys are none of
+        padding, for each item of the batch, the last of which are the queries' own.
+        """
+        padded = not isinstance(keys, int)
+        if not (self.causal or padded or self.left >= 0 or self.right >= 0):
+            return None
+        rows, columns = heads[0].shape[2], heads[1].shape[2]
+        if not isinstance(rows, int) or not isinstance(columns, int):
+            raise im.refuse("a mask of keys of a length that is not fixed", "bind it with --shape")
+        distance = np.arange(columns) - np.arange(rows)[:, None]
+        # A key is seen where low <= keys before the first query <= high.
+        right = min([bound for bound, used in ((0, self.causal), (self.right, self.right >= 0)) if used], default=None)
+        low = np.full(distance.shape, -rows) if right is None else distance - right
+        high = distance + self.left if self.left >= 0 else None
+        if isinstance(keys, int):
+            seen = (low <= keys) & (True if high is None else keys <= high)
+            return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
+        low = np.maximum(low, np.arange(columns) - rows + 1) + rows
+        high = None if high is None else high + rows
+        count = im.reshape(keys, (*keys.shape, 1, 1, 1))
+        if isinstance(count, Constant):
+            seen = (low <= count.array) & (True if high is None else count.array <= high)
+            return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
+        bounds = greater_or_equal(im, count, Constant(low.astype(np.float32)))
+        if high is not None:
+            bounds = and_(im, bounds, less_or_equal(im, count, Constant(high.astype(np.float32))))
+        return where(im, bounds, number(0), number(-np.inf))
+
+
+def with_past(
+    im: ImportContext, heads: Sequence[Tensor], past_key: Tensor | None, past_value: Tensor | None
+) -> tuple[list[Tensor], int]:
+    """Queries, and keys and values behind those of the past, and how many these are."""
+    q, k, v = heads
+    if past_key is None or past_value is None:
+        return [q, k, v], 0
+    past = past_key.shape[2]
+    if not isinstance(past, int):
+        raise im.refuse("a past whose length is not fixed", "bind it with --shape")
+    return [q, concat_heads(im, (past_key, k)), concat_heads(im, (past_value, v))], past
+
+
+def _lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:
+    """A mask that is shorter than the keys hides the last of them."""
+    if mask is None or mask.rank == 0 or not isinstance(length, int) or not isinstance(mask.shape[-1], int):
+        return mask
+    missing = length - mask.shape[-1]
+    if missing <= 0 or mask.shape[-1] == 1:
+        return mask
+    rest = Constant(np.full((*known(mask.shape[:-1]), missing), -np.inf, np.float32))
+    return (
+        Constant(np.concatenate([mask.array, rest.array], -1))
+        if isinstance(mask, Constant)
+        else concat(im, mask, rest, axis=mask.rank - 1)
     )
 
 
@@ -168,31 +160,21 @@ def bias(im: ImportContext, mask: Value | None) -> Value | None:
     return where(im, mask, zero, low)
 
 
-def added(im: ImportContext, a: Value | None, b: Value) -> Value:
-    """The sum of two masks, of which the first may be absent."""
-    if a is None:
-        return b
+def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
+    """The sum of two masks, each of which may be absent."""
+    return _sum(im, a, b) if a is not None and b is not None else b if a is None else a
+
+
+def _sum(im: ImportContext, a: Value, b: Value) -> Value:
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(a.array.astype(np.float32) + b.array)
     return binary(im, ADD, a, b)
 
 
-def causal(im: ImportContext, q: Tensor, k: Tensor, past: int) -> Constant:
-    """-inf above the diagonal of the scores, which begins behind the past."""
-    rows, columns = q.shape[2], k.shape[2]
-    if not isinstance(rows, int) or not isinstance(columns, int):
-        raise im.refuse("a causal mask of a length that is not fixed", "bind it with --shape")
-    return Constant(np.triu(np.full((rows, columns), -np.inf, np.float32), past + 1))
-
-
 def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None) -> Tensor:
     """SDPA of queries, keys and values [batch, heads, length, size]."""
     q, k, v = heads
-    if any(x.rank != 4 for x in heads) or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
-        raise im.refuse(f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}")
-    groups = q.shape[1], k.shape[1]
-    if not isinstance(groups[0], int) or not isinstance(groups[1], int) or groups[0] % groups[1]:
-        raise im.refuse(f"{groups[0]} heads cannot share {groups[1]} of keys")
+    _check_heads(im, heads)
     if scale == 0:
         raise im.refuse("the scale is 0")
     blobs = [im.mat(x, [[1], [2], [3]], [0]) for x in heads]
@@ -203,6 +185,62 @@ def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale
     default = isinstance(size, int) and scale is not None and np.isclose(scale, size**-0.5, rtol=1e-7, atol=0)
     blob = im.layer("SDPA", *blobs, attn_mask=int(mask is not None), scale=0.0 if scale is None or default else scale)
     return im.wrap(blob, (*q.shape[:3], v.shape[3]), [[1], [2], [3]], [0], q.dtype)
+
+
+def capped(
+    im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None, cap: float, mode: int
+) -> tuple[Tensor, Value]:
+    """Attention step by step, and its scores: as they are, capped, with the mask, or as probabilities."""
+    q, k, v = heads
+    _check_heads(im, heads)
+    items, groups, length, size = q.shape[0], k.shape[1], q.shape[2], q.shape[3]
+    if scale is None and not isinstance(size, int):
+        raise im.refuse("heads of a size that is not fixed", "bind it with --shape")
+    factor = float(size) ** -0.5 if isinstance(size, int) and scale is None else scale
+    assert factor is not None
+    # The heads that share keys are rows of one matrix.
+    rows = exact_div(product((q.shape[1], length)), groups)
+    assert rows is not None
+    products = matmul(im, im.reshape(q, (items, groups, rows, size)), turned(k))
+    scores = binary(im, MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(factor))
+    steps = [scores]
+    if cap:
+        scores = binary(im, MUL, im.unary(binary(im, MUL, scores, number(1 / cap)), "TanH"), number(cap))
+    steps.append(scores)
+    if mask is not None:
+        steps.append(binary(im, ADD, scores, mask))
+        scores = binary(im, ADD, scores, _finite(im, mask))
+    else:
+        steps.append(scores)
+    chances: Value = softmax13(im, im.tensor(scores))
+    if mask is not None:
+        chances = binary(im, MUL, chances, _any_key(im, mask))
+    steps.append(chances)
+    y = matmul(im, im.reshape(chances, (items, groups, rows, k.shape[2])), v)
+    return im.tensor(im.reshape(y, (*q.shape[:3], v.shape[3]))), steps[mode]
+
+
+def _finite(im: ImportContext, mask: Value) -> Value:
+    """The mask as Softmax takes it, which makes NaN of rows that are -inf altogether."""
+    if isinstance(mask, Constant):
+        return Constant(np.maximum(mask.array, np.float32(-FLT_MAX)))
+    return binary(im, MAX, mask, number(-FLT_MAX))
+
+
+def _any_key(im: ImportContext, mask: Value) -> Value:
+    """1 for rows of a mask that show any key, 0 for others."""
+    if isinstance(mask, Constant):
+        return Constant((mask.array.max(-1, keepdims=True) > -np.inf).astype(np.float32))
+    return im.unary(reduce(im, mask, "ReduceMax", (-1,), 1), "Threshold", threshold=-FLT_MAX)
+
+
+def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
+    q, k, v = heads
+    if any(x.rank != 4 for x in heads) or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
+        raise im.refuse(f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}")
+    groups = q.shape[1], k.shape[1]
+    if not isinstance(groups[0], int) or not isinstance(groups[1], int) or groups[0] % groups[1]:
+        raise im.refuse(f"{groups[0]} heads cannot share {groups[1]} of keys")
 
 
 def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
@@ -217,7 +255,7 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
         if not all(isinstance(n, int) for n in full[2:]):
             raise im.refuse("a mask that broadcasts to a length that is not fixed", "bind it with --shape")
         zeros = Constant(np.zeros(tuple(int(n) for n in full[2:] if isinstance(n, int)), np.float32))
-        mask = added(im, mask, zeros)
+        mask = _sum(im, mask, zeros)
     batch = [] if mask.shape[0] == 1 else [0]
     return im.mat(mask, [[2], [3]] if mask.shape[1] == 1 else [[1], [2], [3]], batch)
 

@@ -1,7 +1,7 @@
 """Casts between element types, and integers read as floats.
 
 Floats of any width are float32 in ncnn. Integers and bools that are fed to the net are int32; those that the net itself
-calculates are held as float32: bools as 0 and 1 of type float32, integers under a type that says so.
+calculates are held as float32, under a type that says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 FLT_MIN = float(np.finfo(np.float32).tiny)
 _TRUNC = 19
@@ -45,7 +45,7 @@ def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, 
 
 def _cast(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
     if target == np.bool_:
-        return x if x.dtype == np.bool_ else nonzero(im, x)
+        return x if x.dtype == np.bool_ else Tensor(nonzero(im, x).blob, x.view, BOOL)
     if is_float(target) and target.itemsize >= 2:
         return Tensor(as_float(im, x).blob, x.view, target)
     if target.kind in "iu" and is_float(x.dtype):
@@ -90,8 +90,7 @@ def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
     """The tensor with numbers that ncnn can compare: integers that were fed become such that are held as float32."""
     if is_float(x.dtype) or is_held_as_float(x.dtype):
         return x
-    numbers = as_float(im, x)
-    return numbers if x.dtype == np.bool_ else Tensor(numbers.blob, x.view, held_as_float(x.dtype))
+    return Tensor(as_float(im, x).blob, x.view, held_as_float(x.dtype))
 
 
 def number_value(im: ImportContext, x: Value) -> Value:

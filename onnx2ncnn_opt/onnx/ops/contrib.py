@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
 from onnx2ncnn_opt.onnx.ops.attention import (
+    Sight,
     added,
     attend,
     bias,
-    causal,
-    concat_heads,
     merge_heads,
     rotate,
     split_heads,
+    with_past,
 )
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.gather import gather
+from onnx2ncnn_opt.onnx.ops.logic import greater, where
 from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
-from onnx2ncnn_opt.onnx.ops.shape import split2
+from onnx2ncnn_opt.onnx.ops.shape import concat, split2, unsqueeze13
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
@@ -201,8 +205,8 @@ def multi_head_attention(
     unidirectional: int = 0,
 ) -> tuple[Value, ...]:
     """SDPA of projected queries, keys and values."""
-    if key_padding_mask is not None or past_sequence_length is not None or cache_indirection is not None:
-        raise im.refuse("it has a key_padding_mask, past_sequence_length or cache_indirection")
+    if past_sequence_length is not None or cache_indirection is not None:
+        raise im.refuse("it has a past_sequence_length or cache_indirection")
     if key is None or value is None:
         raise im.refuse("its queries, keys and values are packed in one operand")
     parts: list[Value] = [query, key, value]
@@ -211,17 +215,9 @@ def multi_head_attention(
         if any(part.rank != 3 for part in parts):
             raise im.refuse("a bias on keys that are split into heads already")
         parts = [binary(im, ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
-    heads = [split_heads(im, part, num_heads) for part in parts]
-    past = 0
-    if past_key is not None and past_value is not None:
-        size = past_key.shape[2]
-        if not isinstance(size, int):
-            raise im.refuse("a past whose length is not fixed", "bind it with --shape")
-        past = size
-        heads[1:] = [concat_heads(im, pair) for pair in ((past_key, heads[1]), (past_value, heads[2]))]
-    mask = attention_bias
-    if unidirectional:
-        mask = added(im, bias(im, mask), causal(im, heads[0], heads[1], past))
+    heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
+    mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))
     return merge_heads(im, attend(im, heads, mask, scale or None)), heads[1], heads[2]
 
 
@@ -232,7 +228,7 @@ def attention(
     weights: Array,
     b: Array | None = None,
     mask_index: Value | None = None,
-    past: Value | None = None,
+    past: Tensor | None = None,
     attention_bias: Value | None = None,
     past_sequence_length: Value | None = None,
     *,
@@ -244,19 +240,47 @@ def attention(
     rotary_embedding_dim: int = 0,
     scale: float = 0.0,
     unidirectional: int = 0,
-) -> Value:
+) -> tuple[Value | None, ...]:
     """One projection to queries, keys and values, and SDPA."""
-    if mask_index is not None or past is not None or past_sequence_length is not None or do_rotary:
-        raise im.refuse("it has a mask_index, a past or rotary embeddings")
+    if past_sequence_length is not None or past_present_share_buffer or do_rotary:
+        raise im.refuse("it has a past_sequence_length, shares a buffer or has rotary embeddings")
     total = weights.shape[-1]
     sizes = qkv_hidden_sizes or (total // 3,) * 3
     projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
     parts = split2(im, projected, axis=2, split=sizes)
-    heads = [split_heads(im, part, num_heads) for part in parts]
-    mask = attention_bias
-    if unidirectional:
-        mask = added(im, bias(im, mask), causal(im, heads[0], heads[1], 0))
-    return merge_heads(im, attend(im, heads, mask, scale or None))
+    keys = values = None
+    if past is not None:
+        keys, values = (im.tensor(gather(im, past, Constant(np.array(i)), axis=0)) for i in (0, 1))
+    heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], keys, values)
+    mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
+    mask = added(im, mask, _padding(im, mask_index, heads[1], mask_filter_value))
+    present = concat(im, *(unsqueeze13(im, part, (0,)) for part in heads[1:]), axis=0) if im.is_used(1) else None
+    return merge_heads(im, attend(im, heads, mask, scale or None)), present
+
+
+def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float) -> Value | None:
+    """What is added to the scores of keys that a mask of 0 and 1 hides; or which are beyond each item's length."""
+    if mask is None:
+        return None
+    items, length = keys.shape[0], keys.shape[2]
+    if mask.shape == (items,) and isinstance(length, int):
+        mask, above = im.reshape(mask, (items, 1, 1, 1)), np.arange(length, dtype=np.float32)
+    elif mask.rank in (2, 3) and mask.shape[0] == items and mask.shape[-1] == length:
+        mask, above = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
+    else:
+        raise im.refuse(f"a mask of shape {list(mask.shape)}")
+    if isinstance(mask, Constant):
+        return Constant(np.where(mask.array > above, 0, hidden).astype(np.float32))
+    return where(im, greater(im, mask, Constant(above)), number(0), number(hidden))
+
+
+def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: int) -> Value | None:
+    """What hides later keys from a query."""
+    if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
+        raise im.refuse(
+            "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
+        )
+    return Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
 @onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)

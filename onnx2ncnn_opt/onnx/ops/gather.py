@@ -111,8 +111,7 @@ def _check_indices(im: ImportContext, indices: Tensor) -> None:
 
 def _type(data: Value) -> np.dtype[np.generic]:
     """The type of what is looked up."""
-    whole = data.dtype != np.bool_ and not is_float(data.dtype)
-    return held_as_float(data.dtype) if whole else np.dtype(np.float32)
+    return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
 
 
 @onnx_op("GatherElements", since=11, integers=True)

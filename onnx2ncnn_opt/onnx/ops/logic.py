@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, RSUB, SUB, binary
 from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
+from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float
 
 FLT_MAX = float(np.finfo(np.float32).max)
 _ABS, _NEG = 0, 1
@@ -34,6 +34,11 @@ def _negative(im: ImportContext, x: Value) -> Tensor:
 
 def _not(im: ImportContext, x: Value) -> Tensor:
     return im.unary(x, "BinaryOp", op_type=RSUB, with_scalar=1, b=1.0)
+
+
+def _bools(im: ImportContext, x: Value) -> Tensor:
+    x = im.tensor(x)
+    return Tensor(x.blob, x.view, BOOL)
 
 
 def _below(limit: float) -> float:
@@ -54,31 +59,31 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
 
 
 @onnx_op("Greater", since=7, integers=True)
-def greater(im: ImportContext, a: Value, b: Value) -> Value:
+def greater(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
-    return _compare(im, a, b, equal=False)
+    return _bools(im, _compare(im, a, b, equal=False))
 
 
 @onnx_op("Less", since=7, integers=True)
-def less(im: ImportContext, a: Value, b: Value) -> Value:
+def less(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
-    return _compare(im, b, a, equal=False)
+    return _bools(im, _compare(im, b, a, equal=False))
 
 
 @onnx_op("GreaterOrEqual", since=12, integers=True)
-def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Value:
+def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
-    return _compare(im, a, b, equal=True)
+    return _bools(im, _compare(im, a, b, equal=True))
 
 
 @onnx_op("LessOrEqual", since=12, integers=True)
-def less_or_equal(im: ImportContext, a: Value, b: Value) -> Value:
+def less_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
-    return _compare(im, b, a, equal=True)
+    return _bools(im, _compare(im, b, a, equal=True))
 
 
 @onnx_op("Equal", since=7, integers=True)
-def equal(im: ImportContext, a: Value, b: Value) -> Value:
+def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Two Thresholds: not less and not greater."""
     shape = result_shape(im, a, b)
     a, b = float_value(im, a), float_value(im, b)
@@ -89,10 +94,10 @@ def equal(im: ImportContext, a: Value, b: Value) -> Value:
             # A Reduction starts from the largest finite number, and gives it for rows of nothing but infinities.
             reduced = a.blob.producer is not None and a.blob.producer.type == "Reduction"
             limit = _below(FLT_MAX) if reduced else FLT_MAX
-            return ranked(_threshold(im, a if b.scalar > 0 else _negative(im, a), limit), len(shape))
+            return _bools(im, ranked(_threshold(im, a if b.scalar > 0 else _negative(im, a), limit), len(shape)))
         if np.isfinite(b.scalar):
-            return ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape))
-    return _between(im, im.tensor(binary(im, SUB, a, b)), -FLT_MIN, 0.0)
+            return _bools(im, ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape)))
+    return _bools(im, _between(im, im.tensor(binary(im, SUB, a, b)), -FLT_MIN, 0.0))
 
 
 def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
@@ -102,43 +107,43 @@ def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
 
 
 @onnx_op("And", since=7, integers=True)
-def and_(im: ImportContext, a: Value, b: Value) -> Value:
+def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp mul."""
-    return binary(im, MUL, float_value(im, a), float_value(im, b))
+    return _bools(im, binary(im, MUL, float_value(im, a), float_value(im, b)))
 
 
 @onnx_op("Or", since=7, integers=True)
-def or_(im: ImportContext, a: Value, b: Value) -> Value:
+def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp max."""
-    return binary(im, MAX, float_value(im, a), float_value(im, b))
+    return _bools(im, binary(im, MAX, float_value(im, a), float_value(im, b)))
 
 
 @onnx_op("Xor", since=7, integers=True)
-def xor(im: ImportContext, a: Value, b: Value) -> Value:
+def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The distance."""
-    return im.unary(binary(im, SUB, float_value(im, a), float_value(im, b)), "UnaryOp", op_type=_ABS)
+    return _bools(im, im.unary(binary(im, SUB, float_value(im, a), float_value(im, b)), "UnaryOp", op_type=_ABS))
 
 
 @onnx_op("Not", integers=True)
 def not_(im: ImportContext, x: Tensor) -> Tensor:
     """1 - x."""
-    return _not(im, as_float(im, x))
+    return _bools(im, _not(im, as_float(im, x)))
 
 
 @onnx_op("IsNaN", since=9)
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """Not above -1 although positive."""
-    return _not(im, _threshold(im, im.unary(x, "UnaryOp", op_type=_ABS), -1.0))
+    return _bools(im, _not(im, _threshold(im, im.unary(x, "UnaryOp", op_type=_ABS), -1.0)))
 
 
 @onnx_op("IsInf", since=10)
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Above the largest number."""
     if not detect_negative and not detect_positive:
-        return _threshold(im, _negative(im, im.unary(x, "UnaryOp", op_type=_ABS)), 0.0)
+        return _bools(im, _threshold(im, _negative(im, im.unary(x, "UnaryOp", op_type=_ABS)), 0.0))
     if detect_negative:
         x = im.unary(x, "UnaryOp", op_type=_ABS if detect_positive else _NEG)
-    return _threshold(im, x, FLT_MAX)
+    return _bools(im, _threshold(im, x, FLT_MAX))
 
 
 @onnx_op("Where", since=9, integers=True)
@@ -148,8 +153,7 @@ def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
         return _spread(im, a if condition.array.all() else b, shape)
     chosen = im.tensor(_spread(im, _where(im, condition, float_value(im, a), float_value(im, b)), shape))
-    whole = a.dtype != np.bool_ and not is_float(a.dtype)
-    return Tensor(chosen.blob, chosen.view, held_as_float(a.dtype)) if whole else chosen
+    return chosen if is_float(a.dtype) else Tensor(chosen.blob, chosen.view, held_as_float(a.dtype))
 
 
 def _spread(im: ImportContext, x: Value, shape: Shape) -> Value:
