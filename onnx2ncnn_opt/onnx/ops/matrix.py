@@ -33,7 +33,9 @@ def gemm(
         raise im.refuse(f"its operands have ranks {a.rank} and {b.rank}, not 2")
     a, b = turned(a) if transA else a, turned(b) if transB else b
     if isinstance(a, Tensor) and isinstance(b, Constant):
-        weight = im.f32(b.array).T * np.float32(alpha)
+        weight = im.f32(b.array).T
+        if alpha != 1:  # a copy of what may be most of the model
+            weight = weight * np.float32(alpha)
         bias = _row_bias(im, c, weight.shape[0], beta)
         product: Value = linear(im, a, weight, bias)
         if bias is not None or c is None:
