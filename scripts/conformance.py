@@ -132,16 +132,15 @@ class Harness:
 
     def judge(self, case: Case, *, optimize: bool = True) -> Outcome:
         """Convert, run and compare one case."""
+        converted = attempt(case.model, optimize=optimize)
+        return converted if isinstance(converted, Outcome) else self.compare(converted, case.feeds, references(case))
+
+    def compare(
+        self, conversion: Conversion, feeds: Mapping[str, Any], references: Iterable[tuple[Sequence[Any], float]]
+    ) -> Outcome:
+        """Run the net; right if it agrees with one of the references, each outputs and a tolerance."""
         try:
-            conversion = convert(case.model, optimize=optimize)
-        except UnsupportedError as error:
-            return Outcome("refused", "; ".join(dict.fromkeys(f"{n.operator}: {n.reason}" for n in error.nodes)))
-        except Error as error:
-            return Outcome("refused", str(error))
-        except Exception:  # what must never happen is what this script is there to find
-            return Outcome("TRACEBACK", _last_lines())
-        try:
-            actual = self.run(conversion, case.feeds)
+            actual = self.run(conversion, feeds)
         except CrashError as error:
             return Outcome("CRASH", str(error))
         except Error as error:
@@ -149,7 +148,7 @@ class Harness:
         except Exception:
             return Outcome("TRACEBACK", _last_lines())
         differences = []
-        for reference, tolerance in references(case):
+        for reference, tolerance in references:
             differences.append(first_difference(actual, reference, tolerance))
             if not differences[-1]:
                 return Outcome("right", "" if len(differences) == 1 else "as the suite says, not as ONNX Runtime")
@@ -169,6 +168,18 @@ class Harness:
                 raise (CrashError if result.crashed else RunError)(result.reason)
             arrays.append(result)
         return arrays
+
+
+def attempt(model: onnx.ModelProto, *, optimize: bool = True) -> Conversion | Outcome:
+    """The conversion, or what is to be said of its failure."""
+    try:
+        return convert(model, optimize=optimize)
+    except UnsupportedError as error:
+        return Outcome("refused", "; ".join(dict.fromkeys(f"{n.operator}: {n.reason}" for n in error.nodes)))
+    except Error as error:
+        return Outcome("refused", str(error))
+    except Exception:  # what must never happen is what this script is there to find
+        return Outcome("TRACEBACK", _last_lines())
 
 
 def _last_lines() -> str:
@@ -213,10 +224,11 @@ def difference(actual: Array, reference: Array, relative: float = RELATIVE) -> s
 
 def rows(outcomes: Mapping[str, Outcome]) -> list[str]:
     """The lines of the table."""
-    return [f"{name}\t{outcome.kind}\t{_short(outcome.reason)}" for name, outcome in sorted(outcomes.items())]
+    return [f"{name}\t{outcome.kind}\t{short(outcome.reason)}" for name, outcome in sorted(outcomes.items())]
 
 
-def _short(reason: str) -> str:
+def short(reason: str) -> str:
+    """A reason in one line of the table."""
     text = " ".join(reason.split())
     return text if len(text) <= 160 else text[:157] + "..."
 

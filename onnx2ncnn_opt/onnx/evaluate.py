@@ -63,13 +63,21 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int],
         implementation = onnx.reference.ops.load_op("", node.op_type, opset)
         parameters = {"log": _ignore, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
         with np.errstate(all="ignore"):
-            results = implementation(proto, parameters).run(*inputs)
+            results = implementation(proto, parameters).run(*_scalars(node, inputs))
     except _FAILURES as error:
         reason = " ".join(str(error).split())[:200]
         raise CannotFold(f"{node.op_type} cannot be evaluated: {reason}") from None
     if len(results) < len(node.outputs) or not all(isinstance(result, np.ndarray) for result in results):
         raise CannotFold(f"{node.op_type} gives no tensors for its {len(node.outputs)} outputs")
     return list(results[: len(node.outputs)])
+
+
+def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
+    """The inputs; the axis of CumSum is a scalar, for which torch and ONNX Runtime also take a vector of one."""
+    if node.op_type != "CumSum":
+        return list(inputs)
+    x, axis = inputs
+    return [x, None if axis is None else axis.reshape(())]
 
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:

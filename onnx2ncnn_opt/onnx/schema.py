@@ -40,4 +40,9 @@ def misfit(node: onnx_ir.Node, opset: int) -> str | None:
         required = i < schema.min_input and declared.option != _OPTIONAL
         if required and not (i < len(given) and given[i]):
             return f"input {declared.name} is missing"
+    for value, declared in zip(node.inputs, schema.inputs, strict=False):
+        # What other nodes give is as a rule not said in the model.
+        said = value.dtype if value is not None and value.producer() is None else None
+        if declared.types == {"tensor(bool)"} and said not in (None, onnx_ir.DataType.BOOL):
+            return f"input {declared.name} is {said.name}, not BOOL"
     return None

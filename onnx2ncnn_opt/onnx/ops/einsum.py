@@ -1,13 +1,19 @@
-"""Einsum as products of two operands at a time, each of them a MatMul between regrouped axes."""
+"""Einsum as products of two operands at a time, each of them a MatMul between regrouped axes.
+
+Axes of one name within an operand are their diagonal, taken first.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
+from onnx2ncnn_opt.onnx.ops.pad_slice import pick
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -26,7 +32,7 @@ def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
         for axis, size in zip(axes, x.shape, strict=True):
             if size != 1 and sizes.setdefault(axis, size) != size:
                 raise im.refuse(f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}")
-        operands.append(_without_ones(im, x, axes))
+        operands.append(_without_ones(im, *_diagonal(im, x, axes)))
     value, axes = operands[0]
     for i, (other, axes_of_other) in enumerate(operands[1:], 1):
         wanted = {*result, *(axis for _, later in operands[i + 1 :] for axis in later)}
@@ -51,8 +57,6 @@ def _parse(im: ImportContext, equation: str, xs: Sequence[Value]) -> tuple[list[
             raise im.refuse(f"'{term}' of equation '{equation}' for an operand of rank {x.rank}")
         most = max(most, more)
         axes.append(_letters(term, more))
-        if len(set(axes[-1])) != len(axes[-1]):
-            raise im.refuse(f"'{term}' of equation '{equation}' takes a diagonal")
     if not arrow:
         letters = left.replace(",", "").replace("...", "")
         right = "..." * bool(most) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
@@ -66,6 +70,21 @@ def _letters(term: str, more: int) -> _Axes:
     before, dots, after = term.partition("...")
     middle = [str(i) for i in reversed(range(more))] if dots else []
     return (*before, *middle, *after)
+
+
+def _diagonal(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
+    """Without axes of one name: every (size + 1)th element of the two as one."""
+    twice = next((i for i, axis in enumerate(axes) if axis in axes[:i]), None)
+    if twice is None:
+        return x, axes
+    first, size = axes.index(axes[twice]), x.shape[twice]
+    if not isinstance(size, int) or x.shape[first] != size:
+        raise im.refuse(f"the diagonal of sizes {x.shape[first]} and {size}")
+    others = [i for i in range(len(axes)) if i not in (first, twice)]
+    turned = _permuted(im, x, [*others, first, twice])
+    flat = im.reshape(turned, (*(x.shape[i] for i in others), size * size))
+    picked = pick(im, im.tensor(flat), len(others), np.arange(size) * (size + 1))
+    return _diagonal(im, picked, (*(axes[i] for i in others), axes[twice]))
 
 
 def _without_ones(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:

@@ -8,6 +8,7 @@ which in mode nearest copies the pixel at a place; the places are exact as long 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -220,13 +221,32 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
         slice(None) if (places != places.take([0], axis)).any() else slice(0, 1) for axis in range(places.ndim)
     )
     few = places[kept]
-    runs = 1 + int((np.diff(few.reshape(-1)) != 1).sum())
+    runs = _runs(few)
+    lines = _lines(indices)
+    if lines is not None and sum(map(_runs, lines)) < runs:
+        for axis, line in enumerate(lines):
+            data = pick(im, data, axis, line)
+        return data
     is_cut = runs <= _FEW_RUNS or (runs <= _MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
     picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
     wanted: Shape = (*places.shape, *rest)
     repeated = picked if picked.shape == wanted else expand(im, picked, wanted)
     assert isinstance(repeated, Tensor)
     return repeated
+
+
+def _runs(indices: Array) -> int:
+    """How many pieces of neighbours the indices pick."""
+    return 1 + int((np.diff(indices.reshape(-1)) != 1).sum())
+
+
+def _lines(indices: Sequence[Array]) -> list[Array] | None:
+    """The indices of each axis, where the k-th ones change along axis k only: a grid of rows and columns."""
+    grid = np.broadcast_arrays(*indices)
+    if grid[0].ndim != len(grid):
+        return None
+    lines = [np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1) for axis, places in enumerate(grid)]
+    return [line[:, 0] for line in lines] if all((line == line[:, :1]).all() for line in lines) else None
 
 
 def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:

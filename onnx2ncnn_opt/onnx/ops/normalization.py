@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, SUB, binary, spread
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, SUB, binary, number, spread
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
@@ -53,10 +53,13 @@ def batch_norm(
     momentum: float = 0.9,
     spatial: int = 1,
     training_mode: int = 0,
-) -> Value:
-    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and what is calculated."""
+) -> Value | tuple[Value, ...]:
+    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and what is calculated.
+
+    InstanceNorm with the statistics of one item, Reductions with those of more.
+    """
     if training_mode:
-        raise im.refuse("training_mode is 1: it would use the statistics of its input", "export the model in eval mode")
+        return _in_training(im, x, scale, bias, mean, var, epsilon, momentum)
     if not spatial:
         raise im.refuse("spatial is 0: statistics per element")
     arrays = [param.array for param in (scale, bias, mean, var) if isinstance(param, Constant)]
@@ -70,6 +73,27 @@ def batch_norm(
         return binary(im, ADD, binary(im, MUL, x, Constant(factor)), Constant(shift))
     weights = dict(zip(("slope_data", "bias_data", "mean_data", "var_data"), arrays, strict=True))
     return _channelwise(im, x, "BatchNorm", weights, channels=arrays[0].size, eps=epsilon)
+
+
+def _in_training(
+    im: ImportContext, x: Tensor, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float
+) -> tuple[Value, ...]:
+    """With the statistics of the operand itself, and what they make of the running ones where that is asked for."""
+    y: Value | None = None
+    if x.shape[0] == 1 and 3 <= x.rank <= 5:
+        y = instance_norm(im, x, scale, bias, epsilon=epsilon)
+    axes = tuple(axis for axis in range(x.rank) if axis != 1)
+    now = reduce(im, x, "ReduceMean", axes, 1)
+    apart = binary(im, SUB, x, now)
+    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=_SQUARE), "ReduceMean", axes, 1)
+    if y is None:
+        y = _affine(im, binary(im, DIV, apart, deviation(im, variance, epsilon)), scale, bias)
+
+    def running(old: Value, new: Value) -> Value:
+        kept, added = binary(im, MUL, old, number(momentum)), binary(im, MUL, new, number(1 - momentum))
+        return binary(im, ADD, kept, im.reshape(added, old.shape))
+
+    return y, running(mean, now), running(var, variance)
 
 
 @onnx_op("InstanceNormalization", since=6, batch=0)
@@ -135,10 +159,10 @@ def layer_norm(
     axis = im.axis(axis, x.rank)
     shape = normalised(im, x, axis)
     weights: dict[str, Array] = {}
-    constant = isinstance(scale, Constant) and (bias is None or isinstance(bias, Constant))
-    if isinstance(scale, Constant) and constant:
-        gamma = im.spread(scale.array, shape).reshape(-1)
-        beta = im.spread(bias.array, shape).reshape(-1) if isinstance(bias, Constant) else np.zeros_like(gamma)
+    gamma, beta = (_of_row(im, param, x.rank - axis, shape) for param in (scale, bias))
+    constant = gamma is not None and (bias is None or beta is not None)
+    if gamma is not None and constant:
+        beta = np.zeros_like(gamma) if beta is None else beta
         if (gamma != 1).any() or (beta != 0).any():
             weights = {"gamma_data": gamma, "beta_data": beta}
     last = rows(im, x, axis)
@@ -169,14 +193,20 @@ def rms_norm(
     """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is no constant."""
     axis = im.axis(axis, x.rank)
     shape = normalised(im, x, axis)
-    weights: dict[str, Array] = {}
-    if isinstance(scale, Constant):
-        gamma = im.spread(scale.array, shape).reshape(-1)
-        weights = {} if (gamma == 1).all() else {"gamma_data": gamma}
+    gamma = _of_row(im, scale, x.rank - axis, shape)
+    weights = {} if gamma is None or (gamma == 1).all() else {"gamma_data": gamma}
     last = rows(im, x, axis)
     params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
     normal = im.like(last, im.layer("RMSNorm", last.blob, weights=weights, eps=epsilon, **params))
-    return normal if isinstance(scale, Constant) else binary(im, MUL, normal, scale)
+    return binary(im, MUL, normal, scale) if gamma is None else normal
+
+
+def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int, ...]) -> Array | None:
+    """A constant as one row for the `inner` axes, whose sizes are `shape`; None where it is none, or not one row."""
+    if not isinstance(param, Constant):
+        return None
+    outer = param.array.reshape(-1, *param.shape[max(0, param.rank - inner) :])
+    return im.spread(outer[0], shape).reshape(-1) if (outer == outer[:1]).all() else None
 
 
 def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:

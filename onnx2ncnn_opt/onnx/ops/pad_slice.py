@@ -143,6 +143,12 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
         step = steps.pop() if steps else 1
         stop = indices[-1] + (1 if step > 0 else -1)
         return _slice(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
+    times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
+    if 1 < times < len(indices) and indices == [index for index in indices[::times] for _ in range(times)]:
+        each = _picked(im, x, axis, indices[::times])
+        apart = im.tensor(im.reshape(each, (*each.shape[: axis + 1], 1, *each.shape[axis + 1 :])))
+        grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
+        return im.tensor(im.reshape(grown, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:

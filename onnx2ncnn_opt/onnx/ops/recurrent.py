@@ -199,6 +199,10 @@ def _states(
 ) -> list[Blob]:
     """The initial states as Mats (directions, hidden size); none where all of them are 0."""
     count, hidden = shape
+    expected = (items, count, hidden) if layout else (count, items, hidden)
+    for state in states:
+        if state is not None and state.shape != expected:
+            raise im.refuse(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
     known = [None if isinstance(s, Constant) and not s.is_symbolic and not s.array.any() else s for s in states]
     if all(state is None for state in known):
         return []
@@ -207,9 +211,6 @@ def _states(
         if state is None:
             blobs.append(im.memory(np.zeros(shape, np.float32)))
             continue
-        expected = (items, count, hidden) if layout else (count, items, hidden)
-        if state.shape != expected:
-            raise im.refuse(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
         dims, batch = ([[1], [2]], [0]) if layout else ([[0], [2]], [1])
         blobs.append(im.mat(state, dims, batch))
     return blobs
