@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from refill import draw, strip
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 FOLDER = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 
@@ -282,6 +284,39 @@ class Dense(nn.Module):
         return self.fc(F.adaptive_max_pool2d(x, 1).flatten(1))
 
 
+def recurred(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """All states and the last one of a recurrent cell, for TorchScript to keep as a loop over lists."""
+    h = torch.zeros_like(x[:, 0])
+    states: list[Tensor] = []
+    for step in x.unbind(1):
+        h = torch.tanh(step + h @ weight)
+        states.append(h)
+    return torch.stack(states, 1), h
+
+
+class Loops(nn.Module):
+    """A recurrent cell: loops over lists for TorchScript, scan and while_loop for dynamo."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.weight = nn.Linear(8, 12), nn.Parameter(torch.randn(12, 12) / 4)
+        self.recurred = torch.jit.script(recurred)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.inner(x)
+        if not torch.compiler.is_exporting():
+            states, last = self.recurred(x, self.weight)
+            return states, last
+
+        def step(h: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(row + h @ self.weight)
+            return h, h.clone()
+
+        last, states = scan(step, torch.zeros_like(x[:, 0]), x, dim=1)
+        _, last = while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, h * 2), (torch.tensor(0), last / 8))
+        return states, last
+
+
 IMAGE = (1, 3, 64, 64)
 Model = tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]
 
@@ -299,6 +334,7 @@ SMALL: dict[str, Model] = {
     "attention": (Attention, ((1, 3, 32, 32),)),
     "restore": (Restore, ((1, 3, 32, 48),)),
     "dense": (Dense, (IMAGE,)),
+    "loops": (Loops, ((1, 5, 8),)),
 }
 
 # The same models with axes left open: input axis -> name.
@@ -425,17 +461,25 @@ def export(name: str, model: Model, axes: dict[int, str], *, whole: bool) -> Non
 
 def clean(model: onnx.ModelProto) -> None:
     """Drop what tells where the model was made: dynamo keeps a stack trace with each node."""
-    for node in model.graph.node:
+    clean_graph(model.graph)
+    del model.metadata_props[:]
+
+
+def clean_graph(graph: onnx.GraphProto) -> None:
+    """As `clean`, for a graph and those of its nodes."""
+    for node in graph.node:
         kept = [entry for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
         del node.metadata_props[:]
         node.metadata_props.extend(kept)
         node.ClearField("doc_string")
-    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                clean_graph(attribute.g)
+    for value in (*graph.value_info, *graph.input, *graph.output):
         del value.metadata_props[:]
-    for tensor in model.graph.initializer:
+    for tensor in graph.initializer:
         del tensor.metadata_props[:]
-    del model.graph.metadata_props[:]
-    del model.metadata_props[:]
+    del graph.metadata_props[:]
 
 
 def main() -> None:

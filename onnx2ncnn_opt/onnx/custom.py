@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, Tensors, held_as_float
 from onnx2ncnn_opt.param.values import format_value
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
 
 
 def import_custom(
-    im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Value | None]
-) -> tuple[Value | None, ...]:
+    im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Item | None]
+) -> tuple[Tensor | None, ...]:
     """The results of a node as a layer: its operands as they are, its outputs of the shapes that the model declares."""
     while operands and operands[-1] is None:
         operands = operands[:-1]
@@ -123,10 +123,12 @@ def import_custom(
     )
 
 
-def _natural(im: ImportContext, operand: Value | None) -> tuple[Blob, int | None]:
+def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
     """An operand with every axis as a dim, but for its batch axis, which is returned too; a constant has none."""
     if operand is None:
         raise im.refuse("an input is left out before others, and a layer's inputs have no gaps")
+    if isinstance(operand, Tensors):
+        raise im.refuse("an input is a sequence, and ncnn has tensors only")
     batch = None
     if isinstance(operand, Tensor):
         axes = operand.view.axes

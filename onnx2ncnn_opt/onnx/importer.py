@@ -27,9 +27,10 @@ from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.names import Names
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp, find
 from onnx2ncnn_opt.onnx.schema import misfit
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, Tensor, Tensors, Value, is_float
 
 # The parameters that say the block and the mode of `Shuffle` layers.
 _SHUFFLE_PARAMS = {
@@ -38,6 +39,7 @@ _SHUFFLE_PARAMS = {
     "Reorg": ("stride", "mode"),
 }
 
+MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
 _CUT_HINT = "cut the model before it with torch.onnx.export of a smaller module, and do this step outside ncnn"
 
 
@@ -47,6 +49,10 @@ class Refusal(Exception):
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
         self.reason, self.hint = reason, hint
+
+
+class Incomplete(Exception):
+    """Raised inside an importer: a part of this node was refused already."""
 
 
 @dataclass(frozen=True)
@@ -107,15 +113,16 @@ class ImportContext:
         self._batch_axes = batch_axes
         self._model = model
         self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
-        self._values: dict[str, Value | None] = {}  # None: computed by a node that was refused
+        self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
-        self._names: set[str] = {*(v.name for v in model.inputs), *(v.name for v in model.outputs)}
-        self._layer_names: set[str] = set()
+        self._names = Names(v.name for v in (*model.inputs, *model.outputs))
+        self._layer_names = Names()
         self._forms: dict[tuple[Blob, Step], Blob] = {}
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
         self._label = ""
         self._outputs_of_node = 0
         self._used_outputs: tuple[int, ...] = ()
+        self._inlined = 0
 
     # ---- for importers: making layers and forms
 
@@ -196,14 +203,12 @@ class ImportContext:
     def _layer(
         self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Mapping[str, Array] | None
     ) -> Layer:
-        name = self._unique(self._label, self._layer_names)
+        name = self._layer_names.new(self._label)
         floats = {key: self.f32(array) for key, array in (weights or {}).items()}
         return Layer(kind, name, inputs, (), params, floats, (self._label,), self.graph.types.get(kind))
 
     def _append(self, layer: Layer, results: Sequence[tuple[Shape | None, Dim]]) -> tuple[Blob, ...]:
-        layer.outputs = tuple(
-            Blob(self._unique(f"{self._label}_out", self._names), shape, batch) for shape, batch in results
-        )
+        layer.outputs = tuple(Blob(self._names.new(f"{self._label}_out"), shape, batch) for shape, batch in results)
         check_layer(layer)
         self.graph.add(layer)
         return layer.outputs
@@ -268,9 +273,9 @@ class ImportContext:
         if key not in self._memory:
             params = dict(zip(AXES[data.ndim], data.shape, strict=True))
             label, self._label = self._label, f"{self._label}_const"
-            name = self._unique(self._label, self._layer_names)
+            name = self._layer_names.new(self._label)
             self._label = label
-            blob = Blob(self._unique(name, self._names), tuple(data.shape))
+            blob = Blob(self._names.new(name), tuple(data.shape))
             self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
             self._memory[key] = blob
         return self._memory[key]
@@ -384,6 +389,31 @@ class ImportContext:
             raise self.refuse("an integer constant does not fit into int32")
         return array.astype(np.int32)
 
+    def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:
+        """The outputs of a graph in an attribute for these inputs, its nodes imported in place of the node.
+
+        `trips` is how often that is meant to happen, for the message that refuses a loop which comes to too much.
+        Raises Incomplete where some of its nodes were refused.
+        """
+        outer, refused = dict(self._values), len(self._refused)
+        state = self._label, self._outputs_of_node, self._used_outputs
+        self._values.update((name, self._initializer(v)) for name, v in graph.initializers.items())
+        self._values.update((value.name or "", x) for value, x in zip(graph.inputs, operands, strict=True))
+        self._inlined += 1
+        for node in graph:
+            self._import(node)
+            self._inlined += 1
+        results = [self._values.get(value.name or "") for value in graph.outputs]
+        self._values = outer  # the names of a subgraph end with it
+        self._label, self._outputs_of_node, self._used_outputs = state
+        done = tuple(x for x in results if x is not None)
+        if len(done) < len(results) or len(self._refused) > refused:
+            raise Incomplete
+        if self._inlined > MOST_INLINED:
+            count = "its trips" if trips is None else f"its {trips} trips"
+            raise self.refuse(f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all")
+        return done
+
     # ---- the walk
 
     def run(self) -> Imported:
@@ -432,7 +462,7 @@ class ImportContext:
             blob = Blob(info.name, view.mat_shape, product(atom.size for atom in view.batch))
             named = zip(AXES[len(view.dims)], view.mat_shape, strict=True)
             params = {name: size for name, size in named if isinstance(size, int)}
-            self.graph.add(Layer("Input", self._unique(info.name, self._layer_names), (), (blob,), params))
+            self.graph.add(Layer("Input", self._layer_names.new(info.name), (), (blob,), params))
             self._values[info.name] = Tensor(blob, view, dtype)
             ports.append(Port(info.name, blob, info.shape, dtype, batch))
         return tuple(ports)
@@ -450,14 +480,16 @@ class ImportContext:
         names = [value.name if value is not None else "" for value in node.inputs]
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
-        results: Sequence[Value | None] = [None] * len(node.outputs)
+        results: Sequence[Item | None] = [None] * len(node.outputs)
         try:
             if poisoned:
                 # Whether a node that folds constants would have had any is not known any more.
-                if not can_fold(node) and node.op_type != "If" and self._request(node) is None:
+                if not can_fold(node) and self._request(node) is None:
                     self._known(node)
             else:
                 results = self._results(node, operands)
+        except Incomplete:
+            pass
         except Refusal as refusal:
             self._refuse(node, refusal.reason, refusal.hint)
         except (ShapeError, GraphError) as error:
@@ -477,16 +509,14 @@ class ImportContext:
             raise Refusal("ncnn has no form of this operator", _CUT_HINT)
         return op
 
-    def _results(self, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None]:
+    def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
         problem = None if node.domain else misfit(node, self.opset)
         if problem is not None:
             raise Refusal(problem)
         constants = [operand for operand in operands if isinstance(operand, Constant)]
-        if node.op_type == "Shape" and operands[0] is not None and not node.domain:
+        if node.op_type == "Shape" and isinstance(operands[0], (Tensor, Constant)) and not node.domain:
             attributes = _attributes(node)
             return [sizes.shape_of(operands[0].shape, attributes.get("start", 0), attributes.get("end"))]
-        if node.op_type == "If" and not node.domain:
-            return self._branch(node, operands[0])
         if len(constants) == len([o for o in operands if o is not None]):
             folded = self._fold(node, operands)
             if folded is not None:
@@ -499,24 +529,7 @@ class ImportContext:
     def _request(self, node: onnx_ir.Node) -> CustomOp | None:
         return self._custom.get((node.domain, node.op_type))
 
-    def _branch(self, node: onnx_ir.Node, condition: Value | None) -> Sequence[Value | None]:
-        """The results of the branch that a constant condition takes, imported in place of the node."""
-        if not isinstance(condition, Constant) or condition.is_symbolic:
-            raise Refusal("its condition is known only when the model runs", "bind sizes with --shape, or cut it out")
-        branch = node.attributes["then_branch" if condition.array.all() else "else_branch"].as_graph()
-        outer = dict(self._values)
-        state = self._label, self._outputs_of_node, self._used_outputs
-        self._values.update((name, self._initializer(v)) for name, v in branch.initializers.items())
-        for inner in branch:
-            self._import(inner)
-        if any(value.name not in self._values for value in branch.outputs):
-            raise Refusal("its branch gives a value that nothing makes")
-        results = [self._values[value.name or ""] for value in branch.outputs]
-        self._values = outer  # the names of a branch end with it
-        self._label, self._outputs_of_node, self._used_outputs = state
-        return results
-
-    def _fold(self, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None] | None:
+    def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Value | None] | None:
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in operands]
         if any(array is not None and array.dtype == object for array in arrays):
             result = sizes.evaluate(node.op_type, arrays, _attributes(node))
@@ -526,7 +539,7 @@ class ImportContext:
         except CannotFold:
             return None
 
-    def _call(self, op: OnnxOp, node: onnx_ir.Node, operands: list[Value | None]) -> Sequence[Value | None]:
+    def _call(self, op: OnnxOp, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
         arguments = self._arguments(op, operands)
         attributes = _attributes(node)
         for name in attributes:
@@ -541,7 +554,7 @@ class ImportContext:
             raise Refusal(f"output {node.outputs[self._used_outputs[-1]].name} is used, but ncnn cannot give it")
         return [results[i] if i < len(results) else None for i in range(len(node.outputs))]
 
-    def _arguments(self, op: OnnxOp, operands: list[Value | None]) -> list[Any]:
+    def _arguments(self, op: OnnxOp, operands: list[Item | None]) -> list[Any]:
         if len(operands) > len(op.inputs) and op.variadic is None:
             if any(operand is not None for operand in operands[len(op.inputs) :]):
                 raise Refusal(f"it has {len(operands)} inputs, but takes {len(op.inputs)}")
@@ -553,21 +566,29 @@ class ImportContext:
             for declared, operand in zip((*op.inputs, *further), (*operands, *missing), strict=True)
         ]
 
-    def _argument(self, op: OnnxOp, declared: Input, operand: Value | None) -> Any:
+    def _argument(self, op: OnnxOp, declared: Input, operand: Item | None) -> Any:
         if operand is None:
             if not declared.optional:
                 raise Refusal(f"input {declared.name} is missing")
             return None
-        if declared.type in (Array, Ints, Sizes):
+        if declared.type == Item:
+            return operand
+        if isinstance(operand, Tensors) or declared.type == Tensors:
+            if declared.type != Tensors or not isinstance(operand, Tensors):
+                raise Refusal(f"input {declared.name} is {'a' if isinstance(operand, Tensors) else 'no'} sequence")
+            return operand
+        if declared.type in (Array, Ints, Sizes, Constant):
             if isinstance(operand, Tensor):
                 raise Refusal(f"input {declared.name} must be constant", "it is computed when the model runs")
-            if declared.type != Array and operand.array.dtype.kind not in "iuO":
+            if declared.type in (Ints, Sizes) and operand.array.dtype.kind not in "iuO":
                 raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
             if declared.type == Sizes:
                 return tuple(int(size) if not isinstance(size, Sym) else size for size in operand.array.reshape(-1))
             if operand.is_symbolic:
                 raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
-            return tuple(map(int, operand.array.reshape(-1))) if declared.type == Ints else operand.array
+            if declared.type == Ints:
+                return tuple(map(int, operand.array.reshape(-1)))
+            return operand if declared.type == Constant else operand.array
         if isinstance(operand, Constant) and operand.is_symbolic:
             raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
         if isinstance(operand, Tensor) and not op.integers and not is_float(operand.dtype):
@@ -583,6 +604,8 @@ class ImportContext:
             assert value is not None
             self._label = info.name
             try:
+                if isinstance(value, Tensors):
+                    raise Refusal("it is a sequence, and ncnn has tensors only")
                 x = self.tensor(value)
                 form, batch = self._output_form(x)
                 blob = self.formed(x, form).blob
@@ -655,25 +678,16 @@ class ImportContext:
             view = View((), flattened, view.axes)
         return self.regrouped(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
 
-    def _unique(self, name: str, taken: set[str]) -> str:
-        candidate, number = name, 0
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken.add(candidate)
-        return candidate
-
-    def _name_blob(self, value: Value | None, name: str) -> None:
+    def _name_blob(self, value: Item | None, name: str) -> None:
         """Let the blob that a node made carry the name of the node's output."""
         if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
             return
         if value.blob.name.startswith(f"{self._label}_out") and name not in {v.name for v in self._model.outputs}:
-            self._rename(value.blob, self._unique(name, self._names))
+            self._rename(value.blob, self._names.new(name))
 
     def _rename(self, blob: Blob, name: str) -> None:
-        self._names.discard(blob.name)
+        self._names.rename(blob.name, name)
         blob.name = name
-        self._names.add(name)
 
 
 def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]]:

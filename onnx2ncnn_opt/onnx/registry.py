@@ -7,7 +7,10 @@ annotation of an input says is checked before the function runs:
     w: Array              must be constant; arrives as numpy array
     axes: Ints            must be constant integers
     shape: Sizes          integers known up to symbolic sizes
-    v: Value              any of them, the function looks itself
+    v: Value              a tensor, constant or not, the function looks itself
+    c: Constant           must be constant; arrives with shape and type
+    s: Tensors            a sequence of tensors
+    i: Item               any of them, open sizes included
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 

@@ -80,6 +80,17 @@ class Constant:
 Value: TypeAlias = Tensor | Constant
 
 
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """A sequence of tensors."""
+
+    items: tuple[Value, ...]
+
+
+Item: TypeAlias = Tensor | Constant | Tensors
+"""An operand of any kind, sequences and open sizes included."""
+
+
 def is_float(dtype: np.dtype[np.generic]) -> bool:
     """Whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are no subtypes of numpy's floating."""
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))

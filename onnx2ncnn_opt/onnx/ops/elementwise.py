@@ -23,7 +23,7 @@ from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value, number_value, turned_over
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, Value, is_float
 
 ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
 FLOOR_DIVIDE, FMOD = 15, 12
@@ -324,6 +324,6 @@ def mean(im: ImportContext, *xs: Value) -> Value:
 
 
 @onnx_op("Identity", integers=True)
-def identity(im: ImportContext, x: Value) -> Value:
+def identity(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x

@@ -1,0 +1,166 @@
+"""If, Loop and Scan: the branch that a known condition takes, and loops unrolled whose trips are known.
+
+Their graphs are imported in place of the node, once for each trip. Whether a loop goes on has to be known at every
+trip: its condition is constant, or follows from constants, sizes and the number of the trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.lists import stacked, unstacked
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Tensor, Value
+
+_BIND = "bind sizes with --shape, or cut it out"
+
+
+@onnx_op("If", integers=True)
+def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branch: onnx_ir.Graph) -> tuple[Item, ...]:
+    """The branch that a known condition takes."""
+    return im.inlined(then_branch if _holds(im, cond) else else_branch)
+
+
+@onnx_op("Loop", integers=True)
+def loop(
+    im: ImportContext, m: Item | None = None, cond: Item | None = None, *initial: Item, body: onnx_ir.Graph
+) -> tuple[Item | None, ...]:
+    """As many copies of the body as there are trips."""
+    if len(body.inputs) != 2 + len(initial) or len(body.outputs) <= len(initial):
+        raise im.refuse(f"its body takes {len(body.inputs)} and gives {len(body.outputs)} values")
+    trips = None if m is None else _trip_count(im, m)
+    going = Constant(np.array(True)) if cond is None else cond
+    state: Sequence[Item] = initial
+    rows: list[Sequence[Item]] = []
+    while len(rows) != trips and _holds(im, going):
+        trip = Constant(np.array(len(rows), np.int64))
+        going, *results = im.inlined(body, trip, going, *state, trips=trips)
+        state = results[: len(initial)]
+        rows.append(results[len(initial) :])
+    return *state, *_stacks(im, body.outputs[1 + len(initial) :], rows)
+
+
+def _trip_count(im: ImportContext, m: Item) -> int:
+    if isinstance(m, Constant) and m.array.dtype != object:
+        return max(0, int(m.array.reshape(-1)[0]))
+    if isinstance(m, Tensor):
+        raise im.refuse("its trip count is calculated when the model runs, and ncnn has no loops")
+    raise im.refuse("its trip count depends on a size that is not fixed, and ncnn has no loops", "bind it with --shape")
+
+
+def _holds(im: ImportContext, condition: Item) -> bool:
+    if not isinstance(condition, Constant) or condition.array.dtype == object:
+        raise im.refuse("its condition is known only when the model runs", _BIND)
+    return bool(condition.array.all())
+
+
+@onnx_op("Scan", since=9, integers=True)
+def scan9(
+    im: ImportContext,
+    *xs: Value,
+    body: onnx_ir.Graph,
+    num_scan_inputs: int,
+    scan_input_axes: Ints = (),
+    scan_input_directions: Ints = (),
+    scan_output_axes: Ints = (),
+    scan_output_directions: Ints = (),
+) -> tuple[Item | None, ...]:
+    """As many copies of the body as the sequence is long."""
+    initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
+    axes = scan_input_axes or (0,) * len(scanned)
+    backwards = scan_input_directions or (0,) * len(scanned)
+    return _scan(im, body, initial, scanned, axes, backwards, scan_output_axes, scan_output_directions)
+
+
+@onnx_op("Scan", since=8, integers=True)
+def scan8(
+    im: ImportContext,
+    sequence_lens: Constant | None = None,
+    *xs: Value,
+    body: onnx_ir.Graph,
+    num_scan_inputs: int,
+    directions: Ints = (),
+) -> tuple[Item | None, ...]:
+    """As many copies of the body as the sequence is long, for each item of a batch."""
+    initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
+    items = [unstacked(im, x, 0) for x in xs if isinstance(x.shape[0], int)]
+    if len(items) < len(xs) or len(set(map(len, items))) != 1:
+        raise im.refuse("its batch is not fixed", "bind it with --shape")
+    if sequence_lens is not None and any(length != x.shape[1] for x in scanned for length in sequence_lens.array):
+        raise im.refuse("its sequences are padded (input sequence_lens)")
+    rows = []
+    for item in zip(*items, strict=True):
+        state, steps = item[: len(initial)], item[len(initial) :]
+        rows.append(_scan(im, body, state, steps, (0,) * len(steps), directions or (0,) * len(steps), (), ()))
+    return tuple(_stack(im, column, 0) if im.is_used(i) else None for i, column in enumerate(zip(*rows, strict=True)))
+
+
+def _scan(
+    im: ImportContext,
+    body: onnx_ir.Graph,
+    initial: Sequence[Value],
+    scanned: Sequence[Value],
+    axes: Ints,
+    backwards: Ints,
+    result_axes: Ints,
+    results_backwards: Ints,
+) -> tuple[Item | None, ...]:
+    if not len(body.inputs) == len(initial) + len(scanned) == len(initial) + len(axes) == len(initial) + len(backwards):
+        raise im.refuse(f"its body takes {len(body.inputs)} values, not {len(initial) + len(scanned)}")
+    places = [im.axis(axis, x.rank) for axis, x in zip(axes, scanned, strict=True)]
+    lengths = {x.shape[axis] for axis, x in zip(places, scanned, strict=True)}
+    if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
+        text = " or ".join(sorted(map(str, lengths)))
+        raise im.refuse(f"its sequence has the length {text}, which is not fixed", "bind it with --shape")
+    steps = [
+        parts[::-1] if back else parts
+        for parts, back in zip(map(lambda x, axis: unstacked(im, x, axis), scanned, places), backwards, strict=True)
+    ]
+    state: Sequence[Item] = initial
+    rows: list[Sequence[Item]] = []
+    for step in zip(*steps, strict=True):
+        results = im.inlined(body, *state, *step, trips=len(steps[0]))
+        state = results[: len(initial)]
+        rows.append(results[len(initial) :])
+    return *state, *_stacks(im, body.outputs[len(initial) :], rows, result_axes, results_backwards)
+
+
+def _stacks(
+    im: ImportContext,
+    declared: Sequence[onnx_ir.Value],
+    rows: Sequence[Sequence[Item]],
+    axes: Ints = (),
+    backwards: Ints = (),
+) -> list[Item | None]:
+    """What the trips gave besides their state, each output stacked along an axis."""
+    first = im.output_count - len(declared)
+    results: list[Item | None] = []
+    for i, value in enumerate(declared):
+        column = [row[i] for row in rows]
+        if not im.is_used(first + i):
+            results.append(None)
+        elif not rows:
+            results.append(_empty(im, value))
+        else:
+            back = i < len(backwards) and backwards[i]
+            results.append(_stack(im, column[::-1] if back else column, axes[i] if axes else 0))
+    return results
+
+
+def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value:
+    values = [x for x in column if isinstance(x, (Tensor, Constant))]
+    if len(values) < len(column):
+        raise im.refuse("it stacks sequences")
+    return stacked(im, values, axis)
+
+
+def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
+    """What no trip gives: no elements, of the shape that the body declares."""
+    shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
+    if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
+        raise im.refuse("it makes no trip, so that what it stacks is empty, and ncnn has no empty tensors")
+    return Constant(np.zeros((0, *shape), declared.dtype.numpy()))

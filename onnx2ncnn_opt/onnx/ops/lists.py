@@ -1,0 +1,163 @@
+"""Sequences, as TorchScript writes lists of tensors: they have a known length, so that nothing is left of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.shape import concat, split2, squeeze1, unsqueeze1
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Tensor, Tensors, Value
+
+
+@onnx_op("SequenceConstruct", since=11, integers=True)
+def sequence_construct(im: ImportContext, *xs: Value) -> Tensors:
+    """Nothing: the list is known."""
+    return Tensors(xs)
+
+
+@onnx_op("SequenceEmpty", since=11)
+def sequence_empty(im: ImportContext, *, dtype: int | None = None) -> Tensors:
+    """Nothing: the list is known."""
+    return Tensors(())
+
+
+@onnx_op("SequenceInsert", since=11, integers=True)
+def sequence_insert(im: ImportContext, sequence: Tensors, x: Value, position: Ints | None = None) -> Tensors:
+    """Nothing: the list is known."""
+    items = sequence.items
+    at = _position(im, position or (len(items),), len(items), beyond=1)
+    return Tensors((*items[:at], x, *items[at:]))
+
+
+@onnx_op("SequenceErase", since=11)
+def sequence_erase(im: ImportContext, sequence: Tensors, position: Ints | None = None) -> Tensors:
+    """Nothing: the list is known."""
+    at = _position(im, position or (-1,), len(sequence.items))
+    return Tensors((*sequence.items[:at], *sequence.items[at + 1 :]))
+
+
+@onnx_op("SequenceAt", since=11)
+def sequence_at(im: ImportContext, sequence: Tensors, position: Ints) -> Value:
+    """The tensor of a place that is known."""
+    return sequence.items[_position(im, position, len(sequence.items))]
+
+
+@onnx_op("SequenceLength", since=11)
+def sequence_length(im: ImportContext, sequence: Tensors) -> Constant:
+    """A constant."""
+    return Constant(np.array(len(sequence.items), np.int64))
+
+
+def _position(im: ImportContext, position: Ints, length: int, beyond: int = 0) -> int:
+    (at,) = position
+    if not -length <= at < length + beyond:
+        raise im.refuse(f"position {at} of a sequence of {length}")
+    return at + length if at < 0 else at
+
+
+@onnx_op("ConcatFromSequence", since=11)
+def concat_from_sequence(im: ImportContext, sequence: Tensors, *, axis: int, new_axis: int = 0) -> Value:
+    """Concat."""
+    return stacked(im, sequence.items, axis) if new_axis else joined(im, sequence.items, axis)
+
+
+@onnx_op("SplitToSequence", since=11, integers=True)
+def split_to_sequence(
+    im: ImportContext, x: Value, split: Constant | None = None, *, axis: int = 0, keepdims: int = 1
+) -> Tensors:
+    """Slice."""
+    axis = im.axis(axis, x.rank)
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise im.refuse(f"axis {axis} has a size that is not fixed", "bind it with --shape")
+    sizes = (1,) if split is None else tuple(map(int, split.array.reshape(-1)))
+    is_chunk = split is None or split.rank == 0
+    if is_chunk and sizes == (1,) and not keepdims:  # as torch's unbind; ONNX's text would have it without a split only
+        return Tensors(unstacked(im, x, axis))
+    if is_chunk and sizes[0] > 0:
+        sizes = tuple(min(sizes[0], size - start) for start in range(0, size, sizes[0]))
+    return Tensors(parts(im, x, axis, sizes))
+
+
+@onnx_op("SequenceMap", since=17, integers=True)
+def sequence_map(im: ImportContext, sequence: Tensors, *others: Item, body: onnx_ir.Graph) -> tuple[Tensors, ...]:
+    """The body for each tensor."""
+    if any(isinstance(other, Tensors) and len(other.items) != len(sequence.items) for other in others):
+        raise im.refuse("its sequences have different lengths")
+    rows = []
+    for i, first in enumerate(sequence.items):
+        further = (other.items[i] if isinstance(other, Tensors) else other for other in others)
+        rows.append(im.inlined(body, first, *further, trips=len(sequence.items)))
+    columns = zip(*rows, strict=True) if rows else ((),) * len(body.outputs)
+    return tuple(Tensors(tuple(column)) for column in columns)
+
+
+@onnx_op("Optional", since=15, integers=True)
+def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndShape | None = None) -> Item:
+    """Nothing; refused where it is empty."""
+    if x is None:
+        raise im.refuse("it is empty")
+    return x
+
+
+@onnx_op("OptionalHasElement", since=15, integers=True)
+def optional_has_element(im: ImportContext, x: Item | None = None) -> Constant:
+    """A constant."""
+    return Constant(np.array(x is not None))
+
+
+@onnx_op("OptionalGetElement", since=15, integers=True)
+def optional_get_element(im: ImportContext, x: Item) -> Item:
+    """Nothing."""
+    return x
+
+
+def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """The pieces of a tensor along an axis."""
+    if isinstance(x, Tensor):
+        return split2(im, x, axis=axis, split=tuple(sizes))
+    if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
+        raise im.refuse(f"parts of {sizes} do not make up the axis of size {x.shape[axis]}")
+    return tuple(Constant(part) for part in np.split(x.array, np.cumsum(sizes)[:-1], axis))
+
+
+def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
+    """The slices of a tensor along an axis whose size is fixed, without the axis."""
+    if isinstance(x, Constant):
+        return tuple(Constant(x.array.take(i, axis)) for i in range(x.array.shape[axis]))
+    size = x.shape[axis]
+    assert isinstance(size, int)
+    return tuple(
+        squeeze1(im, part, axes=(axis,)) if isinstance(part, Tensor) else part
+        for part in parts(im, x, axis, (1,) * size)
+    )
+
+
+def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
+    """The tensors one behind the other along an axis."""
+    if not xs:
+        raise im.refuse("the sequence is empty, and ncnn has no empty tensors")
+    constants = [x.array for x in xs if isinstance(x, Constant)]
+    if len(constants) == len(xs):
+        return Constant(np.concatenate(constants, axis))
+    return concat(im, *xs, axis=axis)
+
+
+def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
+    """The tensors one behind the other along a new axis."""
+    if not xs:
+        raise im.refuse("the sequence is empty, and ncnn has no empty tensors")
+    shape = xs[0].shape
+    axis = im.axis(axis, len(shape) + 1)
+    if axis == len(shape):
+        return joined(im, [_unsqueezed(im, x, axis) for x in xs], axis)
+    # One behind the other along an axis that is there is the same, and takes no layer for each.
+    return im.reshape(joined(im, xs, axis), (*shape[:axis], len(xs), *shape[axis:]))
+
+
+def _unsqueezed(im: ImportContext, x: Value, axis: int) -> Value:
+    return unsqueeze1(im, x, axes=(axis,)) if isinstance(x, Tensor) else Constant(np.expand_dims(x.array, axis))
