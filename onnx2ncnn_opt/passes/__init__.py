@@ -26,6 +26,8 @@ from onnx2ncnn_opt.passes import (
     fuse_norm_affine,
     fuse_padding,
     fuse_permute_matrix,
+    fuse_prelu,
+    fuse_sigmoid,
     replace_convolution_with_innerproduct,
 )
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
@@ -65,11 +67,13 @@ from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
+from onnx2ncnn_opt.passes.fuse_softmax import fuse_softmax
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
 from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
 from onnx2ncnn_opt.passes.move_crop_before_concat import move_crop_before_concat
 from onnx2ncnn_opt.passes.move_views import move_views
 from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
+from onnx2ncnn_opt.passes.replace_binaryop_with_clip import replace_binaryop_with_clip
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
 from onnx2ncnn_opt.rewrite import pipeline
@@ -100,8 +104,11 @@ PASSES: tuple[Pass, ...] = (
     fuse_memorydata_binaryop,
     fuse_binaryop_binaryop,
     fuse_reduction_mul,
+    replace_binaryop_with_clip,
     fuse_clip,
+    *fuse_prelu.PASSES,
     replace_prelu_with_leaky_relu,
+    *fuse_sigmoid.PASSES,
     fuse_swish,
     fuse_mish,
     fuse_hardsigmoid,
@@ -109,6 +116,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_gelu,
     fuse_fast_gelu,
     eliminate_tile_before_binaryop,
+    fuse_softmax,
     *fuse_layernorm.PASSES,
     fuse_rmsnorm,
     fuse_l2norm,

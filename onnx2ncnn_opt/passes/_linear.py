@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
@@ -11,6 +12,7 @@ from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 # Models write constants like sqrt(2 / pi) with six digits and more.
 _TOLERANCE = 1e-5
 _PROD = 0  # of Eltwise
+_NEGATION = 1  # of UnaryOp
 
 
 def factor(layer: Layer) -> float:
@@ -44,6 +46,12 @@ def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
         return number is None or close(offset(layer), number)
 
     return op("BinaryOp", capture, fits, op_type=frozenset({ADD, SUB}), with_scalar=1)(x)
+
+
+def negated(x: Pattern) -> Iterator[Op]:
+    """-x, however it is written."""
+    yield op("UnaryOp", op_type=_NEGATION)(x)
+    yield times(x, by=-1.0)
 
 
 def mul(a: Pattern, b: Pattern) -> Op:

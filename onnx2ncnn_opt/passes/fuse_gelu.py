@@ -30,12 +30,27 @@ def _cubes() -> Iterator[Op]:
     yield from (mul(s, times("x", by=0.044715)) for s in square)
 
 
+def _arguments() -> Iterator[Op]:
+    """sqrt(2 / pi) * (x + 0.044715 * x * x * x), and with x factored out, as Megatron and BLOOM have it."""
+    c = sqrt(2 / pi)
+    yield from (times(add("x", cube), by=c) for cube in _cubes())
+    for square in (op("UnaryOp", op_type=_SQUARE)("x"), mul("x", "x")):
+        yield from _factored(times(square, by=0.044715), c)
+    yield from _factored(mul("x", times("x", by=0.044715)), c)
+
+
+def _factored(square: Op, c: float) -> Iterator[Op]:
+    polynomial = plus(square, number=1.0)
+    yield mul(times("x", by=c), polynomial)
+    yield times(mul("x", polynomial), by=c)
+
+
 _ERF = tuple(_gated(op("Erf")(times("x", by=sqrt(0.5)))))
 _TANH_FORMS = tuple(
     form
-    for cube in _cubes()
+    for argument in _arguments()
     for tanh in (op("TanH"), op("UnaryOp", op_type=_TANH))
-    for form in _gated(tanh(times(add("x", cube), by=sqrt(2 / pi))))
+    for form in _gated(tanh(argument))
 )
 
 

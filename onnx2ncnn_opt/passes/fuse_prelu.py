@@ -1,0 +1,84 @@
+"""`fuse_prelu`, `fuse_leaky_relu`: a slope for negative numbers, written as sums and maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._constants import per_channel
+from onnx2ncnn_opt.passes._fold import ADD, MUL, SUB, require_own_weights
+from onnx2ncnn_opt.passes._linear import factor, negated, times
+from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+
+_MAX = 4
+_RELU = op("ReLU", slope=0.0)
+_SUM = op("BinaryOp", "root", op_type=frozenset({ADD, SUB}), with_scalar=0)
+
+
+def _weighted(x: Op) -> Iterator[Op]:
+    """x times a number, or a constant for each channel."""
+    yield times(x, "scale")
+    yield op("BinaryOp", "scale", op_type=MUL, with_scalar=0)(x, const("slopes"))
+    yield op("Scale", "scale", bias_term=0)(x)
+
+
+def _negative_parts() -> Iterator[Op]:
+    """What is left of x below 0: -relu(-x) without its sign, or min(x, 0)."""
+    for minus in negated("x"):
+        yield op("ReLU", "mirrored", slope=0.0)(minus)
+    yield op("Clip", "", lambda clip: clip["min"] < -1e38, max=0.0)("x")
+
+
+@rewrite(
+    *(_SUM(_RELU("x"), side) for part in _negative_parts() for side in _weighted(part)),
+    exact=False,
+    kept="PReLU as Keras exports it, and hand-written",
+)
+def fuse_prelu(
+    x: Blob,
+    root: Layer,
+    scale: Layer,
+    slopes: Layer | None = None,
+    mirrored: Layer | None = None,
+) -> Layer:
+    """ReLU(x) - a * ReLU(-x), ReLU(x) + a * min(x, 0)   ⇒   PReLU(x)
+
+    For one slope, where it is a leaky ReLU, or one for each channel.
+    """
+    sign = (-1.0 if root["op_type"] == SUB else 1.0) * (-1.0 if mirrored else 1.0)
+    if scale.type == "BinaryOp" and slopes is None:
+        return Layer("ReLU", root.name, [x], (), {"slope": sign * factor(scale)})
+    require(x.shape is not None and isinstance(x.shape[0], int), f"the channels of '{x.name}' are unknown")
+    assert x.shape is not None
+    channels = x.shape[0]
+    assert isinstance(channels, int)
+    if slopes is not None:
+        values = per_channel(slopes, x, channels)
+    else:
+        require_own_weights(scale)
+        values = scale.weights["scale_data"].astype(np.float64)
+        require(len(values) == channels, f"'{scale.name}' has not one factor for each channel")
+    return Layer(
+        "PReLU", root.name, [x], (), {"num_slope": channels}, {"slope_data": (sign * values).astype(np.float32)}
+    )
+
+
+@rewrite(
+    op("BinaryOp", "root", op_type=_MAX, with_scalar=0)("x", times("x", "scale")),
+    exact=False,
+    kept="leaky ReLU as TensorFlow exports it, and hand-written",
+)
+def fuse_leaky_relu(x: Blob, root: Layer, scale: Layer) -> Layer:
+    """max(x, x * a)   ⇒   ReLU(x) with the slope a
+
+    For a between 0 and 1: a larger slope would win above 0.
+    """
+    slope = factor(scale)
+    require(0 <= slope <= 1, f"the slope {slope:g} is not between 0 and 1")
+    return Layer("ReLU", root.name, [x], (), {"slope": slope})
+
+
+PASSES: tuple[Rewrite, ...] = (fuse_prelu, fuse_leaky_relu)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._fold import DIV, RDIV
+from onnx2ncnn_opt.passes._linear import negated, plus
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
+
+_EXP, _RECIPROCAL = 7, 15
+# 1 + exp(-x), and what is divided by it.
+_ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=_EXP)(minus), "sum", 1.0) for minus in negated("x"))
+
+
+@rewrite(
+    *(op("UnaryOp", op_type=_RECIPROCAL)(sum) for sum in _ONE_AND_EXP),
+    *(op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(sum) for sum in _ONE_AND_EXP),
+    exact=False,
+    kept="hand-written sigmoids",
+)
+def fuse_sigmoid(x: Blob, sum: Layer) -> Layer:
+    """1 / (1 + exp(-x))   ⇒   Sigmoid(x)"""
+    return Layer("Sigmoid", sum.name, [x])
+
+
+@rewrite(
+    *(op("BinaryOp", op_type=DIV, with_scalar=0)("x", sum) for sum in _ONE_AND_EXP),
+    exact=False,
+    kept="hand-written Swish",
+)
+def fuse_swish_of_exp(x: Blob, sum: Layer) -> Layer:
+    """x / (1 + exp(-x))   ⇒   Swish(x)"""
+    return Layer("Swish", sum.name, [x])
+
+
+PASSES: tuple[Rewrite, ...] = (fuse_sigmoid, fuse_swish_of_exp)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._fold import SUB
+from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over
+from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_EXP, _SUM, _MAX = 7, 0, 4
+
+
+def _forms() -> Iterator[Op]:
+    most = op("Reduction", "most", operation=_MAX, coeff=1.0)("x")
+    exp = op("UnaryOp", "exp", op_type=_EXP)(op("BinaryOp", op_type=SUB, with_scalar=0)("x", most))
+    yield from over(exp, op("Reduction", "total", operation=_SUM, coeff=1.0)(exp))
+
+
+@rewrite(*_forms(), exact=False, kept="hand-written attention and class scores")
+def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
+    """exp(x - max(x)) / sum(exp(x - max(x)))   ⇒   Softmax(x)
+
+    Not without the maximum: then large numbers overflow, and Softmax would give something else.
+    """
+    rank = len(known_shape(x))
+    axes = axes_of(most, rank)
+    require(len(axes) == 1, f"'{most.name}' is over several axes")
+    require(axes_of(total, rank) == axes, f"'{total.name}' is over other axes than '{most.name}'")
+    return Layer("Softmax", root.name, [x], (), {"axis": axes[0], "fixbug0": 1})

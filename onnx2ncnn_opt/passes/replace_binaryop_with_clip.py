@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import rewrite
+
+_MAX, _MIN = 4, 5
+_LARGEST = 3.402823466e38
+
+
+@rewrite(
+    op("BinaryOp", "binary", op_type=frozenset({_MAX, _MIN}), with_scalar=1)("x"),
+    exact=True,
+    kept="clamps as torch.export writes them: a convolution before takes a Clip",
+)
+def replace_binaryop_with_clip(x: Blob, binary: Layer) -> Layer:
+    """x ── BinaryOp max or min (number) ──   ⇒   x ── Clip ──"""
+    low, high = (binary["b"], _LARGEST) if binary["op_type"] == _MAX else (-_LARGEST, binary["b"])
+    if binary["op_type"] == _MAX and low == 0:
+        return Layer("ReLU", binary.name, [x])
+    return Layer("Clip", binary.name, [x], (), {"min": low, "max": high})
