@@ -113,8 +113,8 @@ def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float
 def fused_conv(
     im: ImportContext,
     x: Tensor,
-    w: Array,
-    b: Array | None = None,
+    w: Value,
+    b: Value | None = None,
     z: Value | None = None,
     *,
     activation: str = "",

@@ -105,9 +105,9 @@ def matmul_integer(
 def conv_integer(
     im: ImportContext,
     x: Value,
-    w: Array,
+    w: Value,
     x_zero_point: Value | None = None,
-    w_zero_point: Array | None = None,
+    w_zero_point: Value | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints = (),
@@ -120,7 +120,7 @@ def conv_integer(
     sums = conv(
         im,
         im.tensor(centred(im, x, x_zero_point)),
-        _kernel(w, w_zero_point),
+        _kernel(im, w, w_zero_point),
         auto_pad=auto_pad,
         dilations=dilations,
         group=group,
@@ -137,9 +137,9 @@ def qlinear_conv(
     x: Value,
     x_scale: Value,
     x_zero_point: Value,
-    w: Array,
+    w: Value,
     w_scale: Value,
-    w_zero_point: Array,
+    w_zero_point: Value,
     y_scale: Value,
     y_zero_point: Value,
     b: Array | None = None,
@@ -155,8 +155,8 @@ def qlinear_conv(
     sums = conv(
         im,
         im.tensor(centred(im, x, x_zero_point)),
-        _kernel(w, w_zero_point),
-        None if b is None else b.astype(np.float32),
+        _kernel(im, w, w_zero_point),
+        None if b is None else Constant(b.astype(np.float32)),
         auto_pad=auto_pad,
         dilations=dilations,
         group=group,
@@ -278,11 +278,11 @@ def per_row(im: ImportContext, a: Value, param: Value) -> Value:
     return im.reshape(param, (*param.shape, 1)) if param.rank == 1 < a.rank else param
 
 
-def _kernel(w: Array, zero_point: Array | None) -> Array:
+def _kernel(im: ImportContext, w: Value, zero_point: Value | None) -> Value:
     """The weight of a convolution minus its zero point, which there may be for each kernel."""
-    zero = np.zeros(1) if zero_point is None else zero_point
-    return w.astype(np.float32) - zero.astype(np.float32).reshape(-1, *(1,) * (w.ndim - 1))
+    return centred(im, w, None if zero_point is None else beside(im, w, zero_point, 0))
 
 
-def _whole(x: Tensor) -> Tensor:
-    return Tensor(x.blob, x.view, held_as_float(np.dtype(np.int32)))
+def _whole(x: Value) -> Value:
+    """A result of whole numbers, as integers."""
+    return Tensor(x.blob, x.view, held_as_float(np.dtype(np.int32))) if isinstance(x, Tensor) else x
