@@ -185,6 +185,24 @@ def pad11(
     return _pad(im, x, pads, mode, value, axes)
 
 
+@onnx_op("CenterCropPad", since=18, integers=True)
+def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = ()) -> Value:
+    """Crop of the axes that shrink, Padding of those that grow."""
+    places = im.axes(axes or range(x.rank), x.rank)
+    if len(places) != len(shape) or min(shape) < 1:
+        raise im.refuse(f"the shape {shape} for {len(places)} axes")
+    before, after = [], []
+    for axis, wanted in zip(places, shape, strict=True):
+        size = x.shape[axis]
+        if not isinstance(size, int):
+            raise im.refuse(f"axis {axis} has a size that is not fixed", "bind it with --shape")
+        less = abs(wanted - size) // 2
+        more = abs(wanted - size) - less
+        before.append(less if wanted > size else -less)
+        after.append(more if wanted > size else -more)
+    return pad11(im, x, (*before, *after), axes=tuple(places))
+
+
 def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes: Ints | None) -> Tensor:
     if mode not in _MODES and mode != "wrap":
         raise im.refuse(f"mode {mode} is not known")

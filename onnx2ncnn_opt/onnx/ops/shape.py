@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, known, product
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.form import align, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
@@ -13,7 +16,7 @@ from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.pad_slice import resized
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float, is_held_as_float
 
 
 @onnx_op("Reshape", since=5, integers=True)
@@ -23,8 +26,7 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
         raise im.refuse(f"{_text(shape)} copies sizes that {_text(x.shape)} does not have")
     wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
     if -1 in wanted:
-        known = product(size for size in wanted if size != -1)
-        rest = exact_div(product(x.shape), known)
+        rest = exact_div(product(x.shape), product(size for size in wanted if size != -1))
         if rest is None:
             raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(shape)}", "bind sizes with --shape")
         wanted[wanted.index(-1)] = rest
@@ -185,6 +187,15 @@ def tile(im: ImportContext, x: Tensor, repeats: Ints) -> Value:
     if any(n < 1 for n in repeats):
         raise im.refuse(f"repeats {repeats}: ncnn has no empty tensors")
     return repeated(im, x, repeats)
+
+
+@onnx_op("EyeLike", since=9, integers=True)
+def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
+    """A constant."""
+    if x.rank != 2 or not all(isinstance(size, int) for size in x.shape):
+        raise im.refuse(f"{_text(x.shape)} is not of two sizes that are fixed", "bind them with --shape")
+    rows, columns = known(x.shape)
+    return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
 
 
 @onnx_op("DepthToSpace", batch=0)
