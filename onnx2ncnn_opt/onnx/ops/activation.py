@@ -143,6 +143,12 @@ def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=MUL))
 
 
+@onnx_op("SwiGLU", since=28)
+def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Value:
+    """Swish and BinaryOp mul."""
+    return binary(im, MUL, swish(im, a, alpha=alpha), b)
+
+
 @onnx_op("Softsign")
 def softsign(im: ImportContext, x: Tensor) -> Tensor:
     """x / (1 + |x|)."""

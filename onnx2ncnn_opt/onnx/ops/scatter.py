@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.dim import Shape, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, add, binary, max_, min_, mul
 from onnx2ncnn_opt.onnx.ops.logic import where
-from onnx2ncnn_opt.onnx.ops.pad_slice import flip, pad2, pick
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop, flip, pad2, pick
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
-_MOST_PIECES = 256
+_MOST_PIECES, _MOST_TURNS = 256, 32
+_REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": max_, "min": min_}
 
 
 @onnx_op("ScatterND", since=11, integers=True)
@@ -27,12 +30,11 @@ def scatter_nd11(im: ImportContext, data: Value, indices: Array, updates: Value)
 
 @onnx_op("ScatterND", since=16, integers=True)
 def scatter_nd16(im: ImportContext, data: Value, indices: Array, updates: Value, *, reduction: str = "none") -> Value:
-    """Concat of what stays and what is new."""
-    _plain(im, reduction)
+    """Concat of what stays and what is new, or the reduction of both."""
     depth = indices.shape[-1]
     if not 1 <= depth <= data.rank:
         raise im.refuse(f"indices of {depth} axes into rank {data.rank}")
-    return _scatter(im, data, np.moveaxis(indices, -1, 0), updates, data.rank - depth)
+    return _scatter(im, data, np.moveaxis(indices, -1, 0), updates, data.rank - depth, reduction)
 
 
 @onnx_op("Scatter", since=9, integers=True)
@@ -51,22 +53,48 @@ def scatter_elements11(im: ImportContext, data: Value, indices: Array, updates: 
 def scatter_elements16(
     im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
-    """Concat of what stays and what is new."""
-    _plain(im, reduction)
+    """Concat of what stays and what is new, or the reduction of both."""
     if indices.ndim != data.rank:
         raise im.refuse(f"indices of rank {indices.ndim} for rank {data.rank}")
     places: list[Array] = list(np.indices(indices.shape))
     places[im.axis(axis, data.rank)] = indices
-    return _scatter(im, data, np.stack(places), updates, 0)
+    return _scatter(im, data, np.stack(places), updates, 0, reduction)
 
 
-def _plain(im: ImportContext, reduction: str) -> None:
-    if reduction != "none":
-        raise im.refuse(f"reduction {reduction}: ncnn does not add where it places")
+@onnx_op("TensorScatter", since=24, integers=True)
+def tensor_scatter(
+    im: ImportContext,
+    past_cache: Value,
+    update: Value,
+    write_indices: Array | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Value:
+    """Concat of what stays and what is new."""
+    along = im.axis(axis, past_cache.rank)
+    [batch, length], new = (_size(past_cache, a) for a in (0, along)), _size(update, along)
+    if along == 0:
+        raise im.refuse("it writes along the axis of the batch")
+    first = np.zeros(batch, np.int64) if write_indices is None else write_indices
+    places = first[:, None] + np.arange(new)
+    perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
+    items = np.broadcast_to(np.arange(batch)[:, None], places.shape)
+    index = np.stack([items, places % length if mode == "circular" else places])
+    placed = _scatter(im, _transposed(past_cache, perm), index, _transposed(update, perm), past_cache.rank - 2)
+    return _transposed(placed, [perm.index(a) for a in range(past_cache.rank)])
 
 
-def _scatter(im: ImportContext, data: Value, places: Array, updates: Value, rest: int) -> Value:
-    """``data[places] = updates`` over all axes but the last `rest`."""
+def _transposed(x: Value, perm: Sequence[int]) -> Value:
+    return Constant(x.array.transpose(perm)) if isinstance(x, Constant) else x.viewed(x.view.transpose(perm))
+
+
+def _scatter(
+    im: ImportContext, data: Value, places: Array, updates: Value, rest: int, reduction: str = "none"
+) -> Value:
+    """``data[places] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
+    if reduction not in ("none", *_REDUCTIONS):
+        raise im.refuse(f"reduction {reduction} is not known")
     outer = data.shape[: data.rank - rest]
     sizes = [size for size in outer if isinstance(size, int)]
     if len(sizes) < len(outer):
@@ -80,6 +108,8 @@ def _scatter(im: ImportContext, data: Value, places: Array, updates: Value, rest
     if not places.size:
         return data
     rows = [np.where(index < 0, index + size, index).reshape(-1) for index, size in zip(places, sizes, strict=True)]
+    if reduction != "none":
+        return _reduced(im, data, np.ravel_multi_index(rows, sizes), updates, inner, reduction)
     box = [np.unique(row) for row in rows]
     grid = [axis.reshape(-1) for axis in np.meshgrid(*box, indexing="ij")]
     if all(np.array_equal(row, axis) for row, axis in zip(rows, grid, strict=True)):
@@ -87,6 +117,23 @@ def _scatter(im: ImportContext, data: Value, places: Array, updates: Value, rest
     flat, count = np.ravel_multi_index(rows, sizes), math.prod(sizes)
     columns = im.reshape(data, (count, *inner)), im.reshape(updates, (flat.size, *inner))
     return im.reshape(_place_along(im, *columns, flat, 0), data.shape)
+
+
+def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inner: Shape, reduction: str) -> Value:
+    """The reduction of rows and updates, several updates for one row one after the other."""
+    order = np.argsort(places, kind="stable")
+    turn = np.empty_like(places)
+    turn[order] = np.arange(places.size) - np.searchsorted(places[order], places[order])
+    if turn.max() >= _MOST_TURNS:
+        raise im.refuse(f"its constant indices name one place {turn.max() + 1} times")
+    outer = data.shape[: data.rank - len(inner)]
+    rows = im.reshape(data, (product(outer), *inner))
+    new = im.reshape(updates, (places.size, *inner))
+    for number in range(turn.max() + 1):
+        which = order[turn[order] == number]
+        result = _REDUCTIONS[reduction](im, _rows(im, rows, places[which], 0), _rows(im, new, which, 0))
+        rows = _place_along(im, rows, result, places[which], 0)
+    return im.reshape(rows, data.shape)
 
 
 def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axis: int) -> Value:
@@ -152,6 +199,31 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
     blob = im.layer("CumulativeSum", im.mat(x, dims, batch), axis=dims.index([along]))
     y = im.wrap(blob, x.shape, dims, batch, x.dtype)
     return flip(im, y, along) if reverse else y
+
+
+@onnx_op("CumProd", since=26, integers=True)
+def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    """BinaryOp mul of the operand and itself shifted by 1, of that and itself shifted by 2, by 4, and so on."""
+    along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
+    size = x.shape[along]
+    if not isinstance(size, int):
+        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
+    if reverse:
+        x = flip(im, x, along)
+    if exclusive:
+        x = _shifted(im, x, along, 1)
+    shift = 1
+    while shift < size:
+        x = im.tensor(mul(im, x, _shifted(im, x, along, shift)))
+        shift *= 2
+    return flip(im, x, along) if reverse else x
+
+
+def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int) -> Tensor:
+    """The elements of an axis moved towards its end, behind ones."""
+    pads = [0] * 2 * x.rank
+    pads[axis] = shift
+    return crop(im, im.tensor(pad2(im, x, pads=tuple(pads), value=1.0)), axis, 0, _size(x, axis))
 
 
 @onnx_op("OneHot", since=9, integers=True)
