@@ -8,7 +8,7 @@ first one waits in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from onnx2ncnn_opt.ir.dim import Shape
@@ -18,8 +18,9 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 _VIEWS = frozenset({"Split", "Noop"})
 # Reverse forms of BinaryOp's operations that give the same bits with their operands exchanged.
 _EXCHANGED = {0: 0, 2: 2, 1: 7, 7: 1}
-# Layers simulated in search of a better order, at most.
-_BUDGET = 3_000_000
+# Layers simulated in search of a better order, at most; but a few orders are tried even of huge nets.
+_BUDGET = 400_000
+_LEAST_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ def blob_bytes(shape: Shape | None) -> int | None:
 
 def peak_memory(graph: Graph) -> Memory:
     """Simulate ncnn in light mode: all inputs are fed, then the outputs are extracted one after the other."""
-    return _Simulation(graph).run()
+    return _Simulation(graph, _sizes(graph)).run()
+
+
+def _sizes(graph: Graph) -> dict[Blob, int | None]:
+    return {blob: blob_bytes(blob.shape) for layer in graph for blob in layer.outputs}
 
 
 def lower_peak(graph: Graph) -> list[Layer]:
@@ -57,8 +62,9 @@ def lower_peak(graph: Graph) -> list[Layer]:
     Only sums, products and differences of two blobs of equal shape are exchanged. Nothing is done where sizes are open.
     """
     changed: dict[Layer, None] = {}
-    best = peak_memory(graph)
-    tries = _BUDGET // max(len(graph), 1)
+    sizes = _sizes(graph)
+    best = _Simulation(graph, sizes).run()
+    tries = max(_BUDGET // max(len(graph), 1), _LEAST_TRIES)
     tried: set[Layer] = set()
     while not best.unknown and tries > 0:
         layer = next((layer for layer in best.waiting if layer not in tried and _is_exchangeable(layer)), None)
@@ -67,7 +73,7 @@ def lower_peak(graph: Graph) -> list[Layer]:
         tried.add(layer)
         tries -= 1
         _exchange(graph, layer)
-        now = peak_memory(graph)
+        now = _Simulation(graph, sizes).run()
         if now.peak < best.peak:
             best = now
             tried.clear()
@@ -109,8 +115,8 @@ class _Pending:
 
 
 class _Simulation:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, sizes: Mapping[Blob, int | None]) -> None:
+        self.graph, self.sizes = graph, sizes
         self.now = self.peak = 0
         self.at: Layer | None = None
         self.waiting: _Pending | None = None
@@ -121,7 +127,7 @@ class _Simulation:
     def run(self) -> Memory:
         for layer in self.graph:
             for blob in layer.outputs:
-                self.unknown += blob_bytes(blob.shape) is None
+                self.unknown += self.sizes[blob] is None
                 self.uses[blob] = len(blob.users) + blob.is_output
             if layer.type == "Input":
                 self.allocate(layer)
@@ -181,7 +187,7 @@ class _Simulation:
 
     def allocate(self, layer: Layer) -> None:
         for blob in layer.outputs:
-            size = blob_bytes(blob.shape) or 0
+            size = self.sizes[blob] or 0
             self.buffer[blob] = [size, 1]
             self.now += size
 
