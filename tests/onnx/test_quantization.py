@@ -180,3 +180,28 @@ def test_what_onnx_runtime_makes_of_a_dynamic_model(plain: tuple[Path, dict[str,
     optimised = onnx.load(tmp_path / "optimised.onnx")
     assert [node.op_type for node in optimised.graph.node] == ["DynamicQuantizeMatMul"]
     compare(optimised, feeds, rel=REL)
+
+
+@pytest.mark.parametrize(
+    ("bits", "zeros"),
+    [(2, "none"), (2, "packed"), (2, "floats"), (4, "none"), (4, "packed"), (4, "floats"), (8, "none"), (8, "packed")],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_weights_of_few_bits(bits: int, zeros: str, biased: bool) -> None:
+    inner, outputs, block = 40, 6, 16  # the last block is short
+    rng = np.random.default_rng(1)
+    blocks = -(-inner // block)
+    constants = {
+        "w": rng.integers(0, 256, (outputs, blocks, block * bits // 8)).astype(np.uint8),
+        "s": rng.uniform(0.01, 0.1, (outputs, blocks)).astype(np.float32),
+    }
+    if zeros == "packed":
+        constants["z"] = rng.integers(0, 256, (outputs, -(-blocks * bits // 8))).astype(np.uint8)
+    elif zeros == "floats":
+        constants["z"] = rng.uniform(0, 2**bits, (outputs, blocks)).astype(np.float32)
+    if biased:
+        constants["b"] = normal(2, outputs)
+    names = ["x", "w", "s", "z" if "z" in constants else "", "", "b" if biased else ""]
+    sizes = {"K": inner, "N": outputs, "bits": bits, "block_size": block}
+    made = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **sizes)
+    compare_nodes(made, {"x": normal(0, 2, 3, inner)}, constants, rel=REL)

@@ -30,6 +30,7 @@ from onnx2ncnn_opt.onnx.ops import (
     sequences,
     shape,
     spectral,
+    state,
     statistics,
 )
 
@@ -63,5 +64,6 @@ __all__ = [
     "sequences",
     "shape",
     "spectral",
+    "state",
     "statistics",
 ]

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
-from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
+from onnx2ncnn_opt.onnx.ops.matrix import linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.ops.quantization import (
     centred,
@@ -242,3 +242,44 @@ def dynamic_quantize_matmul(
     """DynamicQuantizeLinear and MatMulIntegerToFloat."""
     quantised, scale, zero = dynamic_quantize_linear(im, a)
     return matmul_integer_to_float(im, quantised, b, scale, b_scale, zero, b_zero_point, bias)
+
+
+@onnx_op("MatMulNBits", domain=MICROSOFT)
+def matmul_nbits(
+    im: ImportContext,
+    a: Tensor,
+    b: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    g_idx: Array | None = None,
+    bias: Value | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    weight_prepacked: int = 0,
+) -> Value:
+    """InnerProduct or Gemm of the weight as floats."""
+    if g_idx is not None or weight_prepacked or bits not in (2, 4, 8):
+        raise im.refuse(f"{bits} bits in an order of its own")
+    blocks = -(-K // block_size)
+    if b.size * 8 != N * blocks * block_size * bits or scales.size != N * blocks:
+        raise im.refuse(f"a weight of shape {list(b.shape)} and scales of shape {list(scales.shape)}")
+    zeros: Array = np.full((N, blocks), 2 ** (bits - 1), np.float32)
+    if zero_points is not None and zero_points.dtype == np.uint8:
+        zeros = _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks]
+    elif zero_points is not None:
+        zeros = im.f32(zero_points).reshape(N, blocks)
+    centres = _unpacked(b.reshape(N, blocks, -1), bits) - zeros[..., None]
+    weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
+    y = linear(im, a, np.ascontiguousarray(weight))
+    return y if bias is None else binary(im, ADD, y, bias)
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """The numbers of which each byte holds several along the last axis, the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return parts.reshape(*packed.shape[:-1], -1).astype(np.float32)

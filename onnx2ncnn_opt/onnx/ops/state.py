@@ -1,0 +1,106 @@
+"""Operators that carry a state from one call, or one step, to the next."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.convolution import conv
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
+from onnx2ncnn_opt.onnx.ops.shape import concat, split2
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Tensor, Value
+
+_EXP = 7
+# Steps that are written out one after the other, at most.
+MOST_STEPS = 64
+
+
+@onnx_op("CausalConvWithState", since=27, batch=0)
+def causal_conv_with_state(
+    im: ImportContext,
+    x: Tensor,
+    weight: Value,
+    bias: Value | None = None,
+    past_state: Value | None = None,
+    *,
+    activation: str = "none",
+) -> tuple[Value | None, ...]:
+    """ConvolutionDepthWise1D behind a Concat with the past, or Padding."""
+    if activation not in ("none", "silu", "swish"):
+        raise im.refuse(f"activation {activation} is not known")
+    channels, length = x.shape[1], weight.shape[-1]
+    if x.rank != 3 or not isinstance(channels, int) or not isinstance(length, int):
+        raise im.refuse(f"operands of shapes {list(x.shape)} and {list(weight.shape)}", "bind sizes with --shape")
+    if length == 1:
+        if im.is_used(1):
+            raise im.refuse("a state of no elements, and ncnn has no empty tensors")
+        padded: Value = x
+    elif past_state is None:
+        padded = pad2(im, x, pads=(0, 0, length - 1, 0, 0, 0))
+    else:
+        padded = concat(im, past_state, x, axis=2)
+    padded = im.tensor(padded)
+    y = conv(im, padded, weight, bias, group=channels)
+    state = crop(im, padded, 2, 1 - length, -233) if im.is_used(1) else None
+    return y if activation == "none" else im.unary(y, "Swish"), state
+
+
+@onnx_op("LinearAttention", since=27)
+def linear_attention(
+    im: ImportContext,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    past_state: Value | None = None,
+    decay: Value | None = None,
+    beta: Value | None = None,
+    *,
+    chunk_size: int = 64,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float = 0.0,
+    update_rule: str = "gated_delta",
+) -> tuple[Value, ...]:
+    """Step by step: MatMul for what the state holds of a key, what is added to it, and what a query reads."""
+    rules = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
+    if rules.get(update_rule) != (decay is not None, beta is not None):
+        raise im.refuse(f"update_rule {update_rule} with these operands")
+    batch, steps, width = query.shape
+    if not isinstance(steps, int) or not isinstance(width, int):
+        raise im.refuse("a number of steps that is not fixed", "bind it with --shape")
+    if steps > MOST_STEPS:
+        raise im.refuse(f"{steps} steps one after the other, more than {MOST_STEPS}")
+    if kv_num_heads < 1 or q_num_heads % kv_num_heads or width % q_num_heads:
+        raise im.refuse(f"{q_num_heads} heads of {width} elements, which share {kv_num_heads} of keys")
+    shared, size = q_num_heads // kv_num_heads, width // q_num_heads
+
+    def each_step(x: Value | None, rows: int) -> list[Value | None]:
+        """[batch, steps, heads * rows * columns] as [batch, heads, rows, columns] for each step."""
+        if x is None:
+            return [None] * steps
+        columns = x.shape[-1]
+        heads = 1 if columns == 1 else kv_num_heads
+        if x.rank != 3 or not isinstance(columns, int) or columns % (heads * rows):
+            raise im.refuse(f"an operand of shape {list(x.shape)} for {kv_num_heads} heads")
+        parts = split2(im, im.tensor(x), axis=1, split=(1,) * steps)
+        return [im.reshape(part, (batch, heads, rows, columns // (heads * rows))) for part in parts]
+
+    factor, state, read = scale or size**-0.5, past_state, []
+    operands = (each_step(x, rows) for x, rows in ((query, shared), (key, 1), (value, 1), (decay, 1), (beta, 1)))
+    for q, k, v, gate, rate in zip(*operands, strict=True):
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        if state is not None and gate is not None:
+            state = binary(im, MUL, state, im.unary(turned(gate), "UnaryOp", op_type=_EXP))
+        if state is not None and rate is not None:
+            v = binary(im, SUB, v, matmul(im, k, state))
+        if rate is not None:
+            v = binary(im, MUL, v, rate)
+        added = matmul(im, turned(k), v)
+        state = added if state is None else binary(im, ADD, state, added)
+        y = matmul(im, q, state)
+        read.append(im.reshape(y, (batch, 1, q_num_heads * y.shape[-1])))
+    assert state is not None
+    return binary(im, MUL, concat(im, *read, axis=1), number(factor)), state
