@@ -9,6 +9,7 @@ exact enough for the quotients and remainders of integers up to 2**20.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
@@ -272,15 +273,38 @@ def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
     return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
 
 
+# Layers that give no number below 0, and of UnaryOp abs, square, square root and exp.
+_NOT_NEGATIVE = ("HardSigmoid", "Sigmoid", "Softmax", "Threshold")
+_NOT_NEGATIVE_UNARY = (0, 4, 5, 7)
+_SAME_NUMBERS = ("Crop", "Flip", "Permute", "Reshape", "Slice", "Tile")
+
+
 def _is_positive(x: Value) -> bool:
     """Whether every number is surely greater than zero."""
-    if isinstance(x, Constant):
-        return bool((x.array > 0).all())
-    layer = x.blob.producer
+    return bool((x.array > 0).all()) if isinstance(x, Constant) else _lowest(x.blob) > 0
+
+
+def _lowest(blob: Blob) -> float:
+    """A number that none of a blob's is below."""
+    layer = blob.producer
     assert layer is not None
     if layer.type == "Clip":
-        return bool(layer["min"] > 0)
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == MAX and layer["with_scalar"] and layer["b"] > 0)
+        return float(layer["min"])
+    if layer.type in _NOT_NEGATIVE or (layer.type == "UnaryOp" and layer["op_type"] in _NOT_NEGATIVE_UNARY):
+        return 0.0
+    if layer.type == "ReLU" and layer["slope"] == 0:
+        return 0.0
+    if layer.type in _SAME_NUMBERS:
+        return _lowest(layer.inputs[0])
+    if layer.type == "BinaryOp" and layer["with_scalar"]:
+        low, b = _lowest(layer.inputs[0]), float(layer["b"])
+        if layer["op_type"] == MAX:
+            return max(low, b)
+        if layer["op_type"] == ADD:
+            return low + b
+        if layer["op_type"] == MUL and b > 0:
+            return low * b
+    return -math.inf
 
 
 @onnx_op("Mod", since=10, integers=True)
