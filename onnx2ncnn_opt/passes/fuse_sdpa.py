@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,14 @@ def attention() -> Iterator[Op]:
     product = op("MatMul", "product")("q", "k")
     scaled = times(product, "scale")
     for logits in (product, scaled, add(product, "mask"), add(scaled, "mask"), *_weighted(product, "mask")):
-        yield op("MatMul", "root")(op("Softmax", where=_is_over_last_axis)(logits), "v")
+        yield op("MatMul", "root")(op("Softmax", "weights", _is_over_last_axis)(logits), "v")
+
+
+def turned_attention() -> Iterator[Op]:
+    """v @ Softmax(...).T: the same with columns instead of rows, as convolutions leave them."""
+    for pattern in attention():
+        weights, v = pattern.inputs or ()
+        yield replace(pattern, params={"transB": 1})(v, weights)
 
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
@@ -52,13 +60,14 @@ def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> floa
     return factor(scale) if scale is not None else 1.0
 
 
-@rewrite(*attention(), exact=False)
+@rewrite(*attention(), *turned_attention(), exact=False)
 def fuse_sdpa(
     q: Blob,
     k: Blob,
     v: Blob,
     product: Layer,
     root: Layer,
+    weights: Layer,
     scale: Layer | None = None,
     weighted: Layer | None = None,
     mask: Blob | None = None,
@@ -82,7 +91,13 @@ def fuse_sdpa(
     if mask is not None:
         inputs.append(_mask(mask, product.output, layers))
     params = {"scale": _factor(product, scale, weighted)} | ({"attn_mask": 1} if mask is not None else {})
-    return [*layers, Layer("SDPA", root.name, inputs, (), params)]
+    layers.append(Layer("SDPA", root.name, inputs, (), params))
+    if root.inputs[1] is weights.output:
+        assert root.output.shape is not None
+        c, h, w = root.output.shape
+        layers[-1].outputs = (Blob(f"{root.output.name}_t", (c, w, h), root.output.batch),)
+        layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
+    return layers
 
 
 def _heads(blob: Blob) -> Dim:
