@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
+from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.value import Tensor
 
@@ -16,6 +17,11 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
         return x
     batch = batch_beside(x, grown)
     dims = dims_around(x, grown, batch)
+    is_easy = len(dims) <= MAX_DIMS and im.cost(x, Form(tuple(dims), tuple(batch))) < 2 * len(grown)
+    if not is_easy and all(x.shape[axis] == 1 for axis in grown):
+        for axis in grown:
+            x = _spread(im, x, axis, repeats[axis])
+        return x
     if len(dims) > MAX_DIMS:
         for axis in grown:
             x = repeated(im, x, [n if a == axis else 1 for a, n in enumerate(repeats)])
@@ -24,6 +30,21 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
     blob = im.layer("Tile", im.mat(x, dims, batch), repeats=counts)
     shape = tuple(size * n for size, n in zip(x.shape, repeats, strict=True))
     return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
+    """An axis of size 1 repeated, as a dim of a Mat in which all else stays where it lies."""
+    before = set(flat(x.view.axes[:axis]))
+    lying = flat(x.view.dims)
+    place = next((i for i, atom in enumerate(lying) if atom not in before), len(lying))
+    around = [group for group in (lying[:place], None, lying[place:]) if group != ()]
+    dim = around.index(None)
+    one = im.laid(x, tuple(group or () for group in around), x.view.batch)
+    blob = im.layer("Tile", one.blob, repeats=tuple(count if i == dim else 1 for i in range(len(around))))
+    new = (Atom(count),)
+    dims = tuple(new if i == dim else group for i, group in enumerate(one.view.dims))
+    axes = tuple(new if a == axis else group for a, group in enumerate(x.view.axes))
+    return Tensor(blob, View(x.view.batch, dims, axes), x.dtype)
 
 
 def batch_beside(x: Tensor, axes: Collection[int]) -> list[int]:

@@ -92,6 +92,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
         fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
         if other != axis and len(fixed) > 1:
             raise im.refuse(f"sizes of axis {other} differ: {', '.join(_text(x.shape) for x in xs)}")
+    xs = tuple(x for x in xs if x.shape[axis] != 0) or xs[:1]
     if len(xs) == 1:
         return xs[0]
     if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
