@@ -173,6 +173,8 @@ def _is_integer(weight: Weight) -> bool:
     """Whether a constant's 32 bits are integers, such as indexes: as floats those are denormal, or NaN."""
     if weight.data.dtype == np.int32:
         return True
+    if weight.data.dtype.itemsize != 4:
+        return False
     exponents = weight.data.view(np.uint32) >> 23 & 0xFF
     denormal = (exponents == 0) & (weight.data.view(np.uint32) << 1 != 0)
     return bool(denormal.any())

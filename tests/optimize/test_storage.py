@@ -241,6 +241,24 @@ def test_a_net_of_32_bits_stays_one(tmp_path: Path) -> None:
     assert Encoding.FP16 not in stored_kinds(result.graph).values()
 
 
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_constants_of_16_bits_stay(tmp_path: Path, kind: str) -> None:
+    lines = (
+        "Input data 0 1 data 0=4 1=3 2=2",
+        "Convolution a 1 1 data p 0=4 1=1 5=1 6=8",
+        "BatchNorm n 1 1 p q 0=4",
+        "MemoryData c 0 1 c 0=4 1=3 21=0",
+        "BinaryOp b 2 1 q c out 0=4",
+    )
+    weights = short(values(8), kind) + raw(values(4)) + NORM + short(values(12, seed=4), kind)
+    result = optimize(*write_net(tmp_path, *lines, weights=weights))
+    assert {n: k for n, k in stored_kinds(result.graph).items() if "bias" not in n} == {
+        "a.weight_data": Encoding(kind),
+        "c.data": Encoding(kind),
+    }
+    assert result.verify().ok
+
+
 def test_int8_weights_and_what_stands_beside_them_stay(tmp_path: Path) -> None:
     lines = (
         "Input data 0 1 data 0=4 1=3 2=2",
