@@ -1,32 +1,35 @@
 """Sizes that may be known only at run time.
 
-A `Dim` is a Python int, or a `Sym`: a polynomial with integer coefficients over named sizes and floor divisions of such
-polynomials. Sums and products are kept in one canonical form, so that two sizes computed on different ways through a
-model compare equal when they are (``3*h`` and ``h + h*2``).
+A `Dim` is a Python int, or a `Sym`: a polynomial with integer coefficients over named sizes, and over floor divisions,
+minima and maxima of such polynomials. Sums and products are kept in one canonical form, so that two sizes computed on
+different ways through a model compare equal when they are (``3*h`` and ``h + h*2``).
+
+Named sizes are 1 or more. That decides most comparisons (`at_least`), and where none decides, `smaller` and `larger`
+stay what they are. A name that starts with "#" is no size but a place along an axis, 0 or more (`place`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations, islice
+from itertools import product as choices
+from math import ceil
 from typing import TypeAlias
 
 
-class _FloorDiv:
-    """``numerator // divisor`` that does not divide evenly term by term."""
+@dataclass(frozen=True)
+class Call:
+    """``a // b`` that does not divide evenly term by term, or the ``min`` or ``max`` of sizes that do not tell."""
 
-    __slots__ = ("divisor", "numerator")
-
-    def __init__(self, numerator: Sym, divisor: Dim) -> None:
-        self.numerator, self.divisor = numerator, divisor
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _FloorDiv) and (self.numerator, self.divisor) == (other.numerator, other.divisor)
-
-    def __hash__(self) -> int:
-        return hash((self.numerator, self.divisor))
+    operator: str
+    a: Dim
+    b: Dim
 
     def __str__(self) -> str:
-        return f"(({self.numerator})//({self.divisor}))"
+        return f"(({self.a})//({self.b}))" if self.operator == "//" else f"{self.operator}({self.a}, {self.b})"
 
 
 class Sym:
@@ -90,13 +93,11 @@ class Sym:
                 if isinstance(factor, str):
                     found.add(factor)
                 else:
-                    found |= factor.numerator.names()
-                    if isinstance(factor.divisor, Sym):
-                        found |= factor.divisor.names()
+                    found.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
         return found
 
-    def subs(self, values: Mapping[str, int]) -> Dim:
-        """The size with symbols replaced by numbers."""
+    def subs(self, values: Mapping[str, Dim]) -> Dim:
+        """The size with symbols replaced by numbers, or by other sizes."""
         total: Dim = 0
         for factors, k in self.terms.items():
             term: Dim = k
@@ -104,8 +105,8 @@ class Sym:
                 if isinstance(factor, str):
                     term = term * values.get(factor, symbol(factor))
                 else:
-                    divisor = factor.divisor.subs(values) if isinstance(factor.divisor, Sym) else factor.divisor
-                    term = term * (factor.numerator.subs(values) // divisor)
+                    a, b = (size.subs(values) if isinstance(size, Sym) else size for size in (factor.a, factor.b))
+                    term = term * _CALLS[factor.operator](a, b)
             total = total + term
         return total
 
@@ -113,13 +114,18 @@ class Sym:
 Dim: TypeAlias = int | Sym
 Shape: TypeAlias = tuple[Dim, ...]
 
-_Factor: TypeAlias = str | _FloorDiv
+_Factor: TypeAlias = str | Call
 _Monomial: TypeAlias = tuple[_Factor, ...]
 
 
 def symbol(name: str) -> Sym:
     """The size called `name`."""
     return Sym({(name,): 1})
+
+
+def place(axis: int) -> Sym:
+    """Where an element stands along an axis, counted from the last one, which is 0."""
+    return symbol(f"#{axis}")
 
 
 def product(sizes: Iterable[Dim]) -> Dim:
@@ -142,8 +148,143 @@ def exact_div(size: Dim, divisor: Dim) -> Dim | None:
     """`size / divisor` where that is surely a whole number, else None."""
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor and size % divisor == 0 else None
+    if len(_terms(divisor)) > 1:
+        return _long_division(size, divisor)
     quotient = _divide_terms(size, divisor)
     return None if quotient is None else _dim(quotient)
+
+
+def _long_division(size: Dim, divisor: Dim) -> Dim | None:
+    """The quotient of polynomials; None where something remains."""
+    quotient: Dim = 0
+    for _ in range(len(_terms(size))):
+        if size == 0:
+            return quotient
+        part = _divide_terms(_leading(size), _leading(divisor))
+        if part is None:
+            return None
+        quotient = quotient + _dim(part)
+        size = size - divisor * _dim(part)
+    return quotient if size == 0 else None
+
+
+def _leading(size: Dim) -> Dim:
+    factors, k = max(_terms(size).items(), key=lambda term: (len(term[0]), tuple(map(str, term[0]))))
+    return _dim({factors: k})
+
+
+def smaller(a: Dim, b: Dim) -> Dim:
+    """The smaller one of two sizes."""
+    return a if at_least(b - a, 0) else b if at_least(a - b, 0) else _call("min", a, b)
+
+
+def larger(a: Dim, b: Dim) -> Dim:
+    """The larger one of two sizes."""
+    return a if at_least(a - b, 0) else b if at_least(b - a, 0) else _call("max", a, b)
+
+
+def at_most(size: Dim) -> int | None:
+    """The number that a size surely does not exceed; None where nothing says so."""
+    if isinstance(size, int):
+        return size
+    bounds = [_least(below) for below in _below(-size)]
+    return min((-bound for bound in bounds if bound is not None), default=None)
+
+
+def fitting(a: Dim, b: Dim) -> Dim | None:
+    """The size of an axis for two that broadcast to it only by being equal: n for n and ``min(n, 512)``.
+
+    None for sizes of which nothing says so.
+    """
+    for less, more in ((a, b), (b, a)):
+        if less == more:
+            return more
+        call = next(iter(less.terms))[:1] if isinstance(less, Sym) and len(less.terms) == 1 else ()
+        for factor in call:
+            if isinstance(factor, Call) and factor.operator == "min" and less == Sym({(factor,): 1}):
+                other = factor.b if factor.a == more else factor.a if factor.b == more else 0
+                if at_least(other, 2):
+                    return more
+    return None
+
+
+@lru_cache(maxsize=4096)
+def at_least(size: Dim, bound: int) -> bool:
+    """Whether a size is surely `bound` or more, whatever its symbols stand for."""
+    if isinstance(size, int):
+        return size >= bound
+    return any((least := _least(below)) is not None and least >= bound for below in _below(size))
+
+
+_MOST_BOUNDS = 64
+
+# A polynomial over symbols only.
+_Bound: TypeAlias = dict[tuple[str, ...], Fraction]
+
+
+def _least(bound: _Bound) -> int | None:
+    """The whole number at which or above a bound surely is; None where nothing says so."""
+    # With every size as 1 + t, a polynomial of no negative coefficients is smallest where all t are 0.
+    shifted: _Bound = {}
+    for names, k in bound.items():
+        places = tuple(name for name in names if name.startswith("#"))
+        rest = [name for name in names if not name.startswith("#")]
+        for count in range(len(rest) + 1):
+            for kept in combinations(rest, count):
+                key = tuple(sorted(places + kept))
+                shifted[key] = shifted.get(key, Fraction(0)) + k
+    constant = shifted.pop((), Fraction(0))
+    return ceil(constant) if all(k >= 0 for k in shifted.values()) else None
+
+
+def _below(size: Dim) -> Iterator[_Bound]:
+    """Polynomials over symbols only that are nowhere larger than the size."""
+    options = [list(_term_below(factors, k)) for factors, k in _terms(size).items()]
+    for chosen in islice(choices(*options), _MOST_BOUNDS):
+        total: _Bound = {}
+        for bound in chosen:
+            for names, k in bound.items():
+                total[names] = total.get(names, Fraction(0)) + k
+        yield total
+
+
+def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
+    calls = [factor for factor in factors if isinstance(factor, Call)]
+    if not calls:
+        yield {tuple(factor for factor in factors if isinstance(factor, str)): Fraction(k)}
+    elif len(factors) == 1:
+        yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
+    elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
+        yield {}
+
+
+def _call_below(call: Call) -> Iterator[_Bound]:
+    a, b = call.a, call.b
+    if call.operator == "//":
+        if isinstance(b, int) and b > 0:
+            for bound in _below(a - (b - 1)):
+                yield _times(bound, Fraction(1, b))
+        if at_least(a, 0) and at_least(b, 1):
+            yield {}
+    elif call.operator == "max":
+        yield from (*_below(a), *_below(b))
+    else:
+        for bound in (*_below(a), *_below(b)):
+            least = _least(bound)
+            if least is not None and at_least(a, least) and at_least(b, least):
+                yield {(): Fraction(least)}
+
+
+def _call_above(call: Call) -> Iterator[_Bound]:
+    a, b = call.a, call.b
+    if call.operator == "min":
+        yield from (_times(bound, -1) for size in (a, b) for bound in _below(size * -1))
+    elif call.operator == "//" and isinstance(b, int) and b > 0:
+        yield from (_times(bound, Fraction(-1, b)) for bound in _below(a * -1))
+
+
+def _times(bound: _Bound, k: Fraction | int) -> _Bound:
+    return {names: k * value for names, value in bound.items()}
 
 
 def _terms(size: Dim) -> Mapping[_Monomial, int]:
@@ -165,7 +306,7 @@ def _divide_terms(size: Dim, divisor: Dim) -> dict[_Monomial, int] | None:
     """Every term divided by a divisor of one term; None where one does not divide evenly."""
     by = _terms(divisor)
     if len(by) != 1:
-        return {(): 1} if size == divisor else None
+        return None
     [(factors, k)] = by.items()
     result: dict[_Monomial, int] = {}
     for term, coefficient in _terms(size).items():
@@ -183,9 +324,9 @@ def _divide_terms(size: Dim, divisor: Dim) -> dict[_Monomial, int] | None:
 def _divide(size: Sym, divisor: Dim) -> Dim:
     if isinstance(divisor, int) and divisor == 0:
         raise ZeroDivisionError("a size divided by zero")
-    even = _divide_terms(size, divisor)
+    even = exact_div(size, divisor)
     if even is not None:
-        return _dim(even)
+        return even
     if isinstance(divisor, int) and divisor > 0:
         # (a*d + r) // d == a + r // d holds for floor division, whatever the signs.
         whole = {f: k - k % divisor for f, k in size.terms.items()}
@@ -196,18 +337,26 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
         # ((x // a) + r) // b == (x + r*a) // (a*b): keeps chains of strided layers flat.
         flat = _flatten_nested(rest, divisor)
         return quotient + Sym({(flat,): 1})
-    return Sym({(_FloorDiv(size, divisor),): 1})
+    return Sym({(Call("//", size, divisor),): 1})
 
 
-def _flatten_nested(size: Sym, divisor: int) -> _FloorDiv:
+def _flatten_nested(size: Sym, divisor: int) -> Call:
     nested = [(f, k) for f, k in size.terms.items() if f]
     if len(nested) == 1 and nested[0][1] == 1 and len(nested[0][0]) == 1:
         inner = nested[0][0][0]
-        if isinstance(inner, _FloorDiv) and isinstance(inner.divisor, int):
-            total = inner.numerator + size.terms.get((), 0) * inner.divisor
+        if isinstance(inner, Call) and inner.operator == "//" and isinstance(inner.b, int):
+            total = inner.a + size.terms.get((), 0) * inner.b
             if isinstance(total, Sym):
-                return _FloorDiv(total, inner.divisor * divisor)
-    return _FloorDiv(size, divisor)
+                return Call("//", total, inner.b * divisor)
+    return Call("//", size, divisor)
+
+
+def _call(operator: str, a: Dim, b: Dim) -> Dim:
+    a, b = sorted((a, b), key=str)
+    return Sym({(Call(operator, a, b),): 1})
+
+
+_CALLS: Mapping[str, Callable[[Dim, Dim], Dim]] = {"//": lambda a, b: a // b, "min": smaller, "max": larger}
 
 
 def _term(factors: _Monomial, k: int) -> str:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.errors import ShapeError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, larger, smaller
 
 Number: TypeAlias = "Dim | float"
 
@@ -34,29 +34,14 @@ def _floordiv(a: Dim, b: Dim) -> Dim:
     return a // b
 
 
-def _larger(a: Dim, b: Dim) -> Dim:
-    return b if _difference(a, b) < 0 else a
-
-
-def _smaller(a: Dim, b: Dim) -> Dim:
-    return a if _difference(a, b) < 0 else b
-
-
-def _difference(a: Dim, b: Dim) -> int:
-    difference = a - b
-    if isinstance(difference, Sym):
-        raise _UnknownError
-    return difference
-
-
 # int, int -> int; the same on floats where one operand is a float.
 _SIZES: Mapping[str, Callable[[Dim, Dim], Dim]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
     "//": _floordiv,
-    "max": _larger,
-    "min": _smaller,
+    "max": larger,
+    "min": smaller,
 }
 _BITS: Mapping[str, Callable[[int, int], int]] = {
     "and": lambda a, b: a & b,
@@ -105,9 +90,9 @@ _FLOATS_1: Mapping[str, Callable[[float], float]] = {
 def evaluate(text: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> list[Dim] | None:
     """The sizes that an expression lists, for input blobs given as (shape, batch).
 
-    None where it needs a shape that is unknown, or where symbols go through something else than + - * // (and max, min
-    with an obvious answer). ShapeError for what ncnn refuses or crashes on: unknown words, inputs that the layer does
-    not have, missing operands, division by zero.
+    None where it needs a shape that is unknown, or where symbols go through something else than + - * // max and min.
+    ShapeError for what ncnn refuses or crashes on: unknown words, inputs that the layer does not have, missing
+    operands, division by zero.
     """
     stack: list[Number] = []
     for token in reversed([t for t in re.split(r"[(),]", text) if t]):

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, Tensors, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float
 from onnx2ncnn_opt.param.values import format_value
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
         raise im.refuse("an input is left out before others, and a layer's inputs have no gaps")
     if isinstance(operand, Tensors):
         raise im.refuse("an input is a sequence, and ncnn has tensors only")
+    if isinstance(operand, Formula):
+        operand = im.tensor(operand)
     batch = None
     if isinstance(operand, Tensor):
         axes = operand.view.axes
@@ -138,8 +140,6 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
     if operand.rank - (batch is not None) > MAX_DIMS:
         raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch")
     if isinstance(operand, Constant):
-        if operand.is_symbolic:
-            raise im.refuse("an input depends on a size that is not fixed", "bind it with --shape")
         return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
     dims = [[axis] for axis in range(operand.rank) if axis != batch] or [[]]
     return im.mat(operand, dims, [] if batch is None else [batch]), batch

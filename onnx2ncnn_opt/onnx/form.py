@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.dim import Dim, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
@@ -171,4 +171,4 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
         return a
     if isinstance(a, int) and isinstance(b, int):
         return None
-    return b if isinstance(b, int) else a
+    return b if isinstance(b, int) else fitting(a, b) or a

@@ -5,32 +5,45 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Reorder, Shuffle, Step, View, flat, plan
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.binding import InputInfo
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
+from onnx2ncnn_opt.onnx.expressions import LONGEST_TEXT, SizeWriter, UntoldError
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.names import Names
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp, find
 from onnx2ncnn_opt.onnx.schema import misfit
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, Tensor, Tensors, Value, is_float
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Formula,
+    Ints,
+    Item,
+    Operand,
+    Sizes,
+    Tensor,
+    Tensors,
+    Value,
+    held_as_float,
+    is_float,
+)
 
 # The parameters that say the block and the mode of `Shuffle` layers.
 _SHUFFLE_PARAMS = {
@@ -119,6 +132,8 @@ class ImportContext:
         self._layer_names = Names()
         self._forms: dict[tuple[Blob, Step], Blob] = {}
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
+        self._ones: dict[Sym, Blob] = {}
+        self._ports: tuple[Port, ...] = ()
         self._label = ""
         self._outputs_of_node = 0
         self._used_outputs: tuple[int, ...] = ()
@@ -251,18 +266,21 @@ class ImportContext:
             raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
         return self.mat(x, [[axis] for axis in range(1, x.rank)], [0])
 
-    def tensor(self, x: Value) -> Tensor:
-        """The value as a tensor of the running net; a constant becomes MemoryData."""
+    def tensor(self, x: Operand) -> Tensor:
+        """The value as a tensor of the running net; a constant becomes MemoryData, a formula is calculated."""
         if isinstance(x, Tensor):
             return x
-        if x.is_symbolic:
-            raise self.refuse("it depends on a size that is not fixed", "bind it with --shape")
+        if isinstance(x, Formula):
+            from onnx2ncnn_opt.onnx.ops.formula import calculated  # which is made of operators
+
+            return calculated(self, x)
         array = x.array
         kept = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
         dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
         form = Form(tuple(map(tuple, dims)) or ((),))
         shape = tuple(int(np.prod([array.shape[a] for a in group], dtype=np.int64)) for group in form.dims)
-        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, form.dims), x.dtype)
+        dtype = held_as_float(x.dtype) if x.dtype == np.bool_ else x.dtype
+        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, form.dims), dtype)
 
     def memory(self, array: Array) -> Blob:
         """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
@@ -292,13 +310,21 @@ class ImportContext:
         view = View.of(shape, dims, batch)
         mat = blob.shape, blob.batch
         expected = view.mat_shape, product(atom.size for atom in view.batch)
-        if mat != expected:
+        if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
             raise ShapeError(f"'{self._label}' gives {mat} in ncnn, but {expected} in ONNX")
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
         """An elementwise layer's output: it lies as its operand does."""
         return Tensor(blob, x.view, x.dtype)
+
+    def ones(self, size: Sym) -> Tensor:
+        """A row of as many ones as an open size says."""
+        if size not in self._ones:
+            [text], others = self.stated([(size, 1)])
+            one = self.memory(np.ones(1, np.float32))
+            self._ones[size] = self.layer("Interp", one, *others, resize_type=1, size_expr=text)
+        return self.wrap(self._ones[size], (size,), [[], [], [0]])
 
     def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
         """An elementwise layer on the tensor in whatever form it is."""
@@ -359,16 +385,47 @@ class ImportContext:
         return np.broadcast_to(array, shape)
 
     def regrouped(self, blob: Blob, dims: Shape, batches: Mapping[str, Any] | None = None) -> Blob:
-        """A Reshape layer; sizes that are not fixed are left open, or calculated from the blob's."""
-        if len(dims) > MAX_DIMS:
-            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **(batches or {}))
+        """A Reshape layer; sizes that are not fixed are left open, or calculated from other blobs' sizes."""
         symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
-        if len(symbolic) > 1:
-            return self.layer("Reshape", blob, shape_expr=_expression(self, dims, blob), **(batches or {}))
+        if len(dims) > MAX_DIMS or len(symbolic) > 1:
+            [text], others = self.stated([tuple(reversed(dims))], blob, whole_batch=bool(batches))
+            return self.layer("Reshape", blob, *others, shape_expr=text, **(batches or {}))
         params: dict[str, Any] = {
             name: -1 if isinstance(size, Sym) else size for name, size in zip(AXES[len(dims)], dims, strict=True)
         }
         return self.layer("Reshape", blob, **params, **(batches or {}))
+
+    def stated(
+        self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False
+    ) -> tuple[list[str], list[Blob]]:
+        """Lists of sizes as ncnn's expressions, and the blobs in whose sizes they are said besides those of `blob`.
+
+        A layer with these expressions takes `blob`, or one whose sizes say nothing, as its first input, and the others
+        behind it. `whole_batch` is for a layer that sees a batch as a whole.
+        """
+        writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
+        try:
+            texts = [",".join(map(writer.text, listed)) for listed in lists]
+        except UntoldError as error:
+            raise self.refuse(
+                f"the size {error} cannot be calculated from the inputs'", "bind it with --shape"
+            ) from None
+        if any(len(text) > LONGEST_TEXT for text in texts):
+            raise self.refuse("its sizes take more than ncnn's 255 characters to say", "bind some with --shape")
+        return texts, writer.others
+
+    def _sources(self) -> Iterator[Blob]:
+        """Blobs without a batch that together tell every open size: the inputs, their batches made dims."""
+        for port in self._ports:
+            blob, dims = port.blob, port.blob.shape
+            assert dims is not None
+            if not any(isinstance(size, Sym) for size in (*dims, blob.batch)):
+                continue
+            if blob.batch != 1:
+                whole = (blob.batch, *dims)
+                step = Regroup(whole if len(whole) <= MAX_DIMS else (blob.batch * dims[0], *dims[1:]), unbatch=True)
+                blob = self._step(blob, step)
+            yield blob
 
     def f32(self, array: Array) -> Array:
         """The constant as float32; refused where a finite number would overflow."""
@@ -418,7 +475,7 @@ class ImportContext:
 
     def run(self) -> Imported:
         """Import every node, then the outputs."""
-        inputs = self._inputs()
+        inputs = self._ports = self._inputs()
         self._values.update((name, self._initializer(v)) for name, v in self._model.graph.initializers.items())
         for node in self._model.graph:
             self._import(node)
@@ -513,11 +570,13 @@ class ImportContext:
         problem = None if node.domain else misfit(node, self.opset)
         if problem is not None:
             raise Refusal(problem)
-        constants = [operand for operand in operands if isinstance(operand, Constant)]
-        if node.op_type == "Shape" and isinstance(operands[0], (Tensor, Constant)) and not node.domain:
+        shaped = operands[0] if node.op_type in ("Shape", "Size") and not node.domain else None
+        if shaped is not None and not isinstance(shaped, Tensors):
             attributes = _attributes(node)
-            return [sizes.shape_of(operands[0].shape, attributes.get("start", 0), attributes.get("end"))]
-        if len(constants) == len([o for o in operands if o is not None]):
+            if node.op_type == "Size":
+                return [sizes.size_of(shaped.shape)]
+            return [sizes.shape_of(shaped.shape, attributes.get("start", 0), attributes.get("end"))]
+        if not any(isinstance(operand, (Tensor, Tensors)) for operand in operands):
             folded = self._fold(node, operands)
             if folded is not None:
                 return folded
@@ -529,11 +588,12 @@ class ImportContext:
     def _request(self, node: onnx_ir.Node) -> CustomOp | None:
         return self._custom.get((node.domain, node.op_type))
 
-    def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Value | None] | None:
-        arrays = [operand.array if isinstance(operand, Constant) else None for operand in operands]
-        if any(array is not None and array.dtype == object for array in arrays):
-            result = sizes.evaluate(node.op_type, arrays, _attributes(node))
-            return None if result is None else [Constant(result)]
+    def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
+        known = [operand if isinstance(operand, (Constant, Formula)) else None for operand in operands]
+        if any(isinstance(operand, Formula) for operand in known):
+            result = None if node.domain else sizes.evaluate(node.op_type, known, _attributes(node))
+            return None if result is None else [result]
+        arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
             return [Constant(array) for array in evaluate_node(node, arrays, self._model.opsets)]
         except CannotFold:
@@ -580,20 +640,21 @@ class ImportContext:
         if declared.type in (Array, Ints, Sizes, Constant):
             if isinstance(operand, Tensor):
                 raise Refusal(f"input {declared.name} must be constant", "it is computed when the model runs")
-            if declared.type in (Ints, Sizes) and operand.array.dtype.kind not in "iuO":
+            if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
                 raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
-            if declared.type == Sizes:
-                return tuple(int(size) if not isinstance(size, Sym) else size for size in operand.array.reshape(-1))
-            if operand.is_symbolic:
+            listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes.sizes_of(operand)
+            if listed is None or (isinstance(operand, Formula) and declared.type != Sizes):
                 raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
-            if declared.type == Ints:
-                return tuple(map(int, operand.array.reshape(-1)))
+            if declared.type == Sizes:
+                return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
+            if declared.type == Ints or isinstance(operand, Formula):
+                return tuple(map(int, listed))
             return operand if declared.type == Constant else operand.array
-        if isinstance(operand, Constant) and operand.is_symbolic:
-            raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
-        if isinstance(operand, Tensor) and not op.integers and not is_float(operand.dtype):
+        if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
             raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn calculates with floats only here")
-        return self.tensor(operand) if declared.type == Tensor else operand
+        if declared.type == Tensor or (isinstance(operand, Formula) and Formula not in get_args(declared.type)):
+            return self.tensor(operand)
+        return operand
 
     # ---- the ends of the graph
 
@@ -726,38 +787,9 @@ def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
     return found if all(group in found for group in groups) else None
 
 
-def _expression(im: ImportContext, dims: Shape, blob: Blob) -> str:
-    """A Reshape expression (innermost dim first) that states symbolic sizes by the operand's own dims."""
-    assert blob.shape is not None
-    tokens = dict(zip(blob.shape, (f"0{n}" for n in AXES[len(blob.shape)]), strict=True))
-    if isinstance(blob.batch, Sym):
-        tokens.setdefault(blob.batch, "0n")
-
-    def term(size: Dim) -> str | None:
-        if isinstance(size, int):
-            return str(size)
-        if size in tokens:
-            return tokens[size]
-        for other, token in tokens.items():
-            if isinstance(other, int):
-                continue
-            divisor = exact_div(other, size)
-            if isinstance(divisor, int):
-                return f"//({token},{divisor})"
-            factor = exact_div(size, other)
-            rest = None if factor is None else term(factor)
-            if rest is not None:
-                return f"*({token},{rest})"
-        return None
-
-    def expression(size: Dim) -> str:
-        text = term(size)
-        if text is None:
-            reason = f"the size {size} cannot be calculated from {_text(blob.shape or ())}"
-            raise im.refuse(reason, "bind it with --shape")
-        return text
-
-    return ",".join(expression(size) for size in reversed(dims))
+def _differ(a: Shape, b: Shape) -> bool:
+    """Whether shapes surely differ: open sizes may be equal by what ONNX demands of them, and not by their names."""
+    return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))
 
 
 def _is_default(layer: Layer, name: str) -> bool:

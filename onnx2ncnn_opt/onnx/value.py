@@ -1,4 +1,4 @@
-"""What flows along an ONNX graph while it is imported: tensors in ncnn blobs, and constants."""
+"""What flows along an ONNX graph while it is imported: tensors in ncnn blobs, constants, and what sizes tell."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor known now. An `array` of dtype object holds sizes of which some are symbolic."""
+    """A tensor known now."""
 
     array: Array
 
@@ -63,21 +63,35 @@ class Constant:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The element type; int64 for sizes."""
-        return np.dtype(np.int64) if self.is_symbolic else self.array.dtype
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether some element depends on a size that is known only at run time."""
-        return self.array.dtype == object
+        """The element type."""
+        return self.array.dtype
 
     @property
     def scalar(self) -> float | None:
-        """The number that every element is, where the array has one element and it is a number."""
-        return float(self.array.reshape(-1)[0]) if self.array.size == 1 and not self.is_symbolic else None
+        """The number that every element is, where the array has one element."""
+        return float(self.array.reshape(-1)[0]) if self.array.size == 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """A tensor known up to the model's open sizes: Shape and its like, Range, zeros of a shape.
+
+    `cells` are its elements, `Dim`s or numbers. They broadcast to `shape`: along an axis on which they have size 1 they
+    are all the same, but for the `place` of the axis in them (a Range over n is the one cell ``#0``, and its shape n).
+    """
+
+    cells: Array
+    shape: Shape
+    dtype: np.dtype[np.generic]
+
+    @property
+    def rank(self) -> int:
+        """The number of ONNX axes."""
+        return len(self.shape)
 
 
 Value: TypeAlias = Tensor | Constant
+Operand: TypeAlias = Tensor | Constant | Formula
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +101,7 @@ class Tensors:
     items: tuple[Value, ...]
 
 
-Item: TypeAlias = Tensor | Constant | Tensors
+Item: TypeAlias = Operand | Tensors
 """An operand of any kind, sequences and open sizes included."""
 
 

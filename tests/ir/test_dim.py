@@ -8,13 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym, exact_div, product, symbol
+from onnx2ncnn_opt.ir.dim import (
+    Dim,
+    Sym,
+    at_least,
+    at_most,
+    exact_div,
+    fitting,
+    larger,
+    place,
+    product,
+    smaller,
+    symbol,
+)
 
 NAMES = ("a", "b", "c")
 Values = dict[str, int]
 Formula = Callable[[Callable[[str], Dim]], Dim]
 
-values = st.fixed_dictionaries({name: st.integers(-40, 40) for name in NAMES})
+values = st.fixed_dictionaries({name: st.integers(1, 40) for name in NAMES})
 constants = st.integers(-7, 7)
 
 
@@ -27,6 +39,8 @@ def combined(parts: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
         st.builds(lambda x, y: lambda at: x(at) * y(at), parts, parts),
         st.builds(lambda x: lambda at: -x(at), parts),
         st.builds(lambda x, d: lambda at: x(at) // d, parts, divisors),
+        st.builds(lambda x, y: lambda at: smaller(x(at), y(at)), parts, parts),
+        st.builds(lambda x, y: lambda at: larger(x(at), y(at)), parts, parts),
     )
 
 
@@ -39,6 +53,56 @@ formulas: st.SearchStrategy[Formula] = st.recursive(
 
 def numbers(size: Dim, at: Values) -> Dim:
     return size.subs(at) if isinstance(size, Sym) else size
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(formulas, st.lists(values, min_size=1, max_size=5))
+def test_bounds_hold_for_all_sizes(formula: Formula, many: list[Values]) -> None:
+    symbolic = formula(symbol)
+    reached = [formula(lambda name, at=at: at[name]) for at in many]  # type: ignore[misc]
+    least = min(reached)
+    assert isinstance(least, int)
+    assert not at_least(symbolic, least + 1)
+    most = at_most(symbolic)
+    assert most is None or all(isinstance(size, int) and size <= most for size in reached)
+
+
+def test_bounds_are_found() -> None:
+    h, w, n = symbol("h"), symbol("w"), symbol("n")
+    missing = -n - -n // 8 * 8  # what n lacks to a multiple of 8
+    for size, bound in (
+        (h * w, 1),
+        ((h - 1) // 32 + 1, 1),
+        (h - h // 2, 1),
+        (h * w - h, 0),
+        (n - smaller(n, 512), 0),
+        (larger(n - 5, 0), 0),
+        (missing, 0),
+        (7 - missing, 0),
+        (place(0) * w + place(1), 0),
+        ((h // 2) * (w // 2), 0),
+    ):
+        assert at_least(size, bound), size
+        assert not at_least(size, bound + 1), size
+    assert at_most(missing) == 7
+    assert at_most(smaller(n, 512)) == 512
+    assert at_most(n) is None
+
+
+def test_what_broadcasts_only_when_it_is_equal() -> None:
+    n, m = symbol("n"), symbol("m")
+    assert fitting(n, smaller(n, 512)) == n == fitting(smaller(512, n), n)
+    assert fitting(n, n) == n
+    assert fitting(n, m) is None
+    assert fitting(n, n // 2) is None
+    assert fitting(n, smaller(n, m)) is None  # m may be 1
+
+
+def test_long_division() -> None:
+    h, w = symbol("h"), symbol("w")
+    assert exact_div((h * w + 1) * 32, (h * w + 1) * 8) == 4
+    assert exact_div((h + 1) * (w + h), w + h) == h + 1
+    assert exact_div(h * w + 1, h + 1) is None
 
 
 @settings(max_examples=400, derandomize=True, deadline=None)

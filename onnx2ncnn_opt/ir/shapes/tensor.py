@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.errors import GraphError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product, smaller
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -269,8 +269,7 @@ def _end(size: Dim, end: Dim) -> Dim:
         return size
     if isinstance(end, int) and end <= 0:
         return size + end  # 0 is the end of the axis, not its start
-    beyond = end - size
-    return size if isinstance(beyond, int) and beyond > 0 else end
+    return smaller(end, size)
 
 
 def _cut(layer: Layer, axis: str, size: Dim) -> Dim:

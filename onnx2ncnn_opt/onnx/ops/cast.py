@@ -20,7 +20,7 @@ _FLOAT = np.dtype(np.float32)
 _NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
 _SUB, _MUL = 1, 2
 _FLOOR = 2
-_LARGEST_EXACT = 2**24
+LARGEST_EXACT = 2**24
 
 
 @onnx_op("Cast", since=6, integers=True)
@@ -102,7 +102,7 @@ def float_value(im: ImportContext, x: Value) -> Value:
     """An operand of any type as floats that are equal if and only if the operand's numbers are."""
     if isinstance(x, Tensor):
         return as_float(im, x)
-    if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > _LARGEST_EXACT:
+    if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > LARGEST_EXACT:
         raise im.refuse("an integer constant is larger than 2**24, which float32 does not hold exactly")
     return Constant(im.f32(x.array.astype(np.float32) if not is_float(x.dtype) else x.array))
 

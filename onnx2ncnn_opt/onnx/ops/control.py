@@ -14,7 +14,7 @@ import onnx_ir
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.lists import stacked, unstacked
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Operand, Tensor, Value
 
 _BIND = "bind sizes with --shape, or cut it out"
 
@@ -45,7 +45,7 @@ def loop(
 
 
 def _trip_count(im: ImportContext, m: Item) -> int:
-    if isinstance(m, Constant) and m.array.dtype != object:
+    if isinstance(m, Constant):
         return max(0, int(m.array.reshape(-1)[0]))
     if isinstance(m, Tensor):
         raise im.refuse("its trip count is calculated when the model runs, and ncnn has no loops")
@@ -53,7 +53,7 @@ def _trip_count(im: ImportContext, m: Item) -> int:
 
 
 def _holds(im: ImportContext, condition: Item) -> bool:
-    if not isinstance(condition, Constant) or condition.array.dtype == object:
+    if not isinstance(condition, Constant):
         raise im.refuse("its condition is known only when the model runs", _BIND)
     return bool(condition.array.all())
 
@@ -152,7 +152,7 @@ def _stacks(
 
 
 def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value:
-    values = [x for x in column if isinstance(x, (Tensor, Constant))]
+    values = [im.tensor(x) if isinstance(x, Formula) else x for x in column if isinstance(x, Operand)]
     if len(values) < len(column):
         raise im.refuse("it stacks sequences")
     return stacked(im, values, axis)

@@ -15,7 +15,7 @@ from functools import partial, reduce
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, Sym, known
+from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
@@ -24,7 +24,7 @@ from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value, number_value, turned_over
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Operand, Tensor, Value, is_float
 
 ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
 FLOOR_DIVIDE, FMOD = 15, 12
@@ -42,9 +42,10 @@ _NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
 _SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: RPOW, FMOD: 13, FLOOR_DIVIDE: 16}
 
 
-def binary(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
     """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
+    a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
     a, b = number_value(im, a), number_value(im, b)
     if isinstance(a, Constant) and isinstance(b, Constant):
         a = im.tensor(a)
@@ -84,16 +85,43 @@ def arithmetic(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
     return binary(im, op_type, a, b)
 
 
+def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
+    """A formula as tensor, not repeated along axes on which it is the same and the other operand has its size."""
+    if not isinstance(x, Formula):
+        return x
+    rank = x.rank
+    shape = tuple(
+        1 if -axis <= len(other) and other[axis] == x.shape[axis] and not _varies(x, axis) else x.shape[axis]
+        for axis in range(-rank, 0)
+    )
+    return im.tensor(Formula(x.cells, shape, x.dtype))
+
+
+def _varies(x: Formula, axis: int) -> bool:
+    """Whether elements differ along an axis, counted from the end."""
+    name = str(place(-1 - axis))
+    return x.cells.shape[axis] != 1 or any(name in cell.names() for cell in x.cells.flat if isinstance(cell, Sym))
+
+
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
-    """The value repeated to a shape that it broadcasts to."""
+    """The value repeated to a shape that it broadcasts to; along open axes as a product with ones."""
     if isinstance(x, Constant):
-        return Constant(np.broadcast_to(x.array, known(shape)))
+        fixed = [1 if isinstance(size, Sym) else size for size in shape]
+        x = Constant(np.broadcast_to(x.array, fixed))
+        if len(fixed) == len(shape) and all(isinstance(size, int) for size in shape):
+            return x
+        return spread(im, im.tensor(x), shape)
     x = x.viewed(_padded(x.view, len(shape)))
     repeats = [1 if have == want else want for have, want in zip(x.shape, shape, strict=True)]
-    if any(isinstance(n, Sym) for n in repeats):
-        reason = f"{_text(x.shape)} and {_text(shape)} broadcast over sizes that are not fixed, in more than four dims"
-        raise im.refuse(reason, "bind them with --shape")
-    return repeated(im, x, known(repeats))
+    x = repeated(im, x, [1 if isinstance(n, Sym) else n for n in repeats])
+    for axis, size in enumerate(repeats):
+        if isinstance(size, Sym) and fitting(x.shape[axis], size) is None:
+            if x.shape[axis] != 1:
+                raise im.refuse(f"{_text(x.shape)} does not broadcast to {_text(shape)}", "bind sizes with --shape")
+            ones = im.ones(size)
+            row = ones.viewed(ones.view.with_axes((*ones.view.axes, *((),) * (len(shape) - 1 - axis))))
+            x = im.tensor(binary(im, MUL, as_numbers(im, x), row))
+    return x
 
 
 def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
@@ -158,13 +186,13 @@ def _text(shape: Shape) -> str:
 
 
 @onnx_op("Add", since=7, integers=True)
-def add(im: ImportContext, a: Value, b: Value) -> Value:
+def add(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp add."""
     return _whole(im, binary(im, ADD, a, b))
 
 
 @onnx_op("Sub", since=7, integers=True)
-def sub(im: ImportContext, a: Value, b: Value) -> Value:
+def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp sub."""
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
         raise im.refuse(f"a difference of {a.dtype}, which below 0 is more than float32 holds", "cast to int64 before")
@@ -172,7 +200,7 @@ def sub(im: ImportContext, a: Value, b: Value) -> Value:
 
 
 @onnx_op("Mul", since=7, integers=True)
-def mul(im: ImportContext, a: Value, b: Value) -> Value:
+def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
         raise im.refuse(f"a product of {a.dtype}, which turns over where float32 is not exact", "cast to int64 before")
@@ -180,10 +208,11 @@ def mul(im: ImportContext, a: Value, b: Value) -> Value:
 
 
 @onnx_op("Div", since=7, integers=True)
-def div(im: ImportContext, a: Value, b: Value) -> Value:
+def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; of integers with what is behind the point cut off."""
     if not is_float(a.dtype):
-        return _whole(im, _truncated(im, a, b))
+        whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
+        return _whole(im, _truncated(im, whole, by))
     if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
         return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     return binary(im, DIV, a, b)
@@ -195,7 +224,7 @@ def _truncated(im: ImportContext, a: Value, b: Value) -> Value:
     return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=_TRUNC)
 
 
-def _floored(im: ImportContext, a: Value, b: Value) -> Value:
+def floored(im: ImportContext, a: Value, b: Value) -> Value:
     """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
     sign = (
         Constant(np.sign(b.array)) if isinstance(b, Constant) else im.unary(as_numbers(im, b), "UnaryOp", op_type=_SIGN)
@@ -311,7 +340,7 @@ def _lowest(blob: Blob) -> float:
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     """BinaryOp fmod; without `fmod` a - floor(a / b) * b, whose sign is the divisor's."""
     if not is_float(a.dtype):
-        return _remainder(im, a, b, _truncated(im, a, b) if fmod else _floored(im, a, b))
+        return _remainder(im, a, b, _truncated(im, a, b) if fmod else floored(im, a, b))
     if fmod:
         return binary(im, FMOD, a, b)
     if not isinstance(b, Constant) or not (np.isfinite(b.array) & (b.array != 0)).all():

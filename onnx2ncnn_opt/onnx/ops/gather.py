@@ -19,10 +19,20 @@ from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
+from onnx2ncnn_opt.onnx.ops.progression import picked, picked_together
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Formula,
+    Operand,
+    Tensor,
+    Value,
+    held_as_float,
+    is_float,
+    is_held_as_float,
+)
 
 # Pieces of constant indices that are layers of their own: so many, and where an image would be too large, so many more.
 _FEW_RUNS, _MOST_RUNS = 16, 256
@@ -31,9 +41,14 @@ _NEAREST, _BORDER = 2, 2  # of GridSample
 
 
 @onnx_op("Gather", integers=True)
-def gather(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
+def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
     """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
     axis = im.axis(axis, data.rank)
+    if isinstance(indices, Formula):
+        run = picked(im, data, axis, indices)
+        if run is not None:
+            return run
+        indices = im.tensor(indices)
     if isinstance(indices, Constant):
         return pick(im, im.tensor(data), axis, indices.array)
     _check_indices(im, indices)
@@ -165,14 +180,19 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
 
 
 @onnx_op("GatherND", since=11, integers=True)
-def gather_nd11(im: ImportContext, data: Value, indices: Value) -> Value:
+def gather_nd11(im: ImportContext, data: Value, indices: Operand) -> Value:
     """Crop and Concat of constant indices; else Gather by what they are in all."""
     return gather_nd12(im, data, indices)
 
 
 @onnx_op("GatherND", since=12, integers=True)
-def gather_nd12(im: ImportContext, data: Value, indices: Value, *, batch_dims: int = 0) -> Value:
+def gather_nd12(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
     """Crop and Concat of constant indices; else Gather by what they are in all."""
+    if isinstance(indices, Formula):
+        runs = None if batch_dims else picked_together(im, data, indices)
+        if runs is not None:
+            return runs
+        indices = im.tensor(indices)
     depth = indices.shape[-1] if indices.rank else None
     if not isinstance(depth, int) or depth + batch_dims > data.rank:
         raise im.refuse(f"indices of shape {list(indices.shape)} into rank {data.rank}")

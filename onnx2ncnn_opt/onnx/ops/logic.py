@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.form import broadcast
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, RSUB, SUB, binary
-from onnx2ncnn_opt.onnx.ops.shape import expand
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, RSUB, SUB, binary, spread
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float
 
@@ -159,13 +158,7 @@ def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
 def _spread(im: ImportContext, x: Value, shape: Shape) -> Value:
     """The operand broadcast to a shape."""
     x = x if isinstance(x, Constant) else ranked(x, len(shape))
-    if x.shape == shape:
-        return x
-    if not all(isinstance(size, int) for size in shape):
-        raise im.refuse(f"it broadcasts {list(x.shape)} to {list(shape)}", "bind sizes with --shape")
-    if isinstance(x, Constant):
-        return Constant(np.broadcast_to(x.array, known(shape)))
-    return expand(im, x, shape)
+    return x if x.shape == shape else spread(im, x, shape)
 
 
 def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, at_most, known
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
@@ -16,6 +16,7 @@ from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.sizes import cut
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 _OPEN = -233  # Crop: to the end
@@ -44,13 +45,15 @@ def slice10(
 
 def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
     size = x.shape[axis]
-    if isinstance(start, Sym) or isinstance(end, Sym):
-        if end == size:
-            end = 2**31 - 1
-        if isinstance(start, Sym) or isinstance(end, Sym):
-            raise im.refuse("a bound depends on a size that is not fixed", "bind it with --shape")
     if step == 0:
         raise im.refuse("the step is 0")
+    if isinstance(start, Sym) or isinstance(end, Sym):
+        bounds = cut(size, start, end) if step > 0 else None
+        if bounds is None:
+            reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on sizes that are not fixed"
+            raise im.refuse(reason, "bind them with --shape")
+        x = crop(im, x, axis, *bounds) if bounds != (0, size) else x
+        return x if step == 1 else _every(im, x, axis, step)
     if isinstance(size, Sym):
         if step < 1 or (step > 1 and end < 0):
             raise im.refuse(f"step {step} over a size that is not fixed", "bind it with --shape")
@@ -71,15 +74,19 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     return x if step == 1 else _every(im, x, axis, step)
 
 
-def crop(im: ImportContext, x: Tensor, axis: int, start: int, end: int) -> Tensor:
+def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
     """The elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     if dim is None:
         return x  # a size of 1: all there is
-    blob = im.layer("Crop", lying.blob, starts=(start,), ends=(end,), axes=(dim,))
-    assert blob.shape is not None
-    return Tensor(blob, resized(lying.view, axis, blob.shape[dim]), x.dtype)
+    if isinstance(start, int) and isinstance(end, int):
+        blob = im.layer("Crop", lying.blob, starts=(start,), ends=(end,), axes=(dim,))
+        assert blob.shape is not None
+        return Tensor(blob, resized(lying.view, axis, blob.shape[dim]), x.dtype)
+    [starts, ends], others = im.stated([(start,), (end,)], lying.blob)
+    blob = im.layer("Crop", lying.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
+    return Tensor(blob, resized(lying.view, axis, end - start), x.dtype)
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
@@ -173,7 +180,7 @@ def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", va
 def pad11(
     im: ImportContext,
     x: Tensor,
-    pads: Ints,
+    pads: Sizes,
     constant_value: Array | None = None,
     axes: Ints | None = None,
     *,
@@ -203,14 +210,18 @@ def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = (
     return pad11(im, x, (*before, *after), axes=tuple(places))
 
 
-def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes: Ints | None) -> Tensor:
+def _pad(im: ImportContext, x: Tensor, pads: Sizes, mode: str, value: float, axes: Ints | None) -> Tensor:
     if mode not in _MODES and mode != "wrap":
         raise im.refuse(f"mode {mode} is not known")
     n = len(pads) // 2
     if len(pads) != 2 * (x.rank if axes is None else len(axes)):
         raise im.refuse(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
     which = im.axes(axes, x.rank) if axes is not None else list(range(n))
-    amounts = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if pads[i] or pads[n + i]}
+    open_ = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if not _are_fixed(pads[i], pads[n + i])}
+    for axis, sides in open_.items():
+        x = _pad_openly(im, x, axis, *sides, mode, value)
+    given = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if a not in open_ and (pads[i] or pads[n + i])}
+    amounts = {axis: (known([begin])[0], known([end])[0]) for axis, (begin, end) in given.items()}
     for axis, (begin, end) in amounts.items():
         if begin < 0 or end < 0:
             size = x.shape[axis]
@@ -227,6 +238,22 @@ def _pad(im: ImportContext, x: Tensor, pads: Ints, mode: str, value: float, axes
             x = _wrapped(im, x, axis, begin, end)
         return x
     return _padding(im, x, amounts, mode, value) if amounts else x
+
+
+def _are_fixed(*sizes: Dim) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
+    """Padding by as much as the amounts can become, and a Crop of what is too much."""
+    if mode not in ("constant", "edge"):
+        raise im.refuse(f"mode {mode} with pads of {begin} and {end}, which are not fixed", "bind sizes with --shape")
+    before, behind = at_most(begin), at_most(end)
+    if not at_least(begin, 0) or not at_least(end, 0) or before is None or behind is None:
+        reason = f"pads of {begin} and {end}, which may be below 0, or any number"
+        raise im.refuse(reason, "bind sizes with --shape")
+    wide = _padding(im, x, {axis: (before, behind)}, mode, value) if before or behind else x
+    return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:

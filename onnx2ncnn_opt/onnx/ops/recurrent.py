@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor
 
 _DIRECTIONS = {"forward": 0, "reverse": 1, "bidirectional": 2}
 
@@ -43,8 +43,8 @@ def lstm(
     r: Array,
     b: Array | None = None,
     sequence_lens: Array | None = None,
-    initial_h: Value | None = None,
-    initial_c: Value | None = None,
+    initial_h: Operand | None = None,
+    initial_c: Operand | None = None,
     p: Array | None = None,
     *,
     activation_alpha: tuple[float, ...] = (),
@@ -73,7 +73,7 @@ def gru(
     r: Array,
     b: Array | None = None,
     sequence_lens: Array | None = None,
-    initial_h: Value | None = None,
+    initial_h: Operand | None = None,
     *,
     activation_alpha: tuple[float, ...] = (),
     activation_beta: tuple[float, ...] = (),
@@ -102,7 +102,7 @@ def rnn(
     r: Array,
     b: Array | None = None,
     sequence_lens: Array | None = None,
-    initial_h: Value | None = None,
+    initial_h: Operand | None = None,
     *,
     activation_alpha: tuple[float, ...] = (),
     activation_beta: tuple[float, ...] = (),
@@ -145,7 +145,7 @@ def _recurrent(
     w: Array,
     r: Array,
     b: Array | None,
-    states: list[Value | None],
+    states: list[Operand | None],
     direction: str,
     layout: int,
 ) -> tuple[Tensor, ...]:
@@ -195,7 +195,7 @@ def _weights(im: ImportContext, kind: _Kind, w: Array, r: Array, b: Array | None
 
 
 def _states(
-    im: ImportContext, states: Sequence[Value | None], shape: tuple[int, int], items: Dim, layout: int
+    im: ImportContext, states: Sequence[Operand | None], shape: tuple[int, int], items: Dim, layout: int
 ) -> list[Blob]:
     """The initial states as Mats (directions, hidden size); none where all of them are 0."""
     count, hidden = shape
@@ -203,7 +203,7 @@ def _states(
     for state in states:
         if state is not None and state.shape != expected:
             raise im.refuse(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
-    known = [None if isinstance(s, Constant) and not s.is_symbolic and not s.array.any() else s for s in states]
+    known = [None if _is_zero(state) else state for state in states]
     if all(state is None for state in known):
         return []
     blobs = []
@@ -212,5 +212,11 @@ def _states(
             blobs.append(im.memory(np.zeros(shape, np.float32)))
             continue
         dims, batch = ([[1], [2]], [0]) if layout else ([[0], [2]], [1])
-        blobs.append(im.mat(state, dims, batch))
+        blobs.append(im.mat(im.tensor(state), dims, batch))
     return blobs
+
+
+def _is_zero(state: Operand | None) -> bool:
+    if isinstance(state, Formula):
+        return state.cells.dtype != object and not state.cells.any()
+    return isinstance(state, Constant) and not state.array.any()

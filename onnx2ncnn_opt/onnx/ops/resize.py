@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym, exact_div, known
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
 from onnx2ncnn_opt.onnx.ops.matrix import linear
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
+_FINEST = 64  # parts of a scale that open sizes are multiplied by
 _NEAREST, _BILINEAR, _BICUBIC = 1, 2, 3
 
 
@@ -49,12 +52,15 @@ class _Sampling:
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis that changes: its size before and after, and the scale that coordinates are calculated with."""
+    """One axis that changes: its size before and after, and the scale that coordinates are calculated with.
+
+    The scale is None where it follows from sizes that are not fixed.
+    """
 
     axis: int
     size: Dim
     out: Dim
-    scale: float
+    scale: float | None
 
 
 @onnx_op("Upsample", since=7, batch=0)
@@ -113,9 +119,7 @@ def resize11(
         full = list(x.shape)
         for axis, size in zip(which, sizes, strict=True):
             full[axis] = size
-        return _resize(
-            im, x, [_sized(im, a, n, m) for a, (n, m) in enumerate(zip(x.shape, full, strict=True))], sampling
-        )
+        return _resize(im, x, [_sized(a, n, m) for a, (n, m) in enumerate(zip(x.shape, full, strict=True))], sampling)
     if scales is None or not scales.size:
         raise im.refuse("it has neither sizes nor scales")
     factors = np.ones(x.rank, np.float32)
@@ -148,13 +152,11 @@ def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Si
     ]
 
 
-def _sized(im: ImportContext, axis: int, size: Dim, out: Dim) -> _Axis:
+def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
     if isinstance(size, int) and isinstance(out, int):
         return _Axis(axis, size, out, out / size)
     factor = 1 if size == out else exact_div(out, size)
-    if not isinstance(factor, int):
-        raise im.refuse(f"axis {axis} grows from {size} to {out}, sizes that are not fixed", "bind them with --shape")
-    return _Axis(axis, size, out, float(factor))
+    return _Axis(axis, size, out, float(factor) if isinstance(factor, int) else None)
 
 
 def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
@@ -167,10 +169,15 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
         if isinstance(size, int):
             # ONNX: floor(size * scale), calculated in float32.
             axes.append(_Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
-        elif factor == int(factor):
-            axes.append(_Axis(axis, size, size * int(factor), float(factor)))
-        else:
+            continue
+        ratio = Fraction(float(factor))
+        if ratio.denominator > _FINEST:
             raise im.refuse(f"scale {factor} of a size that is not fixed", "bind it with --shape")
+        if ratio.numerator == 1 and sampling.mode == "linear" and sampling.coordinates == "half_pixel":
+            # Every pixel is made of whole groups of so many; what is left over at the end is in none.
+            size = size // ratio.denominator * ratio.denominator
+            x = x if size == x.shape[axis] else crop(im, x, axis, 0, size)
+        axes.append(_Axis(axis, size, size * ratio.numerator // ratio.denominator, float(factor)))
     return _resize(im, x, axes, sampling)
 
 
@@ -196,9 +203,11 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
         if params is not None:
             return _interp_layer(im, x, axes, params)
     for one in changed:
-        if isinstance(one.size, Sym):
+        if isinstance(one.size, Sym) or isinstance(one.out, Sym):
             raise im.refuse(
-                f"{sampling.mode} with {sampling.coordinates} over a size that is not fixed", "bind it with --shape"
+                f"{sampling.mode} with {sampling.coordinates} from {one.size} to {one.out}, which ncnn does not sample "
+                f"the same way at every size",
+                "bind it with --shape",
             )
         x = _product(im, x, one, sampling)
     if not sampling.crops or not sampling.outside:
@@ -220,11 +229,12 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
     # Interp treats both image axes alike, also the one that keeps its size: that is an identity in every mode.
     aligned = sampling.coordinates == "align_corners"
     half = sampling.coordinates == "half_pixel" or (
-        sampling.coordinates == "pytorch_half_pixel" and all(isinstance(a.out, Sym) or a.out > 1 for a in changed)
+        sampling.coordinates == "pytorch_half_pixel"
+        and all(at_least(a.out, 2) or at_least(a.out - a.size, 0) for a in changed)
     )
-    if not (aligned or half) or (aligned and any(isinstance(a.size, Sym) or a.out == 1 for a in changed)):
+    if not (aligned or half) or (aligned and not all(at_least(a.out, 2) for a in changed)):
         return None
-    if any(isinstance(a.size, int) and isinstance(a.out, int) and a.scale != a.out / a.size for a in changed):
+    if not all(_leads_to_size(a) for a in changed):
         return None  # ONNX calculates with a scale that does not quite lead to the size
     return {"resize_type": _BILINEAR if sampling.mode == "linear" else _BICUBIC, "align_corner": int(aligned)}
 
@@ -232,12 +242,35 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
     """Whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn calculates with."""
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
+        if axis.size == 1:
+            return True
         plain = sampling.coordinates == "asymmetric" and sampling.nearest == "floor"
         halves = sampling.coordinates == "half_pixel" and sampling.nearest.startswith("round_prefer")
-        return axis.scale == int(axis.scale) and (plain or halves)
+        if axis.scale is None:
+            # Of n and 2n - 1 or 2n + 1 no quotient is whole but the first, so that rounding moves none across.
+            return plain and axis.size in (axis.out // 2, (axis.out + 1) // 2)
+        return (plain or (halves and axis.scale == int(axis.scale))) and _is_stable(axis.scale)
+    assert axis.scale is not None
     ratio = np.float32(axis.size) / np.float32(axis.out)
     ncnn = np.minimum((np.arange(axis.out, dtype=np.float32) * ratio).astype(np.int64), axis.size - 1)
     return bool(np.array_equal(ncnn, _nearest_index(axis, sampling)))
+
+
+def _is_stable(scale: float) -> bool:
+    """Whether ``floor(i * (1 / scale))`` is that of ``i / scale`` in float32, for every element of the longest axis."""
+    ratio, index = Fraction(scale), np.arange(_LONGEST)
+    product = index.astype(np.float32) * (np.float32(1) / np.float32(scale))
+    return bool(np.array_equal(np.floor(product), index * ratio.denominator // ratio.numerator))
+
+
+def _leads_to_size(axis: _Axis) -> bool:
+    """Whether the scale of the coordinates is that of the sizes."""
+    if axis.scale is None:
+        return True
+    if isinstance(axis.size, int) and isinstance(axis.out, int):
+        return axis.scale == axis.out / axis.size
+    ratio = Fraction(axis.scale)
+    return axis.size * ratio.numerator == axis.out * ratio.denominator
 
 
 def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
@@ -246,8 +279,11 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
     height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
     if isinstance(height.out, int) and isinstance(width.out, int):
         blob = im.layer("Interp", blob, output_height=height.out, output_width=width.out, **params)
-    else:
+    elif height.scale is not None and width.scale is not None:
         blob = im.layer("Interp", blob, height_scale=height.scale, width_scale=width.scale, **params)
+    else:
+        [size], others = im.stated([(width.out, height.out)], blob)
+        blob = im.layer("Interp", blob, *others, size_expr=size, **params)
     shape = tuple(a.out for a in axes)
     return im.wrap(blob, shape, dims, [0])
 
@@ -311,6 +347,7 @@ def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
     size, out = axis.size, axis.out
     assert isinstance(size, int)
     assert isinstance(out, int)
+    assert axis.scale is not None
     matrix = np.zeros((out, size))
     if sampling.mode == "nearest":
         matrix[np.arange(out), _nearest_index(axis, sampling)] = 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, product
+from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.ops.logic import where
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, flip, pad2, pick
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": max_, "min": min_}
@@ -172,10 +172,15 @@ def _size(x: Value, axis: int) -> int:
 @onnx_op("Trilu", since=14, integers=True)
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
     """Bounds of zero outside the triangle, for whatever number stands there."""
-    shape = x.shape[-2:]
-    if len(shape) < 2 or not isinstance(shape[0], int) or not isinstance(shape[1], int):
-        raise im.refuse("a triangle of a size that is not fixed", "bind it with --shape")
-    ones, offset = np.ones((shape[0], shape[1]), bool), k[0] if k else 0
+    shape, offset = x.shape[-2:], k[0] if k else 0
+    if len(shape) < 2:
+        raise im.refuse(f"a triangle of a tensor of rank {x.rank}")
+    if not isinstance(shape[0], int) or not isinstance(shape[1], int):
+        to_the_right = place(0) - place(1)
+        beyond = to_the_right - offset if upper else offset - to_the_right
+        distance = im.tensor(Formula(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
+        return where(im, im.unary(distance, "Threshold", threshold=-0.5), x, Constant(np.zeros((), x.dtype)))
+    ones = np.ones((shape[0], shape[1]), bool)
     inside = np.triu(ones, offset) if upper else np.tril(ones, offset)
     return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
 

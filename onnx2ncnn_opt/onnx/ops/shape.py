@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, fitting, known, product
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.form import align, combined, common_form
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import number_value
+from onnx2ncnn_opt.onnx.ops.elementwise import spread
 from onnx2ncnn_opt.onnx.ops.pad_slice import resized
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -166,28 +167,35 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
 @onnx_op("Expand", since=8, integers=True)
 def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
-    rank = max(x.rank, len(shape))
-    x = x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))
-    wanted = (1,) * (rank - len(shape)) + shape
-    repeats: list[int] = []
-    for have, want in zip(x.shape, wanted, strict=True):
-        if want == 1 or want == have:
-            repeats.append(1)
-        elif have == 1 and isinstance(want, int):
-            repeats.append(want)
-        else:
+    wanted: list[Dim] = []
+    for have, want in zip(_padded(x.shape, shape), _padded(shape, x.shape), strict=True):
+        size = have if want == 1 else want if have == 1 else fitting(have, want)
+        if size is None:
             raise im.refuse(f"{_text(x.shape)} cannot be expanded to {_text(shape)}", "bind sizes with --shape")
-    return repeated(im, x, repeats)
+        wanted.append(size)
+    return spread(im, x, tuple(wanted))
+
+
+def _padded(shape: Shape, other: Shape) -> Shape:
+    return (1,) * (len(other) - len(shape)) + shape
 
 
 @onnx_op("Tile", since=6, integers=True)
-def tile(im: ImportContext, x: Tensor, repeats: Ints) -> Value:
+def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     """Tile."""
     if len(repeats) != x.rank:
         raise im.refuse(f"{len(repeats)} repeats for rank {x.rank}")
-    if any(n < 1 for n in repeats):
-        raise im.refuse(f"repeats {repeats}: ncnn has no empty tensors")
-    return repeated(im, x, repeats)
+    if any(isinstance(n, int) and n < 1 for n in repeats):
+        raise im.refuse(f"repeats {_text(repeats)}: ncnn has no empty tensors")
+    grown = [axis for axis, n in enumerate(repeats) if isinstance(n, Sym)]
+    x = repeated(im, x, [1 if isinstance(n, Sym) else n for n in repeats])
+    for axis in grown:
+        # An axis before it is repeated as one of size 1.
+        count, size = repeats[axis], x.shape[axis]
+        apart = im.tensor(im.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:])))
+        more = im.tensor(spread(im, apart, (*x.shape[:axis], count, *x.shape[axis:])))
+        x = im.tensor(im.reshape(more, (*x.shape[:axis], count * size, *x.shape[axis + 1 :])))
+    return x
 
 
 @onnx_op("EyeLike", since=9, integers=True)

@@ -1,0 +1,90 @@
+"""Open sizes as ncnn's size expressions, in the sizes of blobs that a layer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, exact_div
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+
+LONGEST_TEXT = 255  # of a parameter
+
+
+class SizeWriter:
+    """Writes sizes down in those of a layer's first input, and where they do not tell, in those of `others`.
+
+    `sources` gives blobs of which the dims tell every symbol; those that are needed become the layer's further inputs.
+    """
+
+    def __init__(self, blob: Blob | None, sources: Callable[[], Iterator[Blob]], *, whole_batch: bool) -> None:
+        self._own = {} if blob is None else _tokens(blob, 0)
+        if blob is not None and whole_batch:
+            self._own.setdefault(blob.batch, "0n")
+        self._sources = sources
+        self.others: list[Blob] = []
+
+    def text(self, size: Dim) -> str:
+        """The expression of a size."""
+        if isinstance(size, int):
+            return str(size)
+        direct = _ratio(size, self._own)
+        if direct is not None:
+            return direct
+        first, *rest = sorted(size.terms.items(), key=lambda term: term[1] < 0)  # what is added before what is taken
+        text = self._term(*first)
+        for factors, k in rest:
+            text = f"{'+' if k > 0 else '-'}({text},{self._term(factors, abs(k))})"
+        return text
+
+    def _term(self, factors: tuple[str | Call, ...], k: int) -> str:
+        texts = [self._factor(factor) for factor in factors]
+        if k != 1 or not texts:
+            texts.append(str(k))
+        text = texts[0]
+        for other in texts[1:]:
+            text = f"*({text},{other})"
+        return text
+
+    def _factor(self, factor: str | Call) -> str:
+        size = Sym({(factor,): 1})
+        direct = _ratio(size, self._own)
+        if direct is not None:
+            return direct
+        if isinstance(factor, Call):
+            return f"{factor.operator}({self.text(factor.a)},{self.text(factor.b)})"
+        for blob in self._sources():
+            index = (self.others.index(blob) if blob in self.others else len(self.others)) + 1
+            direct = _ratio(size, _tokens(blob, index))
+            if direct is not None:
+                if blob not in self.others:
+                    self.others.append(blob)
+                return direct
+        raise UntoldError(factor)
+
+
+class UntoldError(Exception):
+    """No blob tells a size."""
+
+
+def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
+    """What tells a blob's sizes, by size."""
+    assert blob.shape is not None
+    return dict(zip(blob.shape, (f"{index}{name}" for name in AXES[len(blob.shape)]), strict=True))
+
+
+def _ratio(size: Sym, tokens: Mapping[Dim, str]) -> str | None:
+    """A size as one of those of tokens, as a part of it, or a multiple."""
+    if size in tokens:
+        return tokens[size]
+    for other, token in tokens.items():
+        if isinstance(other, int):
+            continue
+        divisor = exact_div(other, size)
+        if isinstance(divisor, int):
+            return f"//({token},{divisor})"
+        factor = exact_div(size, other)
+        rest = None if factor is None else str(factor) if isinstance(factor, int) else _ratio(factor, tokens)
+        if rest is not None:
+            return f"*({token},{rest})"
+    return None

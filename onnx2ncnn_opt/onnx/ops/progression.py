@@ -1,0 +1,84 @@
+"""Picking elements by indices that are known up to open sizes: ranges, which are Crops, and single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least
+from onnx2ncnn_opt.ir.view import Atoms
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.elementwise import spread
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop
+from onnx2ncnn_opt.onnx.sizes import spelled
+from onnx2ncnn_opt.onnx.value import Formula, Operand, Tensor, Value
+
+
+class _Run(NamedTuple):
+    """Indices from `start` on, one more for each element along an axis of theirs; the same everywhere without one."""
+
+    start: Dim
+    axis: int | None
+
+
+def picked(im: ImportContext, data: Operand, axis: int, indices: Formula) -> Value | None:
+    """ONNX Gather by a formula; None where its elements are no run of neighbours."""
+    run = _run(indices.cells.reshape(-1)[0], indices.rank) if indices.cells.size == 1 else None
+    if run is None:
+        return None
+    x = _cropped(im, im.tensor(data), axis, run, indices)
+    groups = x.view.axes
+    inner = _placed([groups[axis]], [run], indices.rank)
+    return _spread(im, x, (*groups[:axis], *inner, *groups[axis + 1 :]), x.shape[:axis] + indices.shape)
+
+
+def picked_together(im: ImportContext, data: Operand, indices: Formula) -> Value | None:
+    """ONNX GatherND by a formula, without a batch; None where its elements are no runs along axes of their own."""
+    listed = spelled(indices, indices.rank - 1)
+    if listed is None or listed.cells.size != listed.cells.shape[-1]:
+        return None
+    runs = [_run(cell, indices.rank) for cell in listed.cells.reshape(-1)]
+    x, found = im.tensor(data), [run for run in runs if run is not None]
+    along = [run.axis for run in found if run.axis is not None]
+    if len(found) < len(runs) or len(set(along)) < len(along) or indices.rank - 1 in along:
+        return None
+    for axis, run in enumerate(found):
+        x = _cropped(im, x, axis, run, indices)
+    groups = x.view.axes
+    inner = _placed(groups[: len(found)], found, indices.rank - 1)
+    return _spread(im, x, (*inner, *groups[len(found) :]), indices.shape[:-1])
+
+
+def _run(cell: object, rank: int) -> _Run | None:
+    if not isinstance(cell, Sym):
+        return _Run(int(cell), None)  # type: ignore[call-overload]
+    places = [name for name in cell.names() if name.startswith("#")]
+    if len(places) > 1:
+        return None
+    start = cell.subs(dict.fromkeys(places, 0))
+    if places and cell - start != Sym({(places[0],): 1}):
+        return None
+    return _Run(start, rank - 1 - int(places[0][1:]) if places else None)
+
+
+def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Formula) -> Tensor:
+    """The elements of a run; ONNX demands that the axis has them."""
+    size, count = x.shape[axis], 1 if run.axis is None else indices.shape[run.axis]
+    start = run.start
+    if not at_least(start, 0):
+        if not at_least(-start, 1):
+            raise im.refuse(f"an index from {start} on, whose sign depends on sizes that are not fixed")
+        start = start + size
+    return x if (start, count) == (0, size) else crop(im, x, axis, start, start + count)
+
+
+def _placed(groups: Sequence[Atoms], runs: Sequence[_Run], rank: int) -> list[Atoms]:
+    """The axes of the indices, each that of the run along it."""
+    return [
+        next((group for group, run in zip(groups, runs, strict=True) if run.axis == axis), ()) for axis in range(rank)
+    ]
+
+
+def _spread(im: ImportContext, x: Tensor, axes: Sequence[Atoms], shape: tuple[Dim, ...]) -> Value:
+    x = x.viewed(x.view.with_axes(axes))
+    return spread(im, x, shape + x.shape[len(shape) :])
