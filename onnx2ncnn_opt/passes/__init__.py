@@ -34,6 +34,7 @@ from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_flatten_after_innerproduct import eliminate_flatten_after_innerproduct
 from onnx2ncnn_opt.passes.eliminate_identity import eliminate_identity
+from onnx2ncnn_opt.passes.eliminate_nan_check_after_softmax import eliminate_nan_check_after_softmax
 from onnx2ncnn_opt.passes.eliminate_noop import eliminate_noop
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
@@ -132,6 +133,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_rotaryembed,
     fuse_binaryop_eltwise,
     fuse_binaryop_scale,
+    eliminate_nan_check_after_softmax,
     fuse_sdpa,
     fuse_sdpa_scale,
     eliminate_tile_before_sdpa,
