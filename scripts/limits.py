@@ -1,0 +1,75 @@
+"""What importers refuse, for docs/ops.md: from their signatures, the fixtures' cases and the conformance suite."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "onnx"))
+
+from op_cases import Case, load_cases
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import RunError, UnsupportedError
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.registry import OnnxOp
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+# What holds for every operator, or stands in another column of the page.
+_GENERAL = ("must be constant", "floats only here", "no form of this operator", "empty", "more than four axes")
+_SPECIFIC = re.compile(r"\d+|u?int\d*|b?float\d*(_\w+)?|bool")
+_LONGEST = 90
+
+
+def constant_inputs(op: OnnxOp) -> list[str]:
+    """The inputs that the importer takes only if they are constant."""
+    return [f"`{declared.name}`" for declared in op.inputs if declared.type in (Array, Ints, Sizes, Constant)]
+
+
+def refusals() -> Mapping[str, Sequence[str]]:
+    """By operator, the reasons for refusing models that ONNX Runtime runs; of those that are alike the first."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for operator, reason in (*_of_fixtures(), *_of_conformance()):
+        if not any(general in reason for general in _GENERAL):
+            short = reason if len(reason) <= _LONGEST else reason.split(": ")[0]
+            found[operator].setdefault(_SPECIFIC.sub("", reason), short)
+    return {operator: list(reasons.values()) for operator, reasons in found.items()}
+
+
+def _of_fixtures() -> Iterable[tuple[str, str]]:
+    for case in load_cases():
+        if case.result.startswith("refused") and _runs(case):
+            try:
+                convert(case.model())
+            except UnsupportedError as error:
+                yield from ((node.operator, node.reason) for node in error.nodes)
+
+
+def _runs(case: Case) -> bool:
+    """Whether ONNX Runtime takes the model: what it refuses as well is no limit of ours."""
+    model = case.model()
+    if not all(dim.dim_value or dim.dim_param for x in model.graph.input for dim in x.type.tensor_type.shape.dim):
+        return False  # empty tensors, which ncnn does not have
+    try:
+        OrtRunner(model.SerializeToString()).run(case.feeds(model, defaultdict(lambda: 4, case.sizes[0])))
+    except RunError:
+        return False
+    return True
+
+
+def _of_conformance() -> Iterable[tuple[str, str]]:
+    operators = {schema.name for schema in onnx.defs.get_all_schemas()}
+    for line in (ROOT / "fixtures" / "conformance.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+        _, outcome, reason = line.split("\t")
+        if outcome == "refused" and not reason.endswith("..."):
+            for part in re.split(r"; (?=[A-Z]\w+: )", reason):
+                operator, _, text = part.partition(": ")
+                if operator in operators:
+                    yield operator, text
