@@ -31,9 +31,14 @@ def _is_over_last_axis(softmax: Layer) -> bool:
 def attention() -> Iterator[Op]:
     """Softmax(q @ k * scale + mask) @ v, with and without factor and mask."""
     product = op("MatMul", "product")("q", "k")
-    scaled = times(product, "scale")
-    for logits in (product, scaled, add(product, "mask"), add(scaled, "mask"), *_weighted(product, "mask")):
+    scores = product, times(product, "scale"), op("Scale", "by_head", _is_by_head, bias_term=0)(product)
+    for logits in (*scores, *(add(each, "mask") for each in scores), *_weighted(product, "mask")):
         yield op("MatMul", "root")(op("Softmax", "weights", _is_over_last_axis)(logits), "v")
+
+
+def _is_by_head(scale: Layer) -> bool:
+    """Whether a Scale has its own factors, one for each matrix of scores."""
+    return bool(scale["scale_data_size"] > 0) and len(scale.input.shape or ()) == 3
 
 
 def turned_attention() -> Iterator[Op]:
@@ -69,18 +74,22 @@ def fuse_sdpa(
     root: Layer,
     weights: Layer,
     scale: Layer | None = None,
+    by_head: Layer | None = None,
     weighted: Layer | None = None,
     mask: Blob | None = None,
 ) -> list[Layer]:
     """Softmax(q @ k * scale + mask) @ v   ⇒   SDPA(q, k, v, mask)
 
     Keys and values may be shared by several heads, if one of them serves all. Masks that are constants are brought to
-    their full size.
+    their full size. A factor of its own for each head moves to the queries.
     """
     heads = root.output.shape[0] if root.output.shape else None
     require(_heads(q) == heads, f"'{q.name}' is shared by several heads")
     require(_heads(k) == _heads(v), f"'{k.name}' and '{v.name}' are shared in different ways")
     layers: list[Layer] = []
+    if by_head is not None:
+        layers.append(_by_head(q, by_head, product))
+        q = layers[-1].output
     if not product["transB"]:
         layers.append(_swapped(k, root))
         k = layers[-1].output
@@ -98,6 +107,18 @@ def fuse_sdpa(
         layers[-1].outputs = (Blob(f"{root.output.name}_t", (c, w, h), root.output.batch),)
         layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
     return layers
+
+
+def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
+    """The factors of the scores, for the queries; refused where those are more numbers than the scores."""
+    assert q.shape is not None
+    assert product.output.shape is not None
+    width, keys = q.shape[-1], product.output.shape[-1]
+    fewer = isinstance(width, int) and isinstance(keys, int) and width <= keys
+    require(fewer, f"'{scale.name}' multiplies fewer numbers where it is")
+    moved = scale.having(inputs=[q])
+    moved.outputs = (Blob(f"{q.name}_scaled", q.shape, q.batch),)
+    return moved
 
 
 def _heads(blob: Blob) -> Dim:
