@@ -119,28 +119,33 @@ def test_col2im(image: Any, block: Any, dilation: Any, pad: Any, stride: Any, ba
     compare_nodes(node, {"x": x}, {"i": np.array(image), "b": np.array(block)}, opset=18)
 
 
+@pytest.mark.parametrize("align_corners", [0, 1])
+def test_the_nearest_pixel_at_calculated_places(align_corners: int) -> None:
+    node = helper.make_node("GridSample", ["x", "g"], ["y"], mode="nearest", align_corners=align_corners)
+    inputs = {"x": normal(0, 1, 3, 8, 9), "g": normal(1, 1, 14, 14, 2)}
+    compare_nodes(node, inputs, {}, opset=20)
+
+
+@pytest.mark.parametrize(("group", "offset_group"), [(1, 2), (2, 1), (2, 4), (4, 2), (2, 3)])
+def test_deform_conv_in_groups(group: int, offset_group: int) -> None:
+    node = helper.make_node("DeformConv", ["x", "w", "o", "b"], ["y"], group=group, offset_group=offset_group)
+    constants = {"w": normal(0, 8, 12 // group, 3, 3), "b": normal(1, 8)}
+    inputs = {"x": normal(2, 1, 12, 7, 8), "o": normal(3, 1, 18 * offset_group, 5, 6)}
+    compare_nodes(node, inputs, constants, opset=19)
+
+
 @pytest.mark.parametrize(
     ("node", "inputs", "reason"),
     [
-        (
-            helper.make_node("GridSample", ["x", "r"], ["y"], mode="nearest"),
-            {"x": normal(0, 1, 3, 8, 9), "r": normal(0, 1, 4, 4, 2)},
-            "ncnn rounds halves up",
-        ),
         (
             helper.make_node("RoiAlign", ["x", "r", "i"], ["y"], mode="max"),
             {"x": normal(0, 1, 3, 8, 9), "r": ROIS},
             "mode max",
         ),
         (
-            helper.make_node("RoiAlign", ["x", "r", "i"], ["y"]),
-            {"x": normal(0, 2, 3, 8, 9), "r": ROIS},
-            "regions of several images",
-        ),
-        (
             helper.make_node("DeformConv", ["x", "i4", "r"], ["y"], offset_group=2),
             {"x": normal(0, 1, 1, 4, 4), "r": normal(0, 1, 4, 4, 4)},
-            "2 groups of offsets",
+            "for 1 channels",
         ),
     ],
 )

@@ -109,10 +109,31 @@ def test_one_hot(shape: tuple[int, ...]) -> None:
         compare_nodes(node, {"x": indices}, {"d": np.array([4]), "v": np.array(values, np.float32)})
 
 
+@pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
+def test_scatter_reduces(reduction: str) -> None:
+    rng = np.random.default_rng(5)
+    node = helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=1, reduction=reduction)
+    inputs = {"x": normal(0, 3, 5), "u": normal(1, 2, 7)}
+    compare_nodes(node, inputs, {"i": rng.integers(-5, 5, (2, 7))}, opset=18)
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
+    inputs = {"x": normal(0, 3, 2, 4), "u": normal(1, 5, 4)}
+    places = np.stack([rng.integers(-3, 3, 5), rng.integers(-2, 2, 5)], axis=1)
+    compare_nodes(node, inputs, {"i": places}, opset=18)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 30])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_sorted(size: int, largest: int) -> None:
+    node = helper.make_node("TopK", ["x", "k"], ["y", "i"], axis=1, largest=largest)
+    few = np.random.default_rng(size).integers(-3, 3, (2, size, 3)).astype(np.float32)
+    few[0, 0, :2] = np.inf, -np.inf
+    for x in (normal(size, 2, size, 3), few):
+        compare_nodes(node, {"x": x}, {"k": np.array([size])}, rel=0)
+
+
 @pytest.mark.parametrize(
     ("node", "indices", "reason"),
     [
-        (helper.make_node("ScatterND", ["x", "i", "x"], ["y"], reduction="add"), [[0], [1]], "reduction add"),
         (helper.make_node("ScatterND", ["x", "i", "x"], ["y"]), [[0], [7]], "not all in an axis of size 2"),
         (helper.make_node("GatherElements", ["x", "i"], ["y"]), [[5]], "not all in an axis of size 2"),
         (helper.make_node("GatherND", ["x", "i"], ["y"]), [[5]], "not all in axes of sizes [2]"),

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.dim import Sym, place
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
 from onnx2ncnn_opt.onnx.ops.reduction import back, coerced, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float
+
+# Longer than any open axis; the places in it and this less are whole numbers that float32 holds.
+_LONGEST = 2**23
 
 
 @onnx_op("ArgMax", integers=True)
@@ -22,8 +26,8 @@ def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
     """Threshold of what reaches the largest number, and Reduction of the indices of that."""
     marked, size = _marked(im, as_numbers(im, x), axis, last=bool(select_last_index))
     name, sign = ("ReduceMax", SUB) if select_last_index else ("ReduceMin", ADD)
-    place = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), _number(size)))
-    return Tensor(place.blob, place.view, held_as_float(np.dtype(np.int64)))
+    found = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), number(size)))
+    return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))
 
 
 @onnx_op("ArgMin", integers=True)
@@ -48,18 +52,21 @@ def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
 
 
 def _marked(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Tensor, int]:
-    """``i - n`` where the largest number of an axis is, ``i`` elsewhere; with `last` ``i + n``. And the size n."""
+    """``i - n`` where the largest number of an axis is, ``i`` elsewhere; with `last` ``i + n``.
+
+    And n, which is the size of the axis, or more where that is open.
+    """
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
-    if not isinstance(size, int):
-        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
     finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
     below = binary(im, SUB, finite, reduce(im, finite, "ReduceMax", (axis,), 1))
     reached = im.unary(below, "Threshold", threshold=-FLT_MIN)
-    index = np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1))
-    far = binary(im, MUL, reached, _number(size if last else -size))
-    return im.tensor(binary(im, ADD, far, Constant(index))), size
-
-
-def _number(value: int) -> Constant:
-    return Constant(np.full((), value, np.float32))
+    ones = (1,) * (x.rank - axis - 1)
+    if isinstance(size, Sym):
+        cells = np.full((1, *ones), place(len(ones)), dtype=object)
+        index: Value = im.tensor(Formula(cells, (size, *ones), np.dtype(np.float32)))
+        span = _LONGEST
+    else:
+        index, span = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones)), size
+    far = binary(im, MUL, reached, number(span if last else -span))
+    return im.tensor(binary(im, ADD, far, index)), span

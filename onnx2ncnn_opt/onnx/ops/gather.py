@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, arithmetic, binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
 from onnx2ncnn_opt.onnx.ops.progression import picked, picked_together
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
@@ -53,16 +53,21 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
         return pick(im, im.tensor(data), axis, indices.array)
     _check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
-    [size] = _fixed(im, data.shape[axis : axis + 1])
+    size = data.shape[axis]
     kept: Shape = tuple(data.shape[a] for a in others)
     shape: Shape = (*kept, *indices.shape)
-    if isinstance(data, Constant) and not is_held_as_float(indices.dtype) and indices.blob.batch == 1:
+    if (
+        isinstance(data, Constant)
+        and isinstance(size, int)
+        and not is_held_as_float(indices.dtype)
+        and indices.blob.batch == 1
+    ):
         table = data.array.transpose(axis, *others).reshape(size, -1)
         blob = _embed(im, table, im.mat(indices, [range(indices.rank)]))
         dims = [range(len(kept), len(shape)), range(len(kept))]
     else:
         image = _image(im, data, others, [], [axis])
-        blob = _sampled(im, image, im.mat(_counted(im, indices, size), [[], [], range(indices.rank)]), size, 1)
+        blob = _sampled(im, image, indices, [[], [], range(indices.rank)], size, 1)
         dims = [range(len(kept)), range(0), range(len(kept), len(shape))]
     found = im.wrap(blob, shape, dims, dtype=_type(data))
     # The axes of the indices stand in the place of the axis.
@@ -76,12 +81,30 @@ def _embed(im: ImportContext, table: Array, indices: Blob) -> Blob:
     return im.layer("Embed", indices, weights=data, num_output=columns, input_dim=rows, weight_data_size=table.size)
 
 
-def _sampled(im: ImportContext, image: Blob, places: Blob, size: int, rows: int) -> Blob:
-    """From each row of an image, whose width is `size`, the pixels at the places of a row."""
-    scale, shift = _coordinates(im, size, rows)
-    grid = im.layer("BinaryOp", places, im.memory(scale.astype(np.float32)), op_type=MUL)
+def _sampled(
+    im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
+) -> Blob:
+    """From each row of an image, whose width is `size`, the pixels at the places of a row, which lie as `dims` say."""
+    places = _counted(im, indices, size)
+    if isinstance(size, Sym):
+        # The middle of the pixel as a share of the row.
+        middle = im.unary(places, "BinaryOp", op_type=ADD, with_scalar=1, b=0.5)
+        places = im.tensor(binary(im, DIV, middle, _sizes(im, size)))
+        scale, shift = _coordinates(im, 1, rows)
+        shift[0] = -1
+    else:
+        scale, shift = _coordinates(im, size, rows)
+    grid = im.layer("BinaryOp", im.mat(places, dims), im.memory(scale.astype(np.float32)), op_type=MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=ADD)
     return _pixels(im, image, grid)
+
+
+def _sizes(im: ImportContext, *sizes: Dim) -> Value:
+    """Sizes as numbers, one of them as a scalar; open ones are calculated."""
+    shape = () if len(sizes) == 1 else (len(sizes),)
+    if not any(isinstance(size, Sym) for size in sizes):
+        return Constant(np.array(sizes, np.float32).reshape(shape))
+    return im.tensor(Formula(np.array(sizes, dtype=object).reshape(shape), shape, np.dtype(np.float32)))
 
 
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
@@ -110,14 +133,13 @@ def _floats(im: ImportContext, array: Array) -> Array:
     return value.array
 
 
-def _counted(im: ImportContext, indices: Tensor, size: int) -> Tensor:
-    """The indices as floats, negative ones counted from the front."""
+def _counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
+    """The indices as floats, negative ones counted from the front of axes of these sizes."""
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
     negative = im.unary(im.unary(indices, "UnaryOp", op_type=1), "Threshold", threshold=0.5)
-    turn = im.unary(negative, "BinaryOp", op_type=MUL, with_scalar=1, b=float(size))
-    return im.like(indices, im.layer("BinaryOp", indices.blob, turn.blob, op_type=ADD))
+    return im.tensor(binary(im, ADD, indices, binary(im, MUL, negative, _sizes(im, *sizes))))
 
 
 def _check_indices(im: ImportContext, indices: Tensor) -> None:
@@ -140,15 +162,15 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
         return _constant_elements(im, data, indices.array, axis)
     _check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
-    shape, wanted = _fixed(im, data.shape), _fixed(im, indices.shape)
+    wanted = _fixed(im, indices.shape)
     if isinstance(data, Constant):
         data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(wanted))])
     for a in others:
-        if isinstance(data, Tensor) and wanted[a] < shape[a]:
+        if isinstance(data, Tensor) and wanted[a] != data.shape[a]:
             data = crop(im, data, a, 0, wanted[a])
-    places = im.mat(_counted(im, indices, shape[axis]), [[], others, [axis]])
     rows = math.prod(wanted[a] for a in others)
-    blob = _sampled(im, _image(im, data, [], others, [axis]), places, shape[axis], rows)
+    image = _image(im, data, [], others, [axis])
+    blob = _sampled(im, image, indices, [[], others, [axis]], data.shape[axis], rows)
     return im.wrap(blob, wanted, [[], others, [axis]], dtype=_type(data))
 
 
@@ -197,10 +219,10 @@ def gather_nd12(im: ImportContext, data: Value, indices: Operand, *, batch_dims:
     if not isinstance(depth, int) or depth + batch_dims > data.rank:
         raise im.refuse(f"indices of shape {list(indices.shape)} into rank {data.rank}")
     picked = batch_dims + depth
+    if isinstance(indices, Tensor):
+        return _gather_nd(im, data, indices, data.shape[:picked], batch_dims)
     sizes = _fixed(im, data.shape[:picked])
     limits = np.array(sizes[batch_dims:])
-    if isinstance(indices, Tensor):
-        return _gather_nd(im, data, indices, sizes, batch_dims)
     places = indices.array
     if (places < -limits).any() or (places >= limits).any():
         raise im.refuse(f"indices are not all in axes of sizes {limits.tolist()}")
@@ -209,21 +231,17 @@ def gather_nd12(im: ImportContext, data: Value, indices: Operand, *, batch_dims:
     return _take(im, im.tensor(data), [*outer, *np.moveaxis(places, -1, 0)], sizes)
 
 
-def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: tuple[int, ...], batch_dims: int) -> Value:
+def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: Shape, batch_dims: int) -> Value:
     """Gather along the axes of `sizes` as one, of which the first `batch_dims` go along with the indices."""
     _check_indices(im, indices)
-    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    place: Value = as_numbers(im, indices)
-    if np.issubdtype(indices.dtype, np.signedinteger):
-        below = binary(im, MUL, place, Constant(np.array(-1.0, np.float32)))
-        negative = im.unary(below, "Threshold", threshold=0.5)
-        place = binary(im, ADD, place, binary(im, MUL, negative, Constant(np.array(sizes[batch_dims:], np.float32))))
-    weighted = im.tensor(binary(im, MUL, place, Constant(np.array(strides[batch_dims:], np.float32))))
-    place = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
-    for axis in range(batch_dims):
-        row = np.arange(sizes[axis], dtype=np.float32) * strides[axis]
-        place = binary(im, ADD, place, Constant(row.reshape(-1, *(1,) * (place.rank - axis - 1))))
-    flat = im.reshape(data, (math.prod(sizes), *data.shape[len(sizes) :]))
+    strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    counted = _counted(im, indices, *sizes[batch_dims:])
+    weighted = im.tensor(binary(im, MUL, counted, _sizes(im, *strides[batch_dims:])))
+    place: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
+    for axis, size in enumerate(_fixed(im, sizes[:batch_dims])):
+        row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (place.rank - axis - 1)))
+        place = binary(im, ADD, place, arithmetic(im, MUL, row, _sizes(im, strides[axis])))
+    flat = im.reshape(data, (product(sizes), *data.shape[len(sizes) :]))
     # Unsigned, as they are: they count from the front already.
     return gather(im, flat, Tensor(im.tensor(place).blob, im.tensor(place).view, held_as_float(np.dtype(np.uint32))))
 

@@ -43,14 +43,14 @@ def top_k11(
     """For one number ReduceMax and ArgMax; else comparisons of all with all."""
     axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
     size = x.shape[axis]
-    if not isinstance(size, int):
-        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
-    if not 1 <= count <= size:
+    if count < 1 or (isinstance(size, int) and count > size):
         raise im.refuse(f"{count} of {size} elements")
     order = x if largest else im.unary(x, "UnaryOp", op_type=_NEG)
     if count == 1:
         found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
         return found, arg_max(im, order, axis=axis)
+    if not isinstance(size, int):
+        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
     if not sorted:
         raise im.refuse("sorted is 0: ONNX does not say in which order", "export with sorted=True")
     rows = exact_div(product(x.shape), size)
