@@ -75,12 +75,13 @@ def test_variants(kind: str, direction: str, batch: int, state: str, bias: bool)
 
 # ONNX Runtime has no layout 1: its result is that of transposed operands with layout 0.
 @pytest.mark.parametrize(("kind", "direction", "batch"), list(itertools.product(GATES, DIRECTIONS, (1, 2))))
-def test_layout_1(kind: str, direction: str, batch: int) -> None:
+@pytest.mark.parametrize("written_out", [False, True])
+def test_layout_1(kind: str, direction: str, batch: int, written_out: bool) -> None:
     count = 2 if direction == "bidirectional" else 1
     inputs, weights = arrays(kind, count, 4, batch, 3, 5, 1, 7)
     states = [name for name in inputs if name != "x"]
     outputs = ["y", "y_h", "y_c"] if kind == "LSTM" else ["y", "y_h"]
-    attributes = {"hidden_size": 5, "direction": direction}
+    attributes = {"hidden_size": 5, "direction": direction} | ({"clip": 0.5} if written_out else {})
     batched = model_of(
         [node(kind, ["x", "w", "r", "b", "", *states], outputs, layout=1, **attributes)],
         inputs,
@@ -117,16 +118,68 @@ def test_as_torch_exports_it() -> None:
     assert types(conversion) == ["GRU"]
 
 
+WRITTEN_OUT: list[tuple[str, dict[str, Any]]] = [
+    ("GRU", {"linear_before_reset": 0}),
+    ("GRU", {"linear_before_reset": 0, "activations": ["HardSigmoid", "Relu"], "activation_alpha": [0.3]}),
+    ("GRU", {"activations": ["Sigmoid", "Elu"], "activation_alpha": [0.7], "clip": 0.5}),
+    ("LSTM", {"p": True}),
+    ("LSTM", {"p": True, "clip": 0.5}),
+    ("LSTM", {"activations": ["Sigmoid", "Softsign", "LeakyRelu"], "activation_alpha": [0.2]}),
+    ("RNN", {"activations": ["Affine"], "activation_alpha": [0.5], "activation_beta": [0.1]}),
+    ("RNN", {"activations": ["Relu"], "clip": 2.0}),
+    ("RNN", {"activations": ["Softplus"]}),
+    *((kind, {"fed": True}) for kind in GATES),
+    *((kind, {"lengths": True}) for kind in GATES),
+]
+
+
+@pytest.mark.parametrize(("kind", "asked"), WRITTEN_OUT)
+@pytest.mark.parametrize(
+    ("direction", "batch", "state"), [("forward", 1, False), ("reverse", 2, True), ("bidirectional", 3, True)]
+)
+def test_written_out(kind: str, asked: dict[str, Any], direction: str, batch: int, state: bool) -> None:
+    """What ncnn's layers do not have, step by step."""
+    count = 2 if direction == "bidirectional" else 1
+    inputs, constants = arrays(kind, count, 3, batch, 4, 5, 0, 1)
+    attributes = dict(asked)
+    for name in ("activations", "activation_alpha", "activation_beta"):
+        if name in attributes:
+            attributes[name] = attributes[name] * count
+    names = ["x", "w", "r", "b", "", "h" if state else "", "c" if state and kind == "LSTM" else "", ""]
+    if attributes.pop("lengths", False):
+        names[4], constants["l"] = "l", np.array([2, 3, 1][:batch], np.int32)
+    if attributes.pop("p", False):
+        names[7], constants["p"] = "p", np.full((count, 15), 0.4, np.float32)
+    if attributes.pop("fed", False):
+        inputs, constants = inputs | constants, {}
+    outputs = ["y", "yh"] + (["yc"] if kind == "LSTM" else [])
+    made = node(kind, names[: 8 if kind == "LSTM" else 6], outputs, hidden_size=5, direction=direction, **attributes)
+    used = {name: array for name, array in inputs.items() if name in names}
+    conversion = compare_nodes(made, used, constants, rel=REL, outputs=outputs)
+    assert kind not in types(conversion)
+
+
+def test_too_many_steps_to_write_out() -> None:
+    inputs, constants = arrays("GRU", 1, 65, 1, 4, 5, 0, 1)
+    made = node("GRU", ["x", "w", "r", "b"], ["y"], hidden_size=5, linear_before_reset=0)
+    with pytest.raises(UnsupportedError, match="65 steps one after the other"):
+        convert(model_of([made], {"x": inputs["x"]}, constants))
+
+
 @pytest.mark.parametrize(
     ("kind", "attributes", "extra", "reason"),
     [
-        ("GRU", {"linear_before_reset": 0}, {}, "linear_before_reset is 0"),
-        ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}, {}, "activations Sigmoid, Relu, Tanh"),
-        ("RNN", {"activations": ["Relu"]}, {}, "activations Relu"),
-        ("LSTM", {"clip": 1.5}, {}, "clipped to 1.5"),
+        ("LSTM", {"activations": ["Sigmoid", "ScaledTanh", "Tanh"]}, {}, "activation scaledtanh"),
+        ("RNN", {"activations": ["ThresholdedRelu"]}, {}, "activation thresholdedrelu"),
+        ("LSTM", {"activations": ["Sigmoid", "Relu"]}, {}, "activations Sigmoid, Relu for 1 directions"),
         ("LSTM", {"input_forget": 1}, {}, "input_forget is 1"),
-        ("LSTM", {}, {"p": np.ones((1, 12), np.float32)}, "peepholes"),
-        ("LSTM", {}, {"lens": np.array([3], np.int32)}, "not all the 4 steps"),
+        ("LSTM", {}, {"p": np.ones((1, 8), np.float32)}, "input P has shape [1, 8], not [1, 12]"),
+        (
+            "LSTM",
+            {"clip": 1.5},
+            {"h": np.ones((1, 2, 4), np.float32)},
+            "an initial state has shape [1, 2, 4], not [1, 1, 4]",
+        ),
         ("LSTM", {}, {"h": np.ones((1, 2, 4), np.float32)}, "an initial state has shape [1, 2, 4], not [1, 1, 4]"),
         ("LSTM", {}, {"b": np.ones((1, 16), np.float32)}, "input B has shape [1, 16], not [1, 32]"),
     ],

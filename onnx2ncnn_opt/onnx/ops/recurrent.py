@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.unrolled import Unrolled
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
 
 _DIRECTIONS = {"forward": 0, "reverse": 1, "bidirectional": 2}
 
@@ -39,13 +40,13 @@ _RNN = _Kind("RNN", (0,), ("tanh",))
 def lstm(
     im: ImportContext,
     x: Tensor,
-    w: Array,
-    r: Array,
-    b: Array | None = None,
+    w: Value,
+    r: Value,
+    b: Value | None = None,
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     initial_c: Operand | None = None,
-    p: Array | None = None,
+    p: Value | None = None,
     *,
     activation_alpha: tuple[float, ...] = (),
     activation_beta: tuple[float, ...] = (),
@@ -55,23 +56,28 @@ def lstm(
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
-) -> tuple[Tensor, ...]:
-    """LSTM."""
+) -> tuple[Value, ...]:
+    """LSTM; step by step with peepholes, other activations and whatever else ncnn's does not have."""
     if input_forget:
         raise im.refuse("input_forget is 1: coupled gates")
-    if p is not None and p.any():
-        raise im.refuse("it has peepholes (input P)")
-    _check(im, _LSTM, x, sequence_lens, activations, clip, layout)
-    return _recurrent(im, _LSTM, x, w, r, b, [initial_h, initial_c], direction, layout)
+    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, direction, layout, activations, clip)
+    if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
+        raise im.refuse(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
+    states = [initial_h, initial_c]
+    plain = p is None or (isinstance(p, Constant) and not p.array.any())
+    if plain and node.fits:
+        return node.layer(states)
+    unrolled = node.unrolled(activation_alpha, activation_beta)
+    return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
 
 
 @onnx_op("GRU", since=7)
 def gru(
     im: ImportContext,
     x: Tensor,
-    w: Array,
-    r: Array,
-    b: Array | None = None,
+    w: Value,
+    r: Value,
+    b: Value | None = None,
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     *,
@@ -83,24 +89,22 @@ def gru(
     hidden_size: int | None = None,
     layout: int = 0,
     linear_before_reset: int = 0,
-) -> tuple[Tensor, ...]:
-    """GRU, with linear_before_reset."""
-    if not linear_before_reset:
-        raise im.refuse(
-            "linear_before_reset is 0: ncnn applies the reset gate behind the product with R",
-            "PyTorch's GRU exports with 1; in Keras set reset_after=True",
-        )
-    _check(im, _GRU, x, sequence_lens, activations, clip, layout)
-    return _recurrent(im, _GRU, x, w, r, b, [initial_h], direction, layout)
+) -> tuple[Value, ...]:
+    """GRU, with linear_before_reset; step by step without, and with other activations."""
+    node = _Node(im, _GRU, x, w, r, b, sequence_lens, direction, layout, activations, clip)
+    if linear_before_reset and node.fits:
+        return node.layer([initial_h])
+    unrolled = node.unrolled(activation_alpha, activation_beta)
+    return node.arranged(unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
 @onnx_op("RNN", since=7)
 def rnn(
     im: ImportContext,
     x: Tensor,
-    w: Array,
-    r: Array,
-    b: Array | None = None,
+    w: Value,
+    r: Value,
+    b: Value | None = None,
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     *,
@@ -111,31 +115,98 @@ def rnn(
     direction: str = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
-) -> tuple[Tensor, ...]:
-    """RNN with tanh."""
-    _check(im, _RNN, x, sequence_lens, activations, clip, layout)
-    return _recurrent(im, _RNN, x, w, r, b, [initial_h], direction, layout)
+) -> tuple[Value, ...]:
+    """RNN with tanh; step by step with other activations."""
+    node = _Node(im, _RNN, x, w, r, b, sequence_lens, direction, layout, activations, clip)
+    if node.fits:
+        return node.layer([initial_h])
+    unrolled = node.unrolled(activation_alpha, activation_beta)
+    return node.arranged(unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
 
 
-def _check(
-    im: ImportContext,
-    kind: _Kind,
-    x: Tensor,
-    sequence_lens: Array | None,
-    activations: Sequence[str],
-    clip: float | None,
-    layout: int,
-) -> None:
-    if x.rank != 3:
-        raise im.refuse(f"the operand has rank {x.rank}, not 3")
-    names = tuple(name.lower() for name in activations)
-    if names and names != kind.activations * (len(names) // len(kind.activations)):
-        raise im.refuse(f"activations {', '.join(activations)}: ncnn has {', '.join(kind.activations)} only")
-    if clip is not None:
-        raise im.refuse(f"its gates are clipped to {clip:g}")
-    steps = x.shape[1 if layout else 0]
-    if sequence_lens is not None and not (sequence_lens == steps).all():
-        raise im.refuse(f"the sequence_lens are not all the {steps} steps of the operand")
+@dataclass(frozen=True)
+class _Node:
+    """A node of any of the three, and the two ways to calculate it."""
+
+    im: ImportContext
+    kind: _Kind
+    x: Tensor
+    w: Value
+    r: Value
+    b: Value | None
+    lengths: Array | None
+    direction: str
+    layout: int
+    activations: Sequence[str]
+    clip: float | None
+
+    def __post_init__(self) -> None:
+        if self.x.rank != 3:
+            raise self.im.refuse(f"the operand has rank {self.x.rank}, not 3")
+        if self.direction not in _DIRECTIONS:
+            raise self.im.refuse(f"direction {self.direction} is not known")
+        hidden, size = self.r.shape[-1], self.kind.gates
+        rows = hidden * len(size)
+        expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
+        for name, value, shape in zip("WRB", (self.w, self.r, self.b), expected, strict=True):
+            if value is not None and value.shape != shape:
+                raise self.im.refuse(f"input {name} has shape {list(value.shape)}, not {list(shape)}")
+
+    @property
+    def count(self) -> int:
+        """The number of directions."""
+        return 2 if self.direction == "bidirectional" else 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether ncnn's layer has all that the node asks for."""
+        defaults = self.kind.activations * self.count
+        steps = self.x.shape[1 if self.layout else 0]
+        return (
+            all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
+            and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
+            and self.clip is None
+            and (self.lengths is None or bool((self.lengths == steps).all()))
+        )
+
+    def layer(self, states: list[Operand | None]) -> tuple[Tensor, ...]:
+        """The outputs of ncnn's layer."""
+        arrays = [value.array if isinstance(value, Constant) else None for value in (self.w, self.r, self.b)]
+        w, r, b = arrays
+        assert w is not None
+        assert r is not None
+        return _recurrent(self.im, self.kind, self.x, w, r, b, states, self.direction, self.layout)
+
+    def unrolled(self, alpha: Sequence[float], beta: Sequence[float]) -> Unrolled:
+        """The node with its steps written out."""
+        names = self.activations or self.kind.activations * self.count
+        if len(names) < len(self.kind.activations) * self.count:
+            raise self.im.refuse(f"activations {', '.join(names)} for {self.count} directions")
+        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.direction]
+        steps = self.x.shape[1 if self.layout else 0]
+        lengths = None if self.lengths is None or (self.lengths == steps).all() else self.lengths
+        return Unrolled(self.im, self.w, self.r, self.b, lengths, backwards, names, alpha, beta, self.clip)
+
+    @property
+    def steps_first(self) -> Tensor:
+        """The operand as in layout 0."""
+        return self.x.viewed(self.x.view.transpose((1, 0, 2))) if self.layout else self.x
+
+    def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
+        """The states as in layout 0; None for one of zeros."""
+        items = self.x.shape[0 if self.layout else 1]
+        known = _nonzero(self.im, states, (self.count, self.r.shape[-1]), items, self.layout)
+        return [None if state is None else self._turned(state, (1, 0, 2)) for state in known]
+
+    def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:
+        """Outputs as the node's layout has them."""
+        y, *states = results
+        return self._turned(y, (2, 0, 1, 3)), *(self._turned(state, (1, 0, 2)) for state in states)
+
+    def _turned(self, x: Value, order: tuple[int, ...]) -> Value:
+        if not self.layout:
+            return x
+        return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
 
 
 def _recurrent(
@@ -149,13 +220,7 @@ def _recurrent(
     direction: str,
     layout: int,
 ) -> tuple[Tensor, ...]:
-    if direction not in _DIRECTIONS:
-        raise im.refuse(f"direction {direction} is not known")
-    count, gates, hidden = 2 if direction == "bidirectional" else 1, len(kind.gates), r.shape[-1]
-    expected = ((count, gates * hidden, w.shape[-1]), (count, gates * hidden, hidden), (count, 2 * gates * hidden))
-    for name, array, shape in zip("WRB", (w, r, b), expected, strict=True):
-        if array is not None and array.shape != shape:
-            raise im.refuse(f"input {name} has shape {list(array.shape)}, not {list(shape)}")
+    count, hidden = 2 if direction == "bidirectional" else 1, r.shape[-1]
     time, batch = (1, 0) if layout else (0, 1)
     # The axes of Y are steps, directions, batch, hidden; with layout 1 batch, steps, directions, hidden.
     blobs = im.layers(
@@ -198,12 +263,7 @@ def _states(
     im: ImportContext, states: Sequence[Operand | None], shape: tuple[int, int], items: Dim, layout: int
 ) -> list[Blob]:
     """The initial states as Mats (directions, hidden size); none where all of them are 0."""
-    count, hidden = shape
-    expected = (items, count, hidden) if layout else (count, items, hidden)
-    for state in states:
-        if state is not None and state.shape != expected:
-            raise im.refuse(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
-    known = [None if _is_zero(state) else state for state in states]
+    known = _nonzero(im, states, shape, items, layout)
     if all(state is None for state in known):
         return []
     blobs = []
@@ -212,8 +272,21 @@ def _states(
             blobs.append(im.memory(np.zeros(shape, np.float32)))
             continue
         dims, batch = ([[1], [2]], [0]) if layout else ([[0], [2]], [1])
-        blobs.append(im.mat(im.tensor(state), dims, batch))
+        blobs.append(im.mat(state, dims, batch))
     return blobs
+
+
+def _nonzero(
+    im: ImportContext, states: Sequence[Operand | None], shape: Shape, items: Dim, layout: int
+) -> list[Value | None]:
+    """The initial states that are not all 0; refused where one does not have the shape (directions, hidden size)."""
+    count, hidden = shape
+    expected = (items, count, hidden) if layout else (count, items, hidden)
+    for state in states:
+        if state is not None and state.shape != expected:
+            raise im.refuse(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
+    kept = [None if _is_zero(state) else state for state in states]
+    return [im.tensor(state) if isinstance(state, Formula) else state for state in kept]
 
 
 def _is_zero(state: Operand | None) -> bool:

@@ -1,0 +1,254 @@
+"""LSTM, GRU and RNN step by step, for what ncnn's layers do not have.
+
+That is weights that are calculated, GRU's reset gate before the product, peepholes, other activations, clipped gates,
+and sequences that end early. Every step is written out, so that there may not be many of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.activation import (
+    elu,
+    hard_sigmoid,
+    leaky_relu,
+    softplus,
+    softsign,
+)
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, RSUB, binary, number
+from onnx2ncnn_opt.onnx.ops.gather import gather
+from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
+from onnx2ncnn_opt.onnx.ops.shape import concat, split2
+from onnx2ncnn_opt.onnx.ops.state import MOST_STEPS
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+
+_Function = Callable[..., Value]
+
+# A function of a tensor and its parameters, and the defaults of those.
+_ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
+    "relu": (lambda im, x: im.unary(x, "ReLU"), ()),
+    "tanh": (lambda im, x: im.unary(x, "TanH"), ()),
+    "sigmoid": (lambda im, x: im.unary(x, "Sigmoid"), ()),
+    "softsign": (softsign, ()),
+    "softplus": (softplus, ()),
+    "leakyrelu": (lambda im, x, alpha: leaky_relu(im, x, alpha=alpha), (0.01,)),
+    "elu": (lambda im, x, alpha: elu(im, x, alpha=alpha), (1.0,)),
+    "hardsigmoid": (lambda im, x, alpha, beta: hard_sigmoid(im, x, alpha=alpha, beta=beta), (0.2, 0.5)),
+    "affine": (lambda im, x, alpha, beta: binary(im, ADD, binary(im, MUL, x, number(alpha)), number(beta)), (1.0, 0.0)),
+}
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """A node whose steps are written out: its weights, and how it calculates.
+
+    `w` is [directions, gates * hidden, inputs], `r` [directions, gates * hidden, hidden], `b` [directions,
+    2 * gates * hidden]. `lengths` are those of the batch's items. `gates` says how a step is made of them.
+    """
+
+    im: ImportContext
+    w: Value
+    r: Value
+    b: Value | None
+    lengths: Array | None
+    backwards: Sequence[bool]
+    activations: Sequence[str]
+    alpha: Sequence[float]
+    beta: Sequence[float]
+    clip: float | None
+
+    @property
+    def hidden(self) -> int:
+        """The size of a state."""
+        size = self.r.shape[-1]
+        if not isinstance(size, int):
+            raise self.im.refuse("a state whose size is not fixed", "bind it with --shape")
+        return size
+
+    def lstm(self, x: Tensor, states: Sequence[Value | None], p: Value | None) -> tuple[Value, ...]:
+        """The outputs of an LSTM, with peepholes `p` [directions, 3 * hidden]."""
+        im = self.im
+
+        def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
+            h, c = before
+            f, g, out = self._functions[3 * direction : 3 * direction + 3]
+            held = self._products(h, direction)
+            peep = [None] * 3 if p is None else self._columns(_part(im, p, direction))
+            sums = [_total(im, *pair) for pair in zip(products, held, strict=True)]
+            i = self._gate(f, sums[0], _times(im, peep[0], c))
+            forget = self._gate(f, sums[2], _times(im, peep[2], c))
+            new = _total(im, _times(im, forget, c), binary(im, MUL, i, self._gate(g, sums[3])))
+            o = self._gate(f, sums[1], _times(im, peep[1], new))
+            return [binary(im, MUL, o, out(im.tensor(new))), new]
+
+        return self._run(x, states, self._bias(), step)
+
+    def gru(self, x: Tensor, states: Sequence[Value | None], linear_before_reset: int) -> tuple[Value, ...]:
+        """The outputs of a GRU."""
+        im, count = self.im, 3
+
+        def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
+            (h,) = before
+            f, g = self._functions[2 * direction : 2 * direction + 2]
+            r = _rows(im, _part(im, self.r, direction), self.hidden)
+            z = self._gate(f, products[0], _product(im, h, r[0]))
+            reset = self._gate(f, products[1], _product(im, h, r[1]))
+            if linear_before_reset:
+                inner = self._columns(_part(im, self.b, direction))[2 * count - 1] if self.b is not None else None
+                held = _times(im, reset, _sum(im, _product(im, h, r[2]), inner))
+            else:
+                held = _product(im, _times(im, reset, h), r[2])
+            new = self._gate(g, products[2], held)
+            return [_total(im, binary(im, MUL, binary(im, RSUB, z, number(1)), new), _times(im, z, h))]
+
+        return self._run(x, states, self._bias(count - 1 if linear_before_reset else count), step)
+
+    def rnn(self, x: Tensor, states: Sequence[Value | None]) -> tuple[Value, ...]:
+        """The outputs of an RNN."""
+
+        def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
+            return [self._gate(self._functions[direction], products[0], *self._products(before[0], direction))]
+
+        return self._run(x, states, self._bias(), step)
+
+    @cached_property
+    def _functions(self) -> list[Callable[[Tensor], Value]]:
+        """The activations; each takes the next alpha and beta where it has such."""
+        lists = [list(self.alpha), list(self.beta)]
+        return [self._function(name.lower(), lists) for name in self.activations]
+
+    def _function(self, name: str, lists: list[list[float]]) -> Callable[[Tensor], Value]:
+        if name not in _ACTIVATIONS:
+            raise self.im.refuse(f"activation {name}")
+        function, defaults = _ACTIVATIONS[name]
+        params = [given.pop(0) if given else default for given, default in zip(lists, defaults, strict=False)]
+        return lambda x: function(self.im, x, *params)
+
+    def _gate(self, function: Callable[[Tensor], Value], *terms: Value | None) -> Value:
+        """An activation of the clipped sum."""
+        x = self.im.tensor(_total(self.im, *terms))
+        return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
+
+    def _bias(self, inner: int | None = None) -> Value | None:
+        """The biases of W and R added, [directions, 1, gates * hidden]; of R only those of the first `inner` gates."""
+        if self.b is None:
+            return None
+        pieces = self._columns(self.b)
+        half = len(pieces) // 2
+        inner = half if inner is None else inner
+        both = [
+            _sum(self.im, a, b) if i < inner else a
+            for i, (a, b) in enumerate(zip(pieces[:half], pieces[half:], strict=True))
+        ]
+        if all(isinstance(piece, Constant) for piece in both):
+            return Constant(np.concatenate([piece.array for piece in both if isinstance(piece, Constant)], -1))
+        return concat(self.im, *(piece for piece in both if piece is not None), axis=1)
+
+    def _products(self, state: Value, direction: int) -> list[Value | None]:
+        """A state times each gate's matrix; None for a state of zeros."""
+        product = _product(self.im, state, _part(self.im, self.r, direction))
+        gates = self.r.shape[1]
+        assert isinstance(gates, int)
+        return [None] * (gates // self.hidden) if product is None else [*self._columns(product)]
+
+    def _columns(self, x: Value) -> list[Value]:
+        """The last axis in parts of the size of a state."""
+        return _split(self.im, x, x.rank - 1, self.hidden)
+
+    def _run(
+        self,
+        x: Tensor,
+        states: Sequence[Value | None],
+        b: Value | None,
+        step: Callable[[int, list[Value], list[Value]], list[Value]],
+    ) -> tuple[Value, ...]:
+        """Y and the last states: [steps, directions, batch, hidden] and [directions, batch, hidden]."""
+        im = self.im
+        count, items, _ = x.shape
+        if not isinstance(count, int) or not isinstance(items, int):
+            raise im.refuse("a number of steps, or a batch, that is not fixed", "bind it with --shape")
+        if count * len(self.backwards) > MOST_STEPS:
+            raise im.refuse(f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}")
+        zeros = Constant(np.zeros((items, self.hidden), np.float32))
+        outputs, ends = [], []
+        for direction, backward in enumerate(self.backwards):
+            products: Value = matmul(im, x, turned(_part(im, self.w, direction)))
+            if b is not None:
+                products = binary(im, ADD, products, _part(im, b, direction))
+            each = [
+                im.reshape(t, (items, t.shape[-1])) for t in split2(im, im.tensor(products), axis=0, split=(1,) * count)
+            ]
+            now = [zeros if state is None else _part(im, state, direction) for state in states]
+            seen: list[Value] = []
+            for t in reversed(range(count)) if backward else range(count):
+                alive = None if self.lengths is None else (self.lengths > t).astype(np.float32).reshape(items, 1)
+                new = step(direction, self._columns(each[t]), now)
+                now = [_kept(im, alive, a, b) for a, b in zip(new, now, strict=True)]
+                seen.append(im.reshape(_kept(im, alive, new[0], zeros), (1, 1, items, self.hidden)))
+            outputs.append(concat(im, *(reversed(seen) if backward else seen), axis=0))
+            ends.append([im.reshape(state, (1, items, self.hidden)) for state in now])
+        return concat(im, *outputs, axis=1), *(concat(im, *states, axis=0) for states in zip(*ends, strict=True))
+
+
+def _kept(im: ImportContext, alive: Array | None, new: Value, old: Value) -> Value:
+    """The new state of the items that still have steps, and the old of the others."""
+    if alive is None or alive.all():
+        return new
+    if not alive.any():
+        return old
+    return _total(im, binary(im, MUL, new, Constant(alive)), _times(im, Constant(1 - alive), old))
+
+
+def _part(im: ImportContext, x: Value, direction: int) -> Value:
+    """What belongs to a direction, the first axis."""
+    return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
+
+
+def _rows(im: ImportContext, x: Value, size: int) -> list[Value]:
+    return _split(im, x, 0, size)
+
+
+def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
+    """An axis in parts of a size."""
+    length = x.shape[axis]
+    assert isinstance(length, int)
+    if isinstance(x, Constant):
+        return [Constant(piece) for piece in np.split(x.array, length // size, axis)]
+    return list(split2(im, x, axis=axis, split=(size,) * (length // size)))
+
+
+def _is_zero(x: Value | None) -> bool:
+    return x is None or (isinstance(x, Constant) and not x.array.any())
+
+
+def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
+    """a + b, of which each may be nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return Constant(a.array + b.array)
+    return binary(im, ADD, a, b)
+
+
+def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Value:
+    """The sum of what there is."""
+    for other in others:
+        first = _sum(im, first, other)
+    assert first is not None
+    return first
+
+
+def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
+    """a * b; None where one of them is 0."""
+    return None if a is None or b is None or _is_zero(a) or _is_zero(b) else binary(im, MUL, a, b)
+
+
+def _product(im: ImportContext, state: Value | None, r: Value) -> Value | None:
+    """state @ r.T; None for a state of zeros."""
+    return None if state is None or _is_zero(state) else matmul(im, im.tensor(state), turned(r))
