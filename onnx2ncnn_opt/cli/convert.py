@@ -17,6 +17,7 @@ from onnx2ncnn_opt.cli.verification import (
     EXISTING_FILE,
     failure,
     output_rows,
+    output_sizes,
     release_option,
     storage_options,
     verification_options,
@@ -139,6 +140,7 @@ def convert(
         storage=(storage or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=rows,
+        sizes=[] if report is None else output_sizes(report),
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         seconds=time.perf_counter() - start,
     )

@@ -58,6 +58,13 @@ def output_rows(report: VerifyReport) -> list[OutputRow]:
     return [OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, o.message) for o in report.outputs]
 
 
+def output_sizes(report: VerifyReport) -> list[str]:
+    """The open sizes of the runs, as the report shows them."""
+    from onnx2ncnn_opt.verify.verify import sizes_text
+
+    return [sizes_text(sizes) for sizes in report.sizes]
+
+
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     """The error that a command ends with when outputs differ; the outputs themselves have been shown."""
     wrong = sum(output.status != "ok" for output in report.outputs)

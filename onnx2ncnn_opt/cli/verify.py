@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, verification_options
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, output_sizes, verification_options
 
 
 @click.command()
@@ -34,13 +34,21 @@ def verify(
     """Run a net against MODEL.onnx in ONNX Runtime, whatever converted it."""
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.report.console import show, working
-    from onnx2ncnn_opt.report.verification import output_table
+    from onnx2ncnn_opt.report.verification import output_table, sizes_lines
     from onnx2ncnn_opt.verify.beside import manifest_beside
     from onnx2ncnn_opt.verify.verify import verify_net
 
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with working(f"running {param} against {model}", sys.stderr):
         report = verify_net(model, param, bin, manifest=manifest, feeds=inputs, shapes=shapes, seed=seed)
-    show([*([f"note: {note}"] if note else []), output_table(output_rows(report))], sys.stdout)
+    notes = [f"note: {note}"] if note else []
+    show(
+        [
+            *notes,
+            *sizes_lines(output_sizes(report), others_refused=manifest is not None),
+            output_table(output_rows(report)),
+        ],
+        sys.stdout,
+    )
     if not report.ok:
         raise failure(report)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import OutputRow, output_table
+from onnx2ncnn_opt.report.verification import OutputRow, output_table, sizes_lines
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -16,9 +16,9 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 class ConversionSummary:
     """A conversion that is done.
 
-    `files` are paths and sizes in bytes; `verified` is None if nothing was. `custom` are the operators that became
-    layers of their own. `storage` is a name and the number of
-    weights stored so, `kept` those that were not.
+    `files` are paths and sizes in bytes; `verified` is None if nothing was, `sizes` are the open ones that it was run
+    at. `custom` are the operators that became layers of their own. `storage` is a name and the number of weights stored
+    so, `kept` those that were not.
     """
 
     model: str
@@ -30,6 +30,7 @@ class ConversionSummary:
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputRow] | None
+    sizes: Sequence[str]
     files: Sequence[tuple[str, int]]
     seconds: float
 
@@ -50,7 +51,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     blocks += [f"custom: {op}" for op in summary.custom]
     blocks += storage_lines(*summary.storage, summary.kept)
     if summary.verified is not None:
-        blocks.append(output_table(summary.verified))
+        blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
     return blocks

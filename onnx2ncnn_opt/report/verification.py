@@ -20,6 +20,16 @@ class OutputRow:
     message: str = ""
 
 
+def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[str]:
+    """The open sizes that the net was run at, where it has any.
+
+    `others_refused` says that a single run is one of several, which ONNX Runtime did not take.
+    """
+    at = [text for text in sizes if text]
+    alone = " (ONNX Runtime refused all others that were tried)" if len(at) == 1 and others_refused else ""
+    return [f"run at: {'; '.join(at)}{alone}"] if at else []
+
+
 def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
     """The outputs as a table."""
     return Table(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir
@@ -19,9 +19,26 @@ from onnx2ncnn_opt.onnx.load import LoadedModel
 
 Array = NDArray[Any]
 
-# Sizes for axes that the model leaves open: one image or sentence; long enough for a network that halves five times,
-# and not square, so that a height taken for a width shows; short enough for the tables of small language models.
-BATCH, LENGTH, WIDTH, TOKENS = 1, 64, 96, 16
+
+class Lengths(NamedTuple):
+    """Sizes for axes that the model leaves open, by what they look like; never square, so that a mix-up shows."""
+
+    outer: int
+    batch: int
+    length: int
+    width: int
+    tokens: int
+
+
+# First such that suit most models: one image or sentence, long enough for a network that halves five times, short
+# enough for the tables of small language models. Then odd ones, and others for models that do not take these.
+LENGTHS = (
+    Lengths(1, 2, 64, 96, 16),
+    Lengths(3, 3, 45, 77, 11),
+    Lengths(2, 1, 96, 64, 8),
+    Lengths(4, 3, 128, 160, 32),
+    Lengths(2, 2, 224, 256, 24),
+)
 
 LARGEST_INPUT = 2**30
 
@@ -56,7 +73,14 @@ _DOMAINS = {
 }
 
 
-def draw_inputs(model: LoadedModel, sizes: Mapping[str, int] | None = None, *, seed: int = 0) -> dict[str, Array]:
+def draw_inputs(
+    model: LoadedModel,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    seed: int = 0,
+    lengths: Lengths = LENGTHS[0],
+    batches: Collection[str] = (),
+) -> dict[str, Array]:
     """An array for every input of the model, the same for the same seed.
 
     1. What ends as an index into a table lies within the table; 0 where the table's size is unknown.
@@ -66,13 +90,14 @@ def draw_inputs(model: LoadedModel, sizes: Mapping[str, int] | None = None, *, s
     5. Other integers and bools are taken for masks: 0 or 1. Each row starts with 1, 0: a row without a 1 has no
        softmax, and one without a 0 does not tell a mask that works from one that is ignored.
 
-    `sizes` gives values to the model's symbolic sizes; those left are 1 on an outermost axis, else `TOKENS` where an
-    integer input has them, `WIDTH` on the last of four axes and `LENGTH` elsewhere.
+    `sizes` gives values to the model's symbolic sizes; those left are `lengths`: its batch for names of `batches`, its
+    outer on an outermost axis, else its tokens where an integer input has them, its width on the last of four axes, and
+    its length elsewhere.
 
     Raises:
         UsageError: an input is of a type that cannot be drawn, or absurdly large.
     """
-    known = _sizes(model, sizes or {})
+    known = open_sizes(model, lengths, batches) | dict(sizes or {})
     values = {value.name: value for value in model.graph.inputs}
     return {
         info.name: _draw(info, values[info.name], _shape(info, known), np.random.default_rng([seed, position]))
@@ -125,14 +150,16 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
     return checked
 
 
-def _sizes(model: LoadedModel, given: Mapping[str, int]) -> dict[str, int]:
-    sizes = dict(given)
+def open_sizes(model: LoadedModel, lengths: Lengths, batches: Collection[str] = ()) -> dict[str, int]:
+    """A value for every size that the model leaves open."""
+    sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
         for axis, dim in enumerate(info.shape):
             if isinstance(dim, Sym):
-                length = TOKENS if not info.dtype.is_floating_point() else WIDTH if axis == 3 else LENGTH
-                for name in dim.names():
-                    sizes.setdefault(name, length if axis else BATCH)
+                is_float = info.dtype.is_floating_point()
+                length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
+                for name in sorted(dim.names()):
+                    sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
     return sizes
 
 

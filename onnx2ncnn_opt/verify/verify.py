@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,17 +16,17 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare, with_quantisation
-from onnx2ncnn_opt.verify.inputs import check_inputs, draw_inputs, load_inputs
+from onnx2ncnn_opt.verify.inputs import LENGTHS, check_inputs, draw_inputs, load_inputs, open_sizes
 from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
 
 # From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
 # because the net has no such blob, ncnn refused the net, or died on it.
 Status = Literal["ok", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
 
-_QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm")
+# A net of open sizes has to be right at two values of each.
+_SIZES_EACH = 2
 
-# A net that is said to take any batch has to keep two apart.
-OPEN_BATCH = 2
+_QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm")
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,15 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All outputs, in the model's order; `seed` is that of the inputs, None where they were given."""
+    """All outputs, in the model's order; `seed` is that of the inputs, None where they were given.
+
+    `sizes` are the open sizes of each run, one run for a net that has none. An output's numbers are the largest of all
+    runs, its status the worst.
+    """
 
     outputs: tuple[OutputReport, ...]
     seed: int | None
+    sizes: tuple[Mapping[str, int], ...] = ({},)
 
     @property
     def ok(self) -> bool:
@@ -84,7 +89,8 @@ def verify_net(
     """Run the original model and the net on the same inputs and compare every output.
 
     `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
-    `shapes`, of the manifest, or at small ones; `tolerance` is widened for what a quantised model rounds. `outputs`
+    `shapes`, of the manifest, or at small ones. Sizes that the manifest leaves open are run at two values, such that
+    ONNX Runtime takes. `tolerance` is widened for what a quantised model rounds. `outputs`
     are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the model's
     shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain
     kernels in place of the ones that it would choose. Whatever is wrong with the net is in the report; each run may
@@ -96,18 +102,83 @@ def verify_net(
         RunError: ONNX Runtime does not take the model or the inputs.
     """
     loaded = load_model(model, shapes=shapes, outputs=outputs)
-    if isinstance(feeds, Path):
-        given = load_inputs(feeds, loaded)
-    elif feeds is not None:
-        given = check_inputs(feeds, loaded)
-    else:
-        given = draw_inputs(loaded, _sizes(loaded, manifest), seed=seed)
     threads = os.cpu_count() or 1
-    reference = OrtRunner(model, outputs=outputs, threads=threads).run(given)
-    with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
-        wide = with_quantisation(_quantised_bits(loaded), tolerance)
-        reports = _Comparison(runner, given, reference, manifest, wide).outputs()
-    return VerifyReport(tuple(reports), seed if feeds is None else None)
+    model_runner = OrtRunner(model, outputs=outputs, threads=threads)
+    if feeds is None:
+        runs = _drawn_runs(loaded, model_runner, manifest, seed)
+    else:
+        given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
+        runs = [_Run({}, given, model_runner.run(given))]
+    wide = with_quantisation(_quantised_bits(loaded), tolerance)
+    reports: list[list[OutputReport]] = []
+    for run in runs:
+        with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
+            outputs_of_run = _Comparison(runner, run.feeds, run.reference, manifest, wide).outputs()
+        reports.append([_at(output, run.sizes) for output in outputs_of_run] if len(runs) > 1 else outputs_of_run)
+    merged = tuple(_worst(of_output) for of_output in zip(*reports, strict=True))
+    return VerifyReport(merged, seed if feeds is None else None, tuple(run.sizes for run in runs))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the model makes of inputs at some open sizes."""
+
+    sizes: Mapping[str, int]
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array]
+
+
+def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> list[_Run]:
+    """Runs at two values of every size that is open in the net, or at one where ONNX Runtime takes no others.
+
+    Raises its error where it takes none at all.
+    """
+    fixed, batches = _converted_sizes(model, manifest)
+    runs: list[_Run] = []
+    problem: RunError | None = None
+    for lengths in LENGTHS:
+        sizes = {name: size for name, size in open_sizes(model, lengths, batches).items() if name not in fixed}
+        feeds = draw_inputs(model, fixed | sizes, seed=seed)
+        try:
+            reference = runner.run(feeds)
+        except RunError as error:
+            problem = problem or error
+            if not sizes:
+                break
+            continue
+        if runs and not all(array.size for array in reference.values()):
+            continue
+        runs.append(_Run(sizes, feeds, reference))
+        if not sizes or manifest is None or len(runs) == _SIZES_EACH:
+            break
+    if not runs:
+        raise problem or RunError("the model has nothing to run")
+    return runs
+
+
+def _at(output: OutputReport, sizes: Mapping[str, int]) -> OutputReport:
+    """The report of an output with the sizes at which it is wrong."""
+    return replace(output, message=f"at {sizes_text(sizes)}: {output.message}") if output.message else output
+
+
+def _worst(reports: Sequence[OutputReport]) -> OutputReport:
+    """The report of an output in all runs."""
+    worst = max(reports, key=lambda output: get_args(Status).index(output.status))
+
+    def most(numbers: Iterable[float | None], of: Callable[[Iterable[float]], float]) -> float | None:
+        return of([number for number in numbers if number is not None]) if worst.max_abs is not None else None
+
+    return replace(
+        worst,
+        max_abs=most((output.max_abs for output in reports), max),
+        max_rel=most((output.max_rel for output in reports), max),
+        cosine=most((output.cosine for output in reports), min),
+    )
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Open sizes as people read them."""
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _quantised_bits(model: LoadedModel) -> list[int]:
@@ -121,18 +192,19 @@ def _quantised_bits(model: LoadedModel) -> list[int]:
     ]
 
 
-def _sizes(model: LoadedModel, manifest: Manifest | None) -> dict[str, int]:
-    """The values of the model's symbolic sizes that the net was converted for; 2 for a batch that it leaves open."""
+def _converted_sizes(model: LoadedModel, manifest: Manifest | None) -> tuple[dict[str, int], set[str]]:
+    """The values of the model's symbolic sizes that the net was converted for, and names of batches that are open."""
     converted = {entry.name: entry for entry in manifest.inputs} if manifest else {}
-    sizes = {}
+    sizes: dict[str, int] = {}
+    batches: set[str] = set()
     for info in model.inputs:
         entry = converted.get(info.name)
         for axis, (dim, size) in enumerate(zip(info.shape, entry.shape if entry else (), strict=False)):
             if isinstance(dim, Sym) and isinstance(size, int):
                 sizes[str(dim)] = size
             elif isinstance(dim, Sym) and entry and axis == entry.batch_axis:
-                sizes[str(dim)] = OPEN_BATCH
-    return sizes
+                batches.add(str(dim))
+    return sizes, batches
 
 
 @dataclass(frozen=True)

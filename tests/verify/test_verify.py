@@ -234,6 +234,45 @@ def test_a_batch_that_the_manifest_leaves_open_is_tried(tmp_path: Path) -> None:
     assert verify_net(model, *net, manifest=manifest, shapes={"x": (1, 4)}).ok
 
 
+OPEN_ROWS = "(float[1, N, 4] x) => (float[1, N, 4] y) { y = Relu(x) }"
+
+
+def open_rows() -> Manifest:
+    entry = Tensor("x", "x", (1, "N", 4), "float32", 0)
+    return manifest_of([entry], [replace(entry, name="y", blob="y")])
+
+
+def test_open_sizes_are_run_at_two_values(tmp_path: Path) -> None:
+    model = write_model(tmp_path, OPEN_ROWS)
+    report = verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"), manifest=open_rows())
+    assert report.ok
+    assert report.sizes == ({"N": 64}, {"N": 45})
+    # Right for the first of them only.
+    lines = "ReLU r 1 1 x a", "Padding p 1 1 a b 1=64", "Crop c 1 1 b y 9=0, 10=64, 11=0,"
+    net = write_net(tmp_path, "Input in 0 1 x", *lines, stem="one")
+    report = verify_net(model, *net, manifest=open_rows())
+    assert statuses(report) == {"y": "shape"}
+    assert report.outputs[0].message == "at N=45: its shape is [1, 64, 4], the model's [1, 45, 4]"
+    assert verify_net(model, *net, manifest=open_rows(), shapes={"x": (1, 64, 4)}).ok
+
+
+def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> None:
+    graph = """(float[1, N] x) => (float[1, M, 32] y) {
+        shape = Constant<value_ints = [1, -1, 32]>()
+        y = Reshape(x, shape)
+    }"""
+    model = write_model(tmp_path, graph)
+    manifest = manifest_of([Tensor("x", "x", (1, "N"), "float32", 0)], [Tensor("y", "y", (1, None, 32), "float32", 0)])
+    net = write_net(tmp_path, "Input in 0 1 x", "Reshape r 1 1 x y 0=32 1=-1")
+    report = verify_net(model, *net, manifest=manifest)
+    assert report.ok
+    assert report.sizes == ({"N": 64}, {"N": 96})
+    five = write_model(tmp_path, graph.replace("1, -1, 32", "1, 2, 32"))
+    assert verify_net(five, *net, manifest=manifest).sizes == ({"N": 64},)
+    with pytest.raises(RunError, match="ONNX Runtime failed"):
+        verify_net(write_model(tmp_path, graph.replace("1, -1, 32", "1, 1, 32")), *net, manifest=manifest)
+
+
 def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[5] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }")
     net = write_net(tmp_path, "Input in 0 1 x", "Reduction m 1 1 x y 0=0 1=1 4=0")
