@@ -29,6 +29,7 @@ from onnx2ncnn_opt.passes import (
     fuse_prelu,
     fuse_sigmoid,
     replace_convolution_with_innerproduct,
+    replace_products,
 )
 from onnx2ncnn_opt.passes.eliminate_dropout import eliminate_dropout
 from onnx2ncnn_opt.passes.eliminate_flatten_after_global_pooling import eliminate_flatten_after_global_pooling
@@ -97,6 +98,8 @@ PASSES: tuple[Pass, ...] = (
     eliminate_reshape_after_reduction,
     replace_reduction_with_global_pooling,
     *replace_convolution_with_innerproduct.PASSES,
+    replace_products.replace_matmul_with_gemm,
+    replace_products.replace_innerproduct_with_gemm,
     fuse_crop_slice,
     eliminate_slice_concat,
     move_crop_before_concat,
@@ -141,6 +144,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_multiheadattention,
     move_views_before_slice,
     *fuse_permute_matrix.PASSES,
+    replace_products.replace_gemm_with_innerproduct,
     merge_equal_layers,
     eliminate_orphaned_memorydata,
 )

@@ -1,0 +1,91 @@
+"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`: products with a constant, as the layer that is fastest.
+
+ncnn has three: Gemm, InnerProduct of the rows of a matrix, and MatMul with a MemoryData. Which is fastest was measured
+(docs/measurements.md); the limits here are where one of them wins at every size that was measured, whatever the rest.
+"""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.dim import Dim, known
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
+from onnx2ncnn_opt.passes._gemm import ROW_C, linear_of, stored
+from onnx2ncnn_opt.rewrite.pattern import const, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+# InnerProduct reads the weights row by row: unbeaten for a few rows.
+_FEW_ROWS = 4
+# It works on packs of 8 rows, and is 1.3 to 3.7 times slower than Gemm where they do not come out even.
+_MANY_ROWS, _PACK = 16, 8
+# MatMul packs the constant anew in every run: 1 to 11 times slower than Gemm from this size on.
+_LARGE = 1 << 15
+
+
+@rewrite(
+    op("MatMul", "matmul")("x", const("constant")),
+    exact=False,
+    kept="nets of other converters, which keep the weights of linear layers as constants",
+)
+def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
+    """x, MemoryData ── MatMul ──   ⇒   x ── Gemm (constant B) ──"""
+    rows, inputs = _matrix(x)
+    block, matrix = constant.weights.stored("data"), known(constant.output.shape or ())
+    require(block.is_float, f"'{constant.name}' holds no floats")
+    require(len(matrix) == 2, f"'{constant.name}' is no matrix")
+    n, k = matrix if matmul["transB"] else matrix[::-1]
+    require(inputs == k, f"the rows of '{x.name}' have not {k} elements")
+    few = isinstance(rows, int) and rows <= _FEW_ROWS
+    require(few or k * n >= _LARGE, f"MatMul is no slower with {k} x {n} constants")
+    return _gemm(matmul, x, n, k, block, None, trans_b=matmul["transB"])
+
+
+@rewrite(op("InnerProduct", "product")("x"), exact=False, kept="transformers in nets of onnx2ncnn, and written by hand")
+def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
+    """x ── InnerProduct (many rows) ──   ⇒   x ── Gemm (constant B) ──"""
+    rows, inputs = _matrix(x)
+    require_own_weights(product)
+    require_no_activation(product)
+    n = product["num_output"]
+    k = product["weight_data_size"] // n
+    require(inputs == k, f"'{x.name}' is not multiplied row by row")
+    uneven = isinstance(rows, int) and rows >= _MANY_ROWS and rows % _PACK
+    require(uneven, f"InnerProduct is no slower with {rows} rows")
+    bias = product.weights["bias_data"] if product["bias_term"] else None
+    return _gemm(product, x, n, k, product.weights.stored("weight_data"), bias, trans_b=1)
+
+
+@rewrite(op("Gemm", "gemm")("x"), exact=False, kept="tokens that come one by one")
+def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
+    """x ── Gemm (constant B, up to 4 rows) ──   ⇒   x ── InnerProduct ──"""
+    rows, inputs = _matrix(x)
+    require(isinstance(rows, int) and rows <= _FEW_ROWS, f"InnerProduct is no faster with {rows} rows")
+    linear = linear_of(gemm)
+    n, k = linear.weight.shape
+    require(inputs == k, f"the rows of '{x.name}' have not {k} elements")
+    as_it_is = gemm["transB"] and gemm["alpha"] == 1
+    weights: dict[str, Array | Weight] = {
+        "weight_data": gemm.weights.stored("B_data") if as_it_is else stored(gemm, "B_data", linear.weight).reshape(-1)
+    }
+    has_bias = bool(linear.bias.any())
+    if has_bias:
+        weights["bias_data"] = stored(gemm, "C_data", linear.bias)
+    params = {"num_output": n, "bias_term": int(has_bias), "weight_data_size": n * k}
+    return Layer("InnerProduct", gemm.name, [x], (), params, weights)
+
+
+def _matrix(x: Blob) -> tuple[Dim, Dim]:
+    """Rows and columns of a blob; refused where it is no matrix, or there are several of them."""
+    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
+    assert x.shape is not None
+    require(len(x.shape) == 2 and x.batch == 1, f"'{x.name}' is not one matrix")
+    return x.shape[0], x.shape[1]
+
+
+def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Weight, c: Array | None, *, trans_b: int) -> Layer:
+    params = {"constantB": 1, "constantN": n, "constantK": k} | ({"transB": 1} if trans_b else {})
+    weights: dict[str, Array | Weight] = {"B_data": b}
+    if c is not None:
+        params |= {"constantC": 1, "constant_broadcast_type_C": ROW_C}
+        weights["C_data"] = c
+    return Layer("Gemm", layer.name, [x], (), params, weights)
