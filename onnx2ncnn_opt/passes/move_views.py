@@ -131,13 +131,14 @@ def _fits(layer: Layer) -> bool:
     shape = layer.output.shape
     if shape is None or layer["shape_hints"]:
         return False
-    if layer.type in _ROWWISE:
-        return layer.input.shape == shape and _is_over_rows(layer, shape)
     if layer.type == "Eltwise" or (layer.type == "BinaryOp" and not layer["with_scalar"]):
         return _operands_fit(layer, shape)
-    if layer.type not in _ELEMENTWISE and layer.type != "BinaryOp":
+    if layer.type not in _ELEMENTWISE | _ROWWISE | {"BinaryOp"}:
         return False
-    return layer.input.shape == shape
+    # A constant that is the only operand has to keep its size: nothing would broadcast it.
+    if layer.input.shape != shape or _is_constant(layer.input):
+        return False
+    return layer.type not in _ROWWISE or _is_over_rows(layer, shape)
 
 
 def _is_over_rows(layer: Layer, shape: Shape) -> bool:
