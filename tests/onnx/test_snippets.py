@@ -1,0 +1,24 @@
+"""PyTorch's constructs as its exporters write them: each is right, or refused as the table says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import run_snippets
+
+
+@pytest.mark.parametrize("variant", run_snippets.VARIANTS)
+def test_every_construct_is_as_in_the_table(variant: str) -> None:
+    assert run_snippets.rows_of(variant) == [line for line in run_snippets.table() if line.split("\t")[1] == variant]
+
+
+def test_nothing_in_the_table_is_wrong() -> None:
+    outcomes = [line.split("\t")[2] for line in run_snippets.table()]
+    assert set(outcomes) == {"right", "refused"}
+    assert outcomes.count("right") > 1000
+    assert sum(path.stat().st_size for path in run_snippets.FIXTURES.iterdir()) < 1_500_000
