@@ -1,15 +1,16 @@
 """What `optimize` makes of pnnx's own nets: layers, largest difference, latency; one line of Markdown for each.
 
-    python scripts/measure_pnnx.py FOLDER --pnnx PATH/TO/pnnx [--keep FOLDER] [--only TEXT] [--runs N]
+    python scripts/measure_pnnx.py FOLDER --pnnx PATH/TO/pnnx [--keep FOLDER] [--only TEXT] [--seconds S] [--no-verify]
 
 FOLDER has the ONNX models; where sizes are open, an .npz beside a model has arrays in_0, in_1, ... of shapes to use.
-pnnx runs with its defaults (weights in fp16). The pip package `pnnx` has the program in site-packages/pnnx/.
+Latency is CPU time of one thread, both nets in turns, of those nets that `optimize` changes; the last line sums up. With
+--keep, models that pnnx has converted are not converted again. pnnx runs with its defaults (weights in fp16). The pip
+package `pnnx` has the program in site-packages/pnnx/.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from latency import Latency, compare
 
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.optimize import Optimized, optimize
+
+_NOISE = 0.03  # of the ratio of two times
 
 _NAMES = {1: "f32", 6: "i32", 7: "i64", 9: "i32"}
 
@@ -50,8 +54,10 @@ def convert(model: Path, pnnx: Path, folder: Path) -> tuple[Path, Path] | None:
     return (param, bin) if param.exists() and bin.exists() else None
 
 
-def measure(model: Path, param: Path, bin: Path, folder: Path, runs: int) -> str:
-    """One row of the table."""
+def measure(
+    model: Path, param: Path, bin: Path, folder: Path, seconds: float, *, verify: bool
+) -> tuple[str, Latency | None]:
+    """One row of the table, and the latency in it."""
     try:
         names = [blob.name for blob in optimize(param, bin).graph.inputs]
         inputs = [shape for shape, _ in input_shapes(model)]
@@ -61,61 +67,25 @@ def measure(model: Path, param: Path, bin: Path, folder: Path, runs: int) -> str
         }
         start = time.perf_counter()
         result = optimize(param, bin, shapes=shapes)
-        seconds = time.perf_counter() - start
+        taken = time.perf_counter() - start
         files = result.save(folder / "optimized")
-        report = result.verify()
+        outputs = result.verify().outputs if verify else ()
     except (Error, ValueError) as error:
-        return f"| {model.stem} | - | - | - | - | {_short(str(error))} |"
-    worst = max((output.max_rel or 0.0 for output in report.outputs), default=0.0)
-    wrong = [f"{output.name}: {output.status}" for output in report.outputs if output.status != "ok"]
-    ratio = latency_ratio((param, bin), (files.param, files.bin), shapes, runs) if report.ok and runs else "-"
+        return f"| {model.stem} | - | - | - | - | {_short(str(error))} |", None
+    worst = f"{max(output.max_rel or 0.0 for output in outputs):.1e}" if outputs else "-"
+    wrong = [f"{output.name}: {output.status}" for output in outputs if output.status != "ok"]
+    is_timed = seconds > 0 and not wrong and (result.applied or result.exchanged)
+    latency = compare((param, bin), (files.param, files.bin), shapes, seconds) if is_timed else None
     before, after = result.layers
     again = len(optimize(files.param, files.bin, shapes=shapes).applied)
     note = ", ".join([*wrong, *([f"second run: {again} rewrites"] if again else []), memory_note(result)])
-    return f"| {model.stem} | {before} -> {after} | {worst:.1e} | {ratio} | {seconds:.2f} s | {note} |"
+    return f"| {model.stem} | {before} -> {after} | {worst} | {latency or '-'} | {taken:.2f} s | {note} |", latency
 
 
 def memory_note(result: Optimized) -> str:
     """Peak memory of blobs before and after in MB."""
     (before, after) = (memory.peak / 1e6 for memory in result.memory)
     return "" if result.memory[0].unknown else f"{before:.1f} -> {after:.1f} MB"
-
-
-def latency_ratio(
-    before: tuple[Path, Path], after: tuple[Path, Path], shapes: dict[str, tuple[int, ...]], runs: int
-) -> str:
-    """Least time after / before, of interleaved runs in a process of their own."""
-    request = json.dumps([[*map(str, before)], [*map(str, after)], shapes, runs])
-    done = subprocess.run([sys.executable, __file__, "--time", request], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "-"
-
-
-def time_nets(request: str) -> None:
-    """Print the ratio for two nets; runs in the process of `latency_ratio`."""
-    import ncnn  # type: ignore[import-untyped]
-
-    *files, shapes, runs = json.loads(request)
-    nets = []
-    for param, bin in files:
-        net = ncnn.Net()
-        net.opt.num_threads = 1
-        assert net.load_param(param) == net.load_model(bin) == 0
-        nets.append(net)
-    rng = np.random.default_rng(0)
-    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    indexes = {name: np.zeros(shape, np.int32) for name, shape in shapes.items() if len(shape) == 1}
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(runs):
-        for net, seconds in zip(nets, times, strict=True):
-            extractor = net.create_extractor()
-            for name, array in {**feeds, **indexes}.items():
-                extractor.input(name, ncnn.Mat(array).clone())
-            start = time.perf_counter()
-            for name in net.output_names():
-                extractor.extract(name)
-            seconds.append(time.perf_counter() - start)
-    first, second = (min(seconds) for seconds in times)
-    print(f"{second / first:.2f} of {first * 1e3:.1f} ms")
 
 
 def _short(text: str) -> str:
@@ -130,7 +100,8 @@ def main() -> None:
     parser.add_argument("--pnnx", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="keep pnnx's nets here, and use those that are here")
     parser.add_argument("--only", default="", help="models with this in their name")
-    parser.add_argument("--runs", type=int, default=15, help="interleaved runs to time; 0 for none")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time of running each pair of nets; 0 for none")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare outputs")
     options = parser.parse_args()
     print(
         "| model | layers | relative difference | latency after / before | time | |\n|---|---|---|---|---|---|",
@@ -138,20 +109,24 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as temporary:
         nets = options.keep or Path(temporary)
-        for model in sorted(options.folder.glob("*.onnx")):
-            if options.only not in model.stem:
-                continue
+        models = [model for model in sorted(options.folder.glob("*.onnx")) if options.only in model.stem]
+        ratios: dict[str, float] = {}
+        start = time.perf_counter()
+        for number, model in enumerate(models, 1):
+            print(f"{number}/{len(models)}, {time.perf_counter() - start:.0f} s: {model.stem}", file=sys.stderr)
             files = convert(model, options.pnnx.resolve(), nets / model.stem)
-            row = (
-                measure(model, *files, Path(temporary), options.runs)
-                if files
-                else f"| {model.stem} | - | - | - | - | pnnx makes no net |"
-            )
+            if files is None:
+                print(f"| {model.stem} | - | - | - | - | pnnx makes no net |", flush=True)
+                continue
+            row, latency = measure(model, *files, Path(temporary), options.seconds, verify=not options.no_verify)
+            if latency is not None:
+                ratios[model.stem] = min(latency.ratio, latency.median)
             print(row, flush=True)
+    if ratios:
+        slower = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if ratio > 1 + _NOISE]
+        mean = float(np.exp(np.mean(np.log(list(ratios.values())))))
+        print(f"\n{len(ratios)} nets timed, {mean:.2f} of the time on the geometric mean; slower: {slower or 'none'}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--time"]:
-        time_nets(sys.argv[2])
-    else:
-        main()
+    main()
