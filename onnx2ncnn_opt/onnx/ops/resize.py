@@ -18,11 +18,12 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import as_float
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
 from onnx2ncnn_opt.onnx.ops.matrix import linear
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _FINEST = 64  # parts of a scale that open sizes are multiplied by
@@ -63,25 +64,25 @@ class _Axis:
     scale: float | None
 
 
-@onnx_op("Upsample", since=7, batch=0)
+@onnx_op("Upsample", since=7, batch=0, integers=True)
 def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
     return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
 
 
-@onnx_op("Upsample", since=9, batch=0)
+@onnx_op("Upsample", since=9, batch=0, integers=True)
 def upsample9(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
     return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
 
 
-@onnx_op("Resize", since=10, batch=0)
+@onnx_op("Resize", since=10, batch=0, integers=True)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down."""
     return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
 
 
-@onnx_op("Resize", since=11, batch=0)
+@onnx_op("Resize", since=11, batch=0, integers=True)
 def resize11(
     im: ImportContext,
     x: Tensor,
@@ -182,6 +183,13 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
 
 
 def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+    if not is_float(x.dtype):
+        if sampling.mode != "nearest" or sampling.crops:
+            raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between whole numbers")
+        if x.dtype.itemsize > 2 and not is_held_as_float(x.dtype):
+            raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly")
+        y = _resize(im, as_float(im, x), axes, sampling)
+        return Tensor(y.blob, y.view, held_as_float(x.dtype))
     changed = [a for a in axes if a.out != a.size or a.scale != 1]
     if sampling.crops:
         cut = [a for a in axes if sampling.region[a.axis] != (0.0, 1.0)]
