@@ -461,20 +461,19 @@ def export(name: str, model: Model, axes: dict[int, str], *, whole: bool) -> Non
 
 def clean(model: onnx.ModelProto) -> None:
     """Drop what tells where the model was made: dynamo keeps a stack trace with each node."""
-    clean_graph(model.graph)
+    _clean(model.graph)
     del model.metadata_props[:]
 
 
-def clean_graph(graph: onnx.GraphProto) -> None:
-    """As `clean`, for a graph and those of its nodes."""
+def _clean(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         kept = [entry for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
         del node.metadata_props[:]
         node.metadata_props.extend(kept)
         node.ClearField("doc_string")
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                clean_graph(attribute.g)
+            for inner in (attribute.g, *attribute.graphs):
+                _clean(inner)
     for value in (*graph.value_info, *graph.input, *graph.output):
         del value.metadata_props[:]
     for tensor in graph.initializer:
