@@ -1,0 +1,103 @@
+"""`fuse_where_*`: activations that are written with a condition, as the importer lays the choice out.
+
+What is not chosen may be infinite or NaN. So each side is limited from both sides: by infinities where it is chosen,
+and by 0 where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._constants import per_channel
+from onnx2ncnn_opt.passes._fold import MUL, RSUB, require_own_weights
+from onnx2ncnn_opt.passes._linear import add, factor, negated, plus, times
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, kept, op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+
+_MAX, _MIN, _EXP, _EXPM1 = 4, 5, 7, 21
+# From here on, x and Softplus(x) are the same in float32.
+_STRAIGHT = 16.0
+
+
+def _not(x: Op, capture: str) -> Op:
+    return op("BinaryOp", capture, op_type=RSUB, with_scalar=1, b=1.0)(x)
+
+
+def _gated(x: Pattern, other: Op, limit: str) -> Iterator[Op]:
+    """x where `other` is 0, and 0 where it is 1."""
+    low = op("Log", limit)(other)
+    for high in negated(low):
+        yield op("BinaryOp", op_type=_MIN, with_scalar=0)(high, op("BinaryOp", op_type=_MAX, with_scalar=0)(x, low))
+
+
+def _choices(otherwise: Iterable[Op]) -> Iterator[Op]:
+    """x where it is above a threshold, and something else where it is not."""
+    below = _not(op("Threshold", "above")("x"), "below")
+    for other in otherwise:
+        for first in _gated("x", below, "first"):
+            for second in _gated(other, _not(below, "again"), "second"):
+                yield add(first, second)
+
+
+def _sloped() -> Iterator[Op]:
+    yield times("x", "scale")
+    yield op("BinaryOp", "scale", op_type=MUL, with_scalar=0)("x", const("slopes"))
+    yield op("Scale", "scale", bias_term=0)("x")
+
+
+@rewrite(*_choices(_sloped()), exact=False, kept="leaky ReLU and PReLU as torch.where")
+def fuse_where_prelu(x: Blob, above: Layer, scale: Layer, slopes: Layer | None = None) -> Layer:
+    """where(x > 0, x, x * a)   ⇒   PReLU(x)
+
+    For one slope, where it is a leaky ReLU, or one for each channel.
+    """
+    require(above["threshold"] == 0, f"'{above.name}' does not compare with 0")
+    if scale.type == "BinaryOp" and slopes is None:
+        return Layer("ReLU", above.name, [x], (), {"slope": factor(scale)})
+    require(x.shape is not None and isinstance(x.shape[0], int), f"the channels of '{x.name}' are unknown")
+    assert x.shape is not None
+    channels = x.shape[0]
+    assert isinstance(channels, int)
+    if slopes is not None:
+        values = per_channel(slopes, x, channels).astype(np.float32)
+    else:
+        require_own_weights(scale)
+        values = scale.weights["scale_data"]
+        require(len(values) == channels, f"'{scale.name}' has not one factor for each channel")
+    return Layer("PReLU", above.name, [x], (), {"num_slope": channels}, {"slope_data": values})
+
+
+def _exponential() -> Iterator[Op]:
+    for exp in (plus(op("UnaryOp", op_type=_EXP)("x"), number=-1.0), op("UnaryOp", op_type=_EXPM1)("x")):
+        yield exp
+        yield times(exp, "scale")
+
+
+@rewrite(*_choices(_exponential()), exact=False, kept="ELU as torch.where")
+def fuse_where_elu(x: Blob, above: Layer, scale: Layer | None = None) -> Layer:
+    """where(x > 0, x, a * (exp(x) - 1))   ⇒   ELU(x)"""
+    require(above["threshold"] == 0, f"'{above.name}' does not compare with 0")
+    return Layer("ELU", above.name, [x], (), {"alpha": factor(scale) if scale else 1.0})
+
+
+def _softplus() -> Iterator[Op]:
+    limited = op("BinaryOp", "", lambda low: low["b"] >= _STRAIGHT, op_type=_MIN, with_scalar=1)("x")
+    clipped = op("Clip", "", lambda clip: clip["min"] < -1e38 and clip["max"] >= _STRAIGHT)("x")
+    for inner in (limited, clipped):
+        yield kept(op("BinaryOp", "straight", op_type=_MAX, with_scalar=0)("x", kept(op("Softplus")(kept(inner)))))
+
+
+@rewrite(*_choices(_softplus()), exact=False, kept="Softplus and Mish as torch.export writes them")
+def eliminate_where_after_softplus(straight: Layer, above: Layer) -> Blob:
+    """where(x > 20, x, Softplus(x))   ⇒   Softplus(x)
+
+    The importer lays Softplus out so that large numbers are themselves.
+    """
+    require(above["threshold"] >= _STRAIGHT, f"'{above.name}' chooses x where Softplus is another number")
+    return straight.output
+
+
+PASSES: tuple[Rewrite, ...] = (fuse_where_prelu, fuse_where_elu, eliminate_where_after_softplus)
