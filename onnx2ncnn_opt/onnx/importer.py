@@ -763,12 +763,22 @@ def _separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]
     batch = view.batch if not set(view.batch) & set(flat(wanted)) else ()
     natural = tuple(group for group in view.axes if group and not set(group) <= set(batch))
     for dims in (
-        natural if flat(natural) == tuple(atom for atom in flat(view.axes) if atom not in batch) else None,
+        _merged(natural, wanted) if flat(natural) == tuple(a for a in flat(view.axes) if a not in batch) else None,
         _around(flat(view.dims) if batch == view.batch else view.batch + flat(view.dims), wanted),
         _around(tuple(atom for atom in flat(view.axes) if atom not in batch), wanted),
     ):
         if dims is not None and len(dims) <= MAX_DIMS:
             yield dims, batch
+
+
+def _merged(dims: Dims, kept: Sequence[Atoms]) -> Dims:
+    """The dims with as many neighbours merged, the innermost first, as leaves four; none of `kept` is merged."""
+    while len(dims) > MAX_DIMS:
+        i = next((i for i in range(len(dims) - 1, 0, -1) if dims[i - 1] not in kept and dims[i] not in kept), 0)
+        if not i:
+            break
+        dims = (*dims[: i - 1], dims[i - 1] + dims[i], *dims[i + 1 :])
+    return dims
 
 
 def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
