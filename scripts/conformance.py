@@ -92,8 +92,10 @@ def collect() -> list[Case]:
 
 
 def _array(data: Any) -> Any:
-    """The suite writes element types that numpy does not have as TensorProto, and sequences as lists."""
-    return numpy_helper.to_array(data) if isinstance(data, onnx.TensorProto) else data
+    """The suite writes element types that numpy does not have as TensorProto, scalars as such, sequences as lists."""
+    if isinstance(data, onnx.TensorProto):
+        return numpy_helper.to_array(data)
+    return np.asarray(data) if isinstance(data, np.generic) else data
 
 
 def with_initializers(case: Case) -> Iterator[Case]:

@@ -1,16 +1,19 @@
 """Write the tables in docs/ that follow from the code.
 
-python scripts/generate_docs.py           write docs/passes.md and docs/ops.md
+python scripts/generate_docs.py           write docs/passes.md, docs/ops.md and the numbers in README.md
 python scripts/generate_docs.py --check   fail if they are not what the code says
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from limits import constant_inputs, refusals
 from measured import BENEFIT, FIRINGS, SOURCES, read_table
 
 from onnx2ncnn_opt.onnx.registry import all_ops
@@ -53,21 +56,55 @@ def _times(row: Mapping[str, str]) -> tuple[str, str]:
 
 
 def ops_page() -> str:
-    """All operators, with what becomes of them."""
+    """All operators, with what becomes of them, what is refused, and what pnnx makes of them."""
     rows = []
     operators = [list(versions) for _, versions in groupby(all_ops(), key=lambda op: op.qualified_name)]
+    refused, (peer, judged) = refusals(), pnnx_outcomes()
     for versions in operators:
         for op in versions:
-            rows.append((f"`{op.qualified_name}`", str(op.since), op.summary, "yes" if op.integers else ""))
+            calculated = [f"calculated {', '.join(names)}"] if (names := constant_inputs(op)) else []
+            is_newest = op is versions[-1]
+            reasons = [*calculated, *(refused.get(op.qualified_name, []) if is_newest else [])]
+            outcome = judged.get(op.qualified_name, "") if is_newest else ""
+            name, integers = f"`{op.qualified_name}`", "yes" if op.integers else ""
+            rows.append((name, str(op.since), op.summary, integers, "; ".join(reasons), outcome))
     return _page(
         "Operators",
         f"The {len(operators)} ONNX operators that can be converted, from which opset on, and what they become. An "
         "operator is read by the newest entry that the model's opset reaches. Operators of constants are calculated "
-        "during the conversion, listed here or not. What an operator cannot do in ncnn is refused with the reason; "
-        "integers and booleans can be computed at run time only where that is said.",
-        ("operator", "from opset", "in ncnn", "integers"),
+        "during the conversion, listed here or not. Integers and booleans can be computed at run time only where that "
+        "is said. What an operator cannot do in ncnn is refused with the reason: *refused* has the inputs that must be "
+        "constant, and the reasons that the cases of [fixtures/ops](../fixtures/ops) and of ONNX's conformance suite "
+        f"([conformance.tsv](../fixtures/conformance.tsv)) meet. *{peer}* is what pnnx makes of some of the suite's "
+        "cases for the operator: nets that are right, that are wrong, or none that ncnn loads "
+        "([pnnx_ops.tsv](../fixtures/pnnx_ops.tsv)).",
+        ("operator", "from opset", "in ncnn", "integers", "refused", peer),
         rows,
     )
+
+
+def pnnx_outcomes() -> tuple[str, dict[str, str]]:
+    """The version of pnnx in fixtures/pnnx_ops.tsv, and for each operator how its cases come out."""
+    header, *lines = (ROOT / "fixtures" / "pnnx_ops.tsv").read_text(encoding="utf-8").splitlines()
+    counts: dict[str, Counter[str]] = {}
+    for line in lines:
+        operator, _, outcome = line.split("\t")
+        counts.setdefault(operator, Counter())[outcome] += 1
+    told = {
+        operator: next(iter(outcomes)) if len(outcomes) == 1 else ", ".join(f"{n} {o}" for o, n in outcomes.items())
+        for operator, outcomes in counts.items()
+    }
+    return header.rpartition("with ")[2], told
+
+
+def readme() -> str:
+    """README.md with the numbers of fixtures/conformance.tsv between its marks."""
+    lines = (ROOT / "fixtures" / "conformance.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    outcomes = Counter(line.split("\t")[1] for line in lines)
+    counts = [f"{outcomes.total()} cases", *(f"{outcomes[kind]} {kind}" for kind in sorted(outcomes, reverse=True))]
+    text = f"\n  {', '.join(counts)}.\n  "
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"(<!-- conformance -->).*?(<!-- /conformance -->)", rf"\g<1>{text}\g<2>", page, flags=re.DOTALL)
 
 
 def _page(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -79,7 +116,7 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-PAGES = {"docs/passes.md": passes_page, "docs/ops.md": ops_page}
+PAGES = {"docs/passes.md": passes_page, "docs/ops.md": ops_page, "README.md": readme}
 
 
 def main(args: Sequence[str]) -> int:

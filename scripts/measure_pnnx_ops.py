@@ -45,8 +45,9 @@ _NAMES |= {"uint8": "u8", "int16": "i16", "bool": "i32"}
 
 def chosen(cases: Sequence[Case]) -> list[Case]:
     """Some cases of one operator: with constants where there are any, of float32 numbers if some are."""
-    variants = {case.name.removesuffix(" (constants)"): case for case in cases}  # the one with constants comes last
-    runnable = [case for case in variants.values() if case.feeds and all(map(_is_numbers, case.feeds.values()))]
+    # Of both variants of a case the one with constants comes last.
+    variants = {case.name.removesuffix(" (constants)"): case for case in cases if case.feeds}
+    runnable = [case for case in variants.values() if all(map(_is_numbers, case.feeds.values()))]
     floats = [case for case in runnable if all(array.dtype == np.float32 for array in case.feeds.values())]
     known = floats or runnable
     places = np.linspace(0, len(known) - 1, min(CASES, len(known))).round().astype(int)

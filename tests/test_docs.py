@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 
 def generate(*args: str) -> subprocess.CompletedProcess[str]:
     script = [sys.executable, "scripts/generate_docs.py"]
-    return subprocess.run([*script, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*script, *args], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_generated_pages_are_what_the_code_says() -> None:
