@@ -163,6 +163,54 @@ def test_attention_with_a_past(causal: int, kind: str) -> None:
     compare_nodes(made, inputs, constants, rel=REL, outputs=["y", "n"])
 
 
+GROUPS = list(itertools.product((1, 2), (0, 3), (False, True), ({}, {"local_window_size": 2}, {"softcap": 2.0})))
+
+
+def group_query(
+    shared: int, past: int, packed: bool, lengths: int, **attributes: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    batch, heads, size, length = 2, 4, 16, 1 if past else 5
+    kept = heads // shared
+    if packed:
+        inputs = {"q": normal(0, batch, length, (heads + 2 * kept) * size)}
+    else:
+        counts = zip("qkv", (heads, kept, kept), strict=True)
+        inputs = {name: normal(i, batch, length, count * size) for i, (name, count) in enumerate(counts)}
+    names = ["q", "", ""] if packed else ["q", "k", "v"]
+    if past:
+        inputs |= {name: normal(i, batch, kept, past, size) for i, name in enumerate(("pk", "pv"), 3)}
+    names += [*(("pk", "pv") if past else ("", "")), "s", "t", "cos", "sin"]
+    total = past + length
+    constants = {
+        "s": np.full(batch, lengths or total - 1, np.int32),
+        "t": np.array([total], np.int32),
+        "cos": normal(5, 20, size // 2),
+        "sin": normal(6, 20, size // 2),
+    }
+    sizes = {"num_heads": heads, "kv_num_heads": kept, "do_rotary": 1, **attributes}
+    return node("GroupQueryAttention", names, ("y", "nk", "nv"), **sizes), inputs, constants
+
+
+@pytest.mark.parametrize(("shared", "past", "packed", "attributes"), GROUPS)
+def test_group_query_attention(shared: int, past: int, packed: bool, attributes: dict[str, Any]) -> None:
+    made, inputs, constants = group_query(shared, past, packed, 0, **attributes)
+    compare_nodes(made, inputs, constants, rel=REL, outputs=made.output)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "attributes", "reason"),
+    [
+        (3, {}, "items of other lengths than 5"),
+        (0, {"local_window_size": 0}, "a window of no keys"),
+        (0, {"smooth_softmax": 1}, "attribute smooth_softmax is not known"),
+    ],
+)
+def test_group_query_attention_refused(lengths: int, attributes: dict[str, Any], reason: str) -> None:
+    made, inputs, constants = group_query(2, 0, False, lengths, **attributes)
+    with pytest.raises(UnsupportedError, match=reason):
+        convert(model_of([made], inputs, constants))
+
+
 def test_keys_of_others_are_not_looked_back_at() -> None:
     """ONNX Runtime hides keys from all queries but the last, which sees all of them."""
     inputs = {"q": normal(0, 1, 4, 12), "k": normal(1, 1, 6, 12), "v": normal(2, 1, 6, 12)}

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.onnx.ops.attention import (
     added,
     attend,
     bias,
+    capped,
     merge_heads,
     rotate,
     split_heads,
@@ -281,6 +282,59 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
             "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
         )
     return Sight(causal=bool(unidirectional)).bias(im, heads, past)
+
+
+@onnx_op("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(
+    im: ImportContext,
+    query: Tensor,
+    key: Value | None,
+    value: Value | None,
+    past_key: Tensor | None,
+    past_value: Tensor | None,
+    seqlens_k: Array,
+    total_sequence_length: Array,
+    cos_cache: Value | None = None,
+    sin_cache: Value | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+) -> tuple[Value, ...]:
+    """SDPA, or step by step where scores are capped, of as many keys for each item, the queries' own last."""
+    if key is None or value is None:
+        width = query.shape[-1]
+        size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
+        query, key, value = (
+            im.tensor(x) for x in split2(im, query, axis=2, split=(num_heads * size, *(kv_num_heads * size,) * 2))
+        )
+    if local_window_size == 0:
+        raise im.refuse("a window of no keys")
+    length, before = query.shape[1], 0 if past_key is None else past_key.shape[2]
+    if not isinstance(length, int) or not isinstance(before, int):
+        raise im.refuse("a length that is not fixed", "bind it with --shape")
+    total = before + length
+    if (seqlens_k != total - 1).any() or (total_sequence_length != total).any():
+        raise im.refuse(f"items of other lengths than {total}, as many as there are keys")
+    heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise im.refuse("rotary embeddings without their tables")
+        places = Constant(np.arange(before, total)[None])
+        for i in (0, 1):
+            heads[i] = im.tensor(rotate(im, heads[i], (cos_cache, sin_cache), places, rotary_interleaved, 0, 0))
+    heads, past = with_past(im, heads, past_key, past_value)
+    # The window counts the query's own key.
+    mask = Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)
+    if softcap:
+        y, _ = capped(im, heads, mask, scale or None, softcap, 0)
+    else:
+        y = attend(im, heads, mask, scale or None)
+    return merge_heads(im, y), heads[1], heads[2]
 
 
 @onnx_op("RotaryEmbedding", domain=MICROSOFT, integers=True)
