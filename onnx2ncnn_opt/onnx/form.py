@@ -29,21 +29,22 @@ class Form:
 
 def form_of(view: View) -> Form | None:
     """The form in which a tensor lies now; None where a dim holds only a part of an axis."""
-
-    def axes_of(atoms: Atoms) -> tuple[int, ...] | None:
-        found: list[int] = []
-        while atoms:
-            axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
-            if axis is None:
-                return None
-            found.append(axis)
-            atoms = atoms[len(view.axes[axis]) :]
-        return tuple(found)
-
-    batch, dims = axes_of(view.batch), [axes_of(group) for group in view.dims]
+    batch, dims = _axes_of(view, view.batch), [_axes_of(view, group) for group in view.dims]
     if batch is None or any(group is None for group in dims):
         return None
     return Form(tuple(group for group in dims if group is not None), batch)
+
+
+def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
+    """The axes that atoms are, one behind the other; None where they are only parts of one."""
+    found: list[int] = []
+    while atoms:
+        axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
+        if axis is None:
+            return None
+        found.append(axis)
+        atoms = atoms[len(view.axes[axis]) :]
+    return tuple(found)
 
 
 def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View], list[int]] | None:
@@ -112,18 +113,21 @@ def _candidates(
 ) -> Iterator[Form]:
     batches: list[tuple[int, ...]] = []
     for view, cost in zip(views, costs, strict=True):
-        form = None if cost is None else form_of(view)
+        batch = None if cost is None else _axes_of(view, view.batch)
+        if batch is None:
+            continue
+        batches.append(batch)
+        form = form_of(view)
         if form is None:
             continue
-        batches.append(form.batch)
         yield form
         missing = needed - {axis for group in (*form.dims, form.batch) for axis in group}
         if whole in missing and not view.axes[whole]:
             yield from _with_dim(form, whole)
-    for batch in dict.fromkeys([*batches, ()]):
-        rest = [axis for axis in sorted(needed) if axis not in batch]
-        yield Form(tuple((axis,) for axis in rest) or ((),), batch)
-        yield Form(tuple(_merged(rest, present, whole)) or ((),), batch)
+    for axes in dict.fromkeys([*batches, ()]):
+        rest = [axis for axis in sorted(needed) if axis not in axes]
+        yield Form(tuple((axis,) for axis in rest) or ((),), axes)
+        yield Form(tuple(_merged(rest, present, whole)) or ((),), axes)
 
 
 def _with_dim(form: Form, axis: int) -> Iterator[Form]:
