@@ -472,8 +472,8 @@ def _clean(graph: onnx.GraphProto) -> None:
         node.metadata_props.extend(kept)
         node.ClearField("doc_string")
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                _clean(inner)
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _clean(attribute.g)
     for value in (*graph.value_info, *graph.input, *graph.output):
         del value.metadata_props[:]
     for tensor in graph.initializer:

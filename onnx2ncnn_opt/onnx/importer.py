@@ -688,6 +688,8 @@ class ImportContext:
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
         if x.view.batch and x.rank > 1:  # a Mat has a dim besides its batch
             batches = [*(axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch), *batches]
+        if x.rank > MAX_DIMS:  # one axis more than a Mat has dims
+            batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
         for order, batch in enumerate(batches):
             dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
             form = Form(dims, () if batch is None else (batch,))
