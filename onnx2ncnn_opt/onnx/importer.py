@@ -53,7 +53,6 @@ _SHUFFLE_PARAMS = {
 }
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
-_CUT_HINT = "cut the model before it with torch.onnx.export of a smaller module, and do this step outside ncnn"
 
 
 class Refusal(Exception):
@@ -563,7 +562,7 @@ class ImportContext:
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
         op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
         if op is None:
-            raise Refusal("ncnn has no form of this operator", _CUT_HINT)
+            raise Refusal("ncnn has no form of this operator", _cut_before(node))
         return op
 
     def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
@@ -611,7 +610,8 @@ class ImportContext:
         result = op.function(self, *arguments, **attributes)
         results = list(result) if isinstance(result, tuple) else [result]
         if any(i >= len(results) for i in self._used_outputs):
-            raise Refusal(f"output {node.outputs[self._used_outputs[-1]].name} is used, but ncnn cannot give it")
+            reason = f"output {node.outputs[self._used_outputs[-1]].name} is used, but ncnn cannot give it"
+            raise Refusal(reason, "leave out what uses it with --outputs")
         return [results[i] if i < len(results) else None for i in range(len(node.outputs))]
 
     def _arguments(self, op: OnnxOp, operands: list[Item | None]) -> list[Any]:
@@ -639,7 +639,10 @@ class ImportContext:
             return operand
         if declared.type in (Array, Ints, Sizes, Constant):
             if isinstance(operand, Tensor):
-                raise Refusal(f"input {declared.name} must be constant", "it is computed when the model runs")
+                raise Refusal(
+                    f"input {declared.name} must be constant",
+                    "it is calculated when the model runs; export the model with a fixed value for it",
+                )
             if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
                 raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
             listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes.sizes_of(operand)
@@ -751,6 +754,13 @@ class ImportContext:
     def _rename(self, blob: Blob, name: str) -> None:
         self._names.rename(blob.name, name)
         blob.name = name
+
+
+def _cut_before(node: onnx_ir.Node) -> str:
+    """The advice to end the net where a node begins."""
+    made = [value.name for value in node.inputs if value is not None and value.name and value.producer() is not None]
+    begin = f"convert what is before it with --outputs {','.join(dict.fromkeys(made))}, and " if made else ""
+    return f"{begin}do this step outside ncnn"
 
 
 def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]]:

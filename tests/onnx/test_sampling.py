@@ -145,7 +145,7 @@ def test_deform_conv_in_groups(group: int, offset_group: int) -> None:
         (
             helper.make_node("DeformConv", ["x", "i4", "r"], ["y"], offset_group=2),
             {"x": normal(0, 1, 1, 4, 4), "r": normal(0, 1, 4, 4, 4)},
-            "for 1 channels",
+            "2 of offsets for 1 channels",
         ),
     ],
 )

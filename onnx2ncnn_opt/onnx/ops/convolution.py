@@ -192,7 +192,7 @@ def _transposed_pads(
         wanted = size * stride[i] if sizes is None else sizes[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
         if total < 0 and (sizes is None or total <= -stride[i]):
-            raise im.refuse(f"a result of {wanted} elements, of which {-total} are of no window")
+            raise im.refuse(f"an axis of {wanted} elements, {-total} more than its windows reach")
         half = max(total, 0) // 2
         first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
         begins.append(first)

@@ -44,7 +44,7 @@ def top_k11(
     axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
     size = x.shape[axis]
     if count < 1 or (isinstance(size, int) and count > size):
-        raise im.refuse(f"{count} of {size} elements")
+        raise im.refuse(f"k is {count}, for an axis of {size} elements")
     order = x if largest else im.unary(x, "UnaryOp", op_type=_NEG)
     if count == 1:
         found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
@@ -56,8 +56,8 @@ def top_k11(
     rows = exact_div(product(x.shape), size)
     if not isinstance(rows, int) or rows * size * size > _MOST_COMPARISONS:
         raise im.refuse(
-            f"{rows} times {size} numbers, all compared with all",
-            "cut the model before it with --outputs, and pick the largest numbers outside ncnn",
+            f"{rows} rows of {size} numbers: too many to compare all with all",
+            "convert what is before it with --outputs, and pick the largest numbers outside ncnn",
         )
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     flat, ordered = (im.reshape(y.viewed(y.view.transpose(perm)), (rows, size)) for y in (x, order))

@@ -144,7 +144,9 @@ def deform_conv(
     if w.ndim != 4 or x.rank != 4:
         raise im.refuse(f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only")
     if not isinstance(channels, int) or channels != w.shape[1] * group or w.shape[0] % group or channels % offset_group:
-        raise im.refuse(f"a kernel of shape {list(w.shape)} in {group} groups for {channels} channels")
+        raise im.refuse(
+            f"a kernel of shape {list(w.shape)}, {group} groups and {offset_group} of offsets for {channels} channels"
+        )
     params: dict[str, Any] = spatial("kernel", w.shape[2:]) | spatial("dilation", dilations or (1, 1))
     params |= spatial("stride", strides or (1, 1)) | pad_params(pads or (0, 0, 0, 0))
     inputs, outputs, moved = w.shape[1], w.shape[0] // group, channels // offset_group
@@ -234,12 +236,12 @@ def roi_align16(
         raise im.refuse(f"mode {mode}: ncnn averages only")
     count = rois.shape[0]
     if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
-        raise im.refuse("regions of several images, of which is known only at run time", "convert it for one image")
+        raise im.refuse("in which image a region is, is known only when the model runs", "convert it for one image")
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
         raise im.refuse(f"{count} regions: their number must be known, and at most {_MOST_REGIONS}")
     which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
     if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
-        raise im.refuse(f"{count} regions in images {which.tolist()}")
+        raise im.refuse(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
     image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(which.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
