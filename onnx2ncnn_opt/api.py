@@ -120,7 +120,7 @@ class Conversion:
     def verify_files(self, files: Files, **options: Any) -> VerifyReport:
         """As `verify`, for files that are written already."""
         from onnx2ncnn_opt.verify.compare import with_rounding
-        from onnx2ncnn_opt.verify.verify import verify_net  # both runtimes
+        from onnx2ncnn_opt.verify.verify import tolerance_of, verify_net  # both runtimes
 
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
@@ -129,7 +129,8 @@ class Conversion:
         bound = {port.name: port.shape for port in self.inputs if all(isinstance(size, int) for size in port.shape)}
         options = {"shapes": bound, "outputs": self.cut, "manifest": self.manifest(), **options}
         if self.storage is not None and "tolerance" not in options:
-            options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth)
+            usual = tolerance_of(self.model)
+            options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
         return verify_net(_reference(self.source), files.param, files.bin, **options)
 
 

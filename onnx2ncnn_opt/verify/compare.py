@@ -53,14 +53,14 @@ def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) 
     return replace(tolerance, relative=max(tolerance.relative, 8 * rounding * math.sqrt(max(layers, 1))))
 
 
-def with_quantisation(bits: Sequence[int], tolerance: Tolerance = DEFAULT) -> Tolerance:
+def with_quantisation(bits: Sequence[int]) -> Tolerance:
     """What a net may differ by whose numbers are quantised to so many bits each, one entry for each time.
 
     A number that lies next to the middle of two steps is rounded the one way or the other by the last bit of a sum that
     is added up in another order: ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other
     by 3.6e-2, by as much as ncnn's does from either.
     """
-    return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits), tolerance) if bits else tolerance
+    return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare, with_quantisation
+from onnx2ncnn_opt.verify.compare import Tolerance, compare, with_quantisation
 from onnx2ncnn_opt.verify.inputs import LENGTHS, check_inputs, draw_inputs, load_inputs, open_sizes
 from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
 
@@ -82,7 +82,7 @@ def verify_net(
     shapes: Mapping[str, Sequence[int]] | None = None,
     outputs: Sequence[str] = (),
     seed: int = 0,
-    tolerance: Tolerance = DEFAULT,
+    tolerance: Tolerance | None = None,
     exact: bool = False,
     timeout: float = 300.0,
 ) -> VerifyReport:
@@ -90,11 +90,10 @@ def verify_net(
 
     `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
     `shapes`, of the manifest, or at small ones. Sizes that the manifest leaves open are run at two values, such that
-    ONNX Runtime takes. `tolerance` is widened for what a quantised model rounds. `outputs`
-    are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the model's
-    shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain
-    kernels in place of the ones that it would choose. Whatever is wrong with the net is in the report; each run may
-    take `timeout` seconds.
+    ONNX Runtime takes. `tolerance` is that of `tolerance_of` the model by default. `outputs` are values to compare
+    instead of the model's outputs. With a manifest arrays have to have exactly the model's shapes; without one, sizes
+    of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain kernels in place of the ones
+    that it would choose. Whatever is wrong with the net is in the report; each run may take `timeout` seconds.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together.
@@ -109,11 +108,11 @@ def verify_net(
     else:
         given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
         runs = [_Run({}, given, model_runner.run(given))]
-    wide = with_quantisation(_quantised_bits(loaded), tolerance)
+    allowed = tolerance_of(loaded) if tolerance is None else tolerance
     reports: list[list[OutputReport]] = []
     for run in runs:
         with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
-            outputs_of_run = _Comparison(runner, run.feeds, run.reference, manifest, wide).outputs()
+            outputs_of_run = _Comparison(runner, run.feeds, run.reference, manifest, allowed).outputs()
         reports.append([_at(output, run.sizes) for output in outputs_of_run] if len(runs) > 1 else outputs_of_run)
     merged = tuple(_worst(of_output) for of_output in zip(*reports, strict=True))
     return VerifyReport(merged, seed if feeds is None else None, tuple(run.sizes for run in runs))
@@ -179,6 +178,11 @@ def _worst(reports: Sequence[OutputReport]) -> OutputReport:
 def sizes_text(sizes: Mapping[str, int]) -> str:
     """Open sizes as people read them."""
     return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def tolerance_of(model: LoadedModel) -> Tolerance:
+    """What a net may differ from the model by: the usual, and more where the model quantises what it calculates."""
+    return with_quantisation(_quantised_bits(model))
 
 
 def _quantised_bits(model: LoadedModel) -> list[int]:

@@ -13,6 +13,7 @@ from compared import compare, compare_nodes, model_of, types
 from onnx import helper
 
 from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.verify.compare import DEFAULT
 
 REL = 3e-5
 SCALES = {"xs": np.float32(0.0213), "ws": np.float32(0.0117), "ys": np.float32(0.0519)}
@@ -97,6 +98,7 @@ def test_a_quantised_model_is_verified_with_what_it_rounds() -> None:
     (rounded,) = [layer for layer in conversion.graph if layer.type == "UnaryOp"]
     rounded.params["op_type"] = 2  # floor
     assert conversion.verify(feeds=feeds).ok
+    assert not conversion.verify(feeds=feeds, tolerance=DEFAULT).ok
     rounded.params["op_type"] = 8  # log
     assert not conversion.verify(feeds=feeds).ok
 
