@@ -10,9 +10,6 @@ import pytest
 from compared import compare, compare_nodes, model_of, types
 from onnx import helper
 
-from onnx2ncnn_opt.api import convert
-from onnx2ncnn_opt.errors import UnsupportedError
-
 # Sums of products under a softmax, in another order than ONNX Runtime's.
 REL = 3e-5
 
@@ -106,22 +103,3 @@ def test_rotary_embedding(interleaved: int, batch: int, flat: bool, rotated: int
         num_heads=heads if flat or rotated else 0,
     )
     compare_nodes(node, inputs, constants, opset=23)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "attributes", "outputs", "reason"),
-    [
-        (["q", "q", "q"], {"softcap": 2.0}, ["y"], "softcap 2"),
-        (["q", "q", "q"], {}, ["y", "", "", "z"], "output z is used"),
-        (["q", "q", "q", "", "", "", "n"], {}, ["y"], "nonpad_kv_seqlen"),
-        (["q", "q", "q", "m"], {}, ["y"], "a mask of shape [1, 1, 1, 3]"),
-    ],
-)
-def test_refused(inputs: list[str], attributes: dict[str, Any], outputs: list[str], reason: str) -> None:
-    constants = {"n": np.array([3], np.int64), "m": normal(0, 3)}
-    used = {name: array for name, array in constants.items() if name in inputs}
-    node = helper.make_node("Attention", inputs, outputs, **attributes)
-    model = model_of([node], {"q": normal(0, 1, 2, 4, 8)}, used, opset=24, outputs=[name for name in outputs if name])
-    with pytest.raises(UnsupportedError) as error:
-        convert(model)
-    assert reason in str(error.value)
