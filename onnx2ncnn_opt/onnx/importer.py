@@ -637,6 +637,8 @@ class ImportContext:
             if declared.type != Tensors or not isinstance(operand, Tensors):
                 raise Refusal(f"input {declared.name} is {'a' if isinstance(operand, Tensors) else 'no'} sequence")
             return operand
+        if operand.dtype.kind == "c":
+            raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")
         if declared.type in (Array, Ints, Sizes, Constant):
             if isinstance(operand, Tensor):
                 raise Refusal(

@@ -219,3 +219,11 @@ def test_a_large_integer_is_refused() -> None:
     with pytest.raises(UnsupportedError) as error:
         convert(model)
     assert "larger than 2**24" in str(error.value)
+
+
+def test_complex_numbers_are_refused() -> None:
+    node = helper.make_node("Equal", ["x", "c"], ["y"])
+    model = model_of([node], {"x": np.zeros(3, np.float32)}, {"c": np.complex64(1j)}, dtype=bool)
+    with pytest.raises(UnsupportedError) as error:
+        convert(model)
+    assert "b is complex64: ncnn has real numbers only" in str(error.value)
