@@ -176,3 +176,43 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
     if isinstance(a, int) and isinstance(b, int):
         return None
     return b if isinstance(b, int) else fitting(a, b) or a
+
+
+def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]:
+    """Dims and batch in which each of the axes is a dim: in the tensor's own axes first, then with the rest merged."""
+    wanted = [view.axes[axis] for axis in axes]
+    batch = view.batch if not set(view.batch) & set(flat(wanted)) else ()
+    natural = tuple(group for group in view.axes if group and not set(group) <= set(batch))
+    for dims in (
+        _with_fewer(natural, wanted) if flat(natural) == tuple(a for a in flat(view.axes) if a not in batch) else None,
+        _around(flat(view.dims) if batch == view.batch else view.batch + flat(view.dims), wanted),
+        _around(tuple(atom for atom in flat(view.axes) if atom not in batch), wanted),
+    ):
+        if dims is not None and len(dims) <= MAX_DIMS:
+            yield dims, batch
+
+
+def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
+    """The dims with as many neighbours merged, the innermost first, as leaves four; none of `kept` is merged."""
+    while len(dims) > MAX_DIMS:
+        i = next((i for i in range(len(dims) - 1, 0, -1) if dims[i - 1] not in kept and dims[i] not in kept), 0)
+        if not i:
+            break
+        dims = (*dims[: i - 1], dims[i - 1] + dims[i], *dims[i + 1 :])
+    return dims
+
+
+def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
+    """`order` cut so that each group is a dim, and what lies between is one; None where a group is not together."""
+    dims: list[list[Atom]] = [[]]
+    i = 0
+    while i < len(order):
+        group = next((g for g in groups if g == order[i : i + len(g)]), None)
+        if group is None:
+            dims[-1].append(order[i])
+            i += 1
+        else:
+            dims += [list(group), []]
+            i += len(group)
+    found = tuple(tuple(dim) for dim in dims if dim)
+    return found if all(group in found for group in groups) else None

@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, turned_over
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.registry import onnx_op

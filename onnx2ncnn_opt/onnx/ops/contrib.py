@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
 from onnx2ncnn_opt.onnx.ops.attention import (
     Sight,

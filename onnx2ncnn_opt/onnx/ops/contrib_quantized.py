@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import linear, matmul, turned

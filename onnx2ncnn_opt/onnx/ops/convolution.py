@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnx2ncnn_opt.ir.dim import Dim, known
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import pad2
 from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial

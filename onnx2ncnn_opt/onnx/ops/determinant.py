@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick
 from onnx2ncnn_opt.onnx.registry import onnx_op

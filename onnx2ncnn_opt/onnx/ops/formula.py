@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import LARGEST_EXACT
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary, floored, spread
 from onnx2ncnn_opt.onnx.registry import onnx_op

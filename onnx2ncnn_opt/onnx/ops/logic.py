@@ -11,8 +11,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import broadcast
-from onnx2ncnn_opt.onnx.importer import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, RSUB, SUB, binary, spread
 from onnx2ncnn_opt.onnx.registry import onnx_op

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.elementwise import DIV, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather, gather_elements

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import exact_div, product
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.arg import arg_max
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least
 from onnx2ncnn_opt.ir.view import Atoms
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import spread
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.sizes import spelled

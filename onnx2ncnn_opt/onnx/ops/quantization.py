@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, binary, number

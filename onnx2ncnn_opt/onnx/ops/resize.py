@@ -17,7 +17,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
 from onnx2ncnn_opt.onnx.ops.matrix import linear

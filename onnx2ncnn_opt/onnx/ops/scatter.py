@@ -9,7 +9,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, add, binary, max_, min_, mul
 from onnx2ncnn_opt.onnx.ops.logic import where

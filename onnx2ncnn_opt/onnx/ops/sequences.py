@@ -6,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned

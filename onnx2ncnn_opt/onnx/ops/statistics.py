@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MUL, SUB, binary, number
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.importer import ImportContext
+from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import (
     elu,
     hard_sigmoid,

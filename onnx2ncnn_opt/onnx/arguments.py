@@ -1,0 +1,97 @@
+"""Calling an importer: a node's operands and attributes as the function's signature asks for them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import sizes
+from onnx2ncnn_opt.onnx.builder import Refusal
+from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Sizes, Tensor, Tensors, is_float
+
+
+def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item | None]) -> list[Item | None]:
+    """The results of a node, one for each of its outputs; raises Refusal where they cannot be had."""
+    arguments = _arguments(im, op, operands)
+    attributes = attributes_of(node)
+    for name in attributes:
+        if name not in op.attributes:
+            raise Refusal(f"attribute {name} is not known")
+    for name, default in op.attributes.items():
+        if default is inspect.Parameter.empty and name not in attributes:
+            raise Refusal(f"attribute {name} is missing")
+    result = op.function(im, *arguments, **attributes)
+    results = list(result) if isinstance(result, tuple) else [result]
+    asked = [value.name for i, value in enumerate(node.outputs) if i >= len(results) and im.is_used(i)]
+    if asked:
+        reason = f"output {asked[-1]} is used, but ncnn cannot give it"
+        raise Refusal(reason, "leave out what uses it with --outputs")
+    return [results[i] if i < len(results) else None for i in range(len(node.outputs))]
+
+
+def _arguments(im: ImportContext, op: OnnxOp, operands: list[Item | None]) -> list[Any]:
+    if len(operands) > len(op.inputs) and op.variadic is None:
+        if any(operand is not None for operand in operands[len(op.inputs) :]):
+            raise Refusal(f"it has {len(operands)} inputs, but takes {len(op.inputs)}")
+        operands = operands[: len(op.inputs)]
+    further = [Input("input", op.variadic, False)] * (len(operands) - len(op.inputs))
+    missing = [None] * (len(op.inputs) - len(operands))
+    return [
+        _argument(im, op, declared, operand)
+        for declared, operand in zip((*op.inputs, *further), (*operands, *missing), strict=True)
+    ]
+
+
+def _argument(im: ImportContext, op: OnnxOp, declared: Input, operand: Item | None) -> Any:
+    if operand is None:
+        if not declared.optional:
+            raise Refusal(f"input {declared.name} is missing")
+        return None
+    if declared.type == Item:
+        return operand
+    if isinstance(operand, Tensors) or declared.type == Tensors:
+        if declared.type != Tensors or not isinstance(operand, Tensors):
+            raise Refusal(f"input {declared.name} is {'a' if isinstance(operand, Tensors) else 'no'} sequence")
+        return operand
+    if operand.dtype.kind == "c":
+        raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")
+    if declared.type in (Array, Ints, Sizes, Constant):
+        if isinstance(operand, Tensor):
+            raise Refusal(
+                f"input {declared.name} must be constant",
+                "it is calculated when the model runs; export the model with a fixed value for it",
+            )
+        if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
+            raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
+        listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes.sizes_of(operand)
+        if listed is None or (isinstance(operand, Formula) and declared.type != Sizes):
+            raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
+        if declared.type == Sizes:
+            return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
+        if declared.type == Ints or isinstance(operand, Formula):
+            return tuple(map(int, listed))
+        return operand if declared.type == Constant else operand.array
+    if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
+        raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn calculates with floats only here")
+    if declared.type == Tensor or (isinstance(operand, Formula) and Formula not in get_args(declared.type)):
+        return im.tensor(operand)
+    return operand
+
+
+def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
+    """A node's attributes as Python has them: tensors as arrays, lists as tuples."""
+    result: dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        if attribute.type == onnx_ir.AttributeType.TENSOR:
+            value = value.numpy()
+        elif isinstance(value, (list, tuple)):
+            value = tuple(value)
+        result[name] = value
+    return result

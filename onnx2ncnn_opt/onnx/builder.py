@@ -1,0 +1,380 @@
+"""The net in the making: layers, constants, and tensors in the form that a layer wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
+from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.expressions import LONGEST_TEXT, SizeWriter, UntoldError
+from onnx2ncnn_opt.onnx.form import Form, separations
+from onnx2ncnn_opt.onnx.names import Names
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
+
+# The parameters that say the block and the mode of `Shuffle` layers.
+_SHUFFLE_PARAMS = {
+    "ShuffleChannel": ("group", ""),
+    "PixelShuffle": ("upscale_factor", "mode"),
+    "Reorg": ("stride", "mode"),
+}
+
+
+class Refusal(Exception):
+    """Raised inside an importer: this node has no exact ncnn form."""
+
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
+class Builder:
+    """Appends layers to a graph, in the name of the node that is being imported."""
+
+    def __init__(self, types: Mapping[str, LayerSpec], public: Sequence[str]) -> None:
+        """`types` is the table of layers; the names of `public` are kept for the model's inputs and outputs."""
+        self.graph = Graph(types)
+        self._label = ""
+        self._names = Names(public)
+        self._layer_names = Names()
+        self._forms: dict[tuple[Blob, Step], Blob] = {}
+        self._memory: dict[tuple[bytes, Shape], Blob] = {}
+        self._ones: dict[Sym, Blob] = {}
+        self._open_inputs: list[Blob] = []
+
+    # ---- layers
+
+    def input(self, name: str, view: View) -> Blob:
+        """Append an input of the net, which lies as its view says."""
+        blob = Blob(name, view.mat_shape, product(atom.size for atom in view.batch))
+        named = zip(AXES[len(view.dims)], view.mat_shape, strict=True)
+        params = {axis: size for axis, size in named if isinstance(size, int)}
+        self.graph.add(Layer("Input", self._layer_names.new(name), (), (blob,), params))
+        if any(isinstance(size, Sym) for size in (*view.mat_shape, blob.batch)):
+            self._open_inputs.append(blob)
+        return blob
+
+    def refuse(self, reason: str, hint: str = "") -> Refusal:
+        """The exception to raise where the node has no exact form: why, and what the user can do."""
+        return Refusal(reason, hint)
+
+    def layer(
+        self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+    ) -> Blob:
+        """Append a layer with one output; see `layers` for more."""
+        return self.layers(kind, *inputs, weights=weights, outputs=outputs, **params)[0]
+
+    def layers(
+        self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
+    ) -> tuple[Blob, ...]:
+        """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
+        new = self._layer(kind, inputs, params, weights)
+        for key in [key for key in new.params if _is_default(new, str(key))]:
+            del new.params[key]
+        return self._append(new, infer_shapes_of(new, outputs))
+
+    def custom(
+        self,
+        kind: str,
+        /,
+        *inputs: Blob,
+        results: Sequence[tuple[Shape | None, Dim]],
+        params: Mapping[Any, Any],
+        weights: Mapping[str, Array] | None = None,
+    ) -> tuple[Blob, ...]:
+        """Append a layer that ncnn does not have; `results` are shape and batch count of each of its outputs.
+
+        `params` are by name where the type is declared (see docs/plugins.md), else by number; only a declared type can
+        have weights.
+        """
+        return self._append(self._layer(kind, inputs, params, weights), results)
+
+    def _layer(
+        self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Mapping[str, Array] | None
+    ) -> Layer:
+        name = self._layer_names.new(self._label)
+        floats = {key: self.f32(array) for key, array in (weights or {}).items()}
+        return Layer(kind, name, inputs, (), params, floats, (self._label,), self.graph.types.get(kind))
+
+    def _append(self, layer: Layer, results: Sequence[tuple[Shape | None, Dim]]) -> tuple[Blob, ...]:
+        layer.outputs = tuple(Blob(self._names.new(f"{self._label}_out"), shape, batch) for shape, batch in results)
+        check_layer(layer)
+        self.graph.add(layer)
+        return layer.outputs
+
+    # ---- forms
+
+    def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
+        """The tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch` axes.
+
+        Axes of size 1 may be left out; an empty group is a dim of size 1.
+        """
+        x = self.tensor(x)
+        return self.formed(x, Form(tuple(map(tuple, dims)), tuple(batch))).blob
+
+    def formed(self, x: Tensor, form: Form) -> Tensor:
+        """The tensor in a form, by as few layers as possible; every form of a blob is made once."""
+        return self.laid(x, *form.atoms(x.view))
+
+    def cost(self, x: Tensor, form: Form) -> int:
+        """How many layers it takes to bring the tensor into a form, those not counted that were made before."""
+        return self._missing(x, *form.atoms(x.view))
+
+    def _missing(self, x: Tensor, dims: Dims, batch: Atoms) -> int:
+        blob: Blob | None = x.blob
+        steps = plan(x.view, dims, batch)
+        for done, step in enumerate(steps):
+            blob = self._forms.get((blob, step)) if blob is not None else None
+            if blob is None:
+                return len(steps) - done
+        return 0
+
+    def laid(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
+        """The tensor in a Mat of these dims and batch, said in the atoms of its view; see `formed` for axes."""
+        blob = x.blob
+        for step in plan(x.view, dims, batch):
+            blob = self._step(blob, step)
+        return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
+
+    def channels(self, x: Value) -> Blob:
+        """The tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
+        if x.rank - 1 > MAX_DIMS or x.rank < 2:
+            raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
+        return self.mat(x, [[axis] for axis in range(1, x.rank)], [0])
+
+    def along(self, x: Value, axes: Sequence[int]) -> Tensor:
+        """The tensor in a form in which each of these axes is a Mat dim of its own (see `View.dim_of`).
+
+        Axes of size 1 are ignored.
+        """
+        lying = self.separated(x, axes)
+        if lying is None:
+            raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+        return lying
+
+    def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
+        """As `along`; None where that needs more than four dims."""
+        x = self.tensor(x)
+        wanted = [axis for axis in axes if x.view.axes[axis]]
+        if all(x.view.dim_of(axis) is not None for axis in wanted):
+            return x
+        options = [
+            (self._missing(x, dims, batch), order, dims, batch)
+            for order, (dims, batch) in enumerate(separations(x.view, wanted))
+        ]
+        if not options:
+            return None
+        _, _, dims, batch = min(options, key=lambda option: option[:2])
+        return self.laid(x, dims, batch)
+
+    def settled(self, x: Tensor) -> Tensor:
+        """The tensor in its own order, with nothing left of what its axes were made of.
+
+        For operands whose axes are made of factors that have nothing in common.
+        """
+        kept = [axis for axis, size in enumerate(x.shape) if size != 1]
+        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
+        blob = self.mat(x, dims or [[]])
+        return self.wrap(blob, x.shape, dims or [[]], dtype=x.dtype)
+
+    def _step(self, blob: Blob, step: Step) -> Blob:
+        key = (blob, step)
+        if key not in self._forms:
+            if isinstance(step, Reorder):
+                made = self.layer("Permute", blob, order_type=order_type(step.perm))
+            elif isinstance(step, Shuffle):
+                block, mode = _SHUFFLE_PARAMS[step.type]
+                params: dict[str, Any] = {block: step.block} | ({mode: step.mode} if mode else {})
+                made = self.layer(step.type, blob, **params)
+            else:
+                dims = step.dims if step.batch is None else (step.batch, *step.dims)
+                batches = {"input_batch_axis": 0} if step.unbatch else {}
+                if step.batch is not None:
+                    batches["output_batch_axis"] = 0
+                made = self.regrouped(blob, dims, batches)
+            self._forms[key] = made
+        return self._forms[key]
+
+    def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
+        """The tensor's elements in its own order, as a Mat of `dims`, or of one dim where those are more than four."""
+        atoms = flat(x.view.axes)
+        if len(dims) > MAX_DIMS or not dims:
+            dims = [product(dims)]
+        blob, view = x.blob, x.view
+        if (view.batch + flat(view.dims)) != atoms:
+            order = tuple((atom,) for atom in atoms)
+            flattened = order if len(order) <= MAX_DIMS else (atoms,)
+            for step in plan(view, flattened):
+                blob = self._step(blob, step)
+            view = View((), flattened, view.axes)
+        return self.regrouped(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
+
+    # ---- tensors
+
+    def tensor(self, x: Value) -> Tensor:
+        """The value as a tensor of the running net; a constant becomes MemoryData."""
+        if isinstance(x, Tensor):
+            return x
+        array = x.array
+        kept = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
+        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
+        form = Form(tuple(map(tuple, dims)) or ((),))
+        shape = tuple(int(np.prod([array.shape[a] for a in group], dtype=np.int64)) for group in form.dims)
+        dtype = held_as_float(x.dtype) if x.dtype == np.bool_ else x.dtype
+        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, form.dims), dtype)
+
+    def wrap(
+        self,
+        blob: Blob,
+        shape: Shape,
+        dims: Sequence[Sequence[int]],
+        batch: Sequence[int] = (),
+        dtype: Any = np.float32,
+    ) -> Tensor:
+        """A layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
+        view = View.of(shape, dims, batch)
+        mat = blob.shape, blob.batch
+        expected = view.mat_shape, product(atom.size for atom in view.batch)
+        if blob.shape is None or _differ((*blob.shape, blob.batch), (*expected[0], expected[1])):
+            raise ShapeError(f"'{self._label}' gives {mat} in ncnn, but {expected} in ONNX")
+        return Tensor(blob, view, np.dtype(dtype))
+
+    def like(self, x: Tensor, blob: Blob) -> Tensor:
+        """An elementwise layer's output: it lies as its operand does."""
+        return Tensor(blob, x.view, x.dtype)
+
+    def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
+        """An elementwise layer on the tensor in whatever form it is."""
+        x = self.tensor(x)
+        return self.like(x, self.layer(kind, x.blob, weights=weights, **params))
+
+    def reshape(self, x: Value, shape: Shape) -> Value:
+        """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
+        if isinstance(x, Constant):
+            return Constant(x.array.reshape(known(shape)))
+        view = x.view.reshape(shape)
+        if view is not None:
+            return x.viewed(view)
+        kept = [axis for axis, size in enumerate(shape) if size != 1]
+        dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
+        return self.wrap(self._row_major(x, [shape[a] for a in kept]), shape, dims, dtype=x.dtype)
+
+    def regrouped(self, blob: Blob, dims: Shape, batches: Mapping[str, Any] | None = None) -> Blob:
+        """A Reshape layer; sizes that are not fixed are left open, or calculated from other blobs' sizes."""
+        symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
+        if len(dims) > MAX_DIMS or len(symbolic) > 1:
+            [text], others = self.stated([tuple(reversed(dims))], blob, whole_batch=bool(batches))
+            return self.layer("Reshape", blob, *others, shape_expr=text, **(batches or {}))
+        params: dict[str, Any] = {
+            name: -1 if isinstance(size, Sym) else size for name, size in zip(AXES[len(dims)], dims, strict=True)
+        }
+        return self.layer("Reshape", blob, **params, **(batches or {}))
+
+    # ---- open sizes
+
+    def ones(self, size: Sym) -> Tensor:
+        """A row of as many ones as an open size says."""
+        if size not in self._ones:
+            [text], others = self.stated([(size, 1)])
+            one = self.memory(np.ones(1, np.float32))
+            self._ones[size] = self.layer("Interp", one, *others, resize_type=1, size_expr=text)
+        return self.wrap(self._ones[size], (size,), [[], [], [0]])
+
+    def stated(
+        self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False
+    ) -> tuple[list[str], list[Blob]]:
+        """Lists of sizes as ncnn's expressions, and the blobs in whose sizes they are said besides those of `blob`.
+
+        A layer with these expressions takes `blob`, or one whose sizes say nothing, as its first input, and the others
+        behind it. `whole_batch` is for a layer that sees a batch as a whole.
+        """
+        writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
+        try:
+            texts = [",".join(map(writer.text, listed)) for listed in lists]
+        except UntoldError as error:
+            raise self.refuse(
+                f"the size {error} cannot be calculated from the inputs'", "bind it with --shape"
+            ) from None
+        if any(len(text) > LONGEST_TEXT for text in texts):
+            raise self.refuse("its sizes take more than ncnn's 255 characters to say", "bind some with --shape")
+        return texts, writer.others
+
+    def _sources(self) -> Iterator[Blob]:
+        """Blobs without a batch that together tell every open size: the inputs, their batches made dims."""
+        for blob in self._open_inputs:
+            if blob.batch != 1:
+                dims = blob.shape or ()
+                whole = (blob.batch, *dims)
+                step = Regroup(whole if len(whole) <= MAX_DIMS else (blob.batch * dims[0], *dims[1:]), unbatch=True)
+                blob = self._step(blob, step)
+            yield blob
+
+    # ---- constants
+
+    def memory(self, array: Array) -> Blob:
+        """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
+        if not array.size:
+            raise self.refuse("a constant is empty, and ncnn has no empty tensors")
+        data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
+        key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
+        if key not in self._memory:
+            params = dict(zip(AXES[data.ndim], data.shape, strict=True))
+            label, self._label = self._label, f"{self._label}_const"
+            name = self._layer_names.new(self._label)
+            self._label = label
+            blob = Blob(self._names.new(name), tuple(data.shape))
+            self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
+            self._memory[key] = blob
+        return self._memory[key]
+
+    def spread(self, array: Array, shape: Sequence[int]) -> Array:
+        """The constant broadcast to a shape; refused where it does not broadcast so."""
+        fits = zip(reversed(array.shape), reversed(shape), strict=False)
+        if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
+            raise self.refuse(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
+        return np.broadcast_to(array, shape)
+
+    def f32(self, array: Array) -> Array:
+        """The constant as float32; refused where a finite number would overflow."""
+        if array.dtype in (np.float32, np.int32):
+            return array
+        if array.dtype.kind not in "iub" and not is_float(array.dtype):
+            raise self.refuse(f"a constant of type {array.dtype}")
+        with np.errstate(over="ignore"):
+            result = array.astype(np.float32)
+        if not np.array_equal(np.isfinite(result), np.isfinite(array.astype(np.float64))):
+            raise self.refuse("a constant does not fit into float32")
+        return result
+
+    def i32(self, array: Array) -> Array:
+        """The constant as int32; refused where a number does not fit."""
+        limits = np.iinfo(np.int32)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise self.refuse("an integer constant does not fit into int32")
+        return array.astype(np.int32)
+
+
+def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]]:
+    """Shapes and batches of a layer that has no output blobs yet."""
+    layer.outputs = tuple(Blob("") for _ in range(outputs))
+    return infer_shapes(layer)
+
+
+def _differ(a: Shape, b: Shape) -> bool:
+    """Whether shapes surely differ: open sizes may be equal by what ONNX demands of them, and not by their names."""
+    return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))
+
+
+def _is_default(layer: Layer, name: str) -> bool:
+    assert layer.spec is not None
+    value, default = layer.params[name], layer.spec.by_name[name].default_in(layer.resolved)
+    return tuple(value) == tuple(default) if isinstance(value, (tuple, list)) else bool(value == default)

@@ -1,0 +1,83 @@
+"""What an operator's importer works with: the net in the making, and what there is to know about the node."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.onnx.builder import Builder
+from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.value import Formula, Item, Operand, Tensor
+
+
+class Incomplete(Exception):
+    """Raised inside an importer: a part of this node was refused already."""
+
+
+class ImportContext(Builder, ABC):
+    """The first parameter of every importer, called `im` there."""
+
+    def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
+        super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
+        self._model = model
+        self._outputs_of_node = 0
+        self._used_outputs: tuple[int, ...] = ()
+
+    @property
+    def opset(self) -> int:
+        """The model's version of ONNX's own operators."""
+        return self._model.opsets.get("", 1)
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front; refused where a tensor of `rank` has none of that number."""
+        if not -rank <= axis < rank:
+            raise self.refuse(f"axis {axis} of a tensor of rank {rank}")
+        return axis % rank
+
+    def axes(self, axes: Sequence[int], rank: int) -> list[int]:
+        """Axes counted from the front, in the given order; refused where one is named twice."""
+        result = [self.axis(axis, rank) for axis in axes]
+        if len(set(result)) != len(result):
+            raise self.refuse(f"axes {list(axes)} of a tensor of rank {rank}")
+        return result
+
+    @property
+    def output_count(self) -> int:
+        """How many outputs the node has."""
+        return self._outputs_of_node
+
+    def is_used(self, output: int) -> bool:
+        """Whether the node has this output, and somebody reads it."""
+        return output in self._used_outputs
+
+    def declared_shape(self, value: onnx_ir.Value) -> Shape | None:
+        """The shape that the model declares for a value; None where it declares none in sizes of its inputs."""
+        sizes: dict[str | None, Dim] = {}
+        for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
+            for dim, size in zip(source.shape or (), info.shape, strict=False):
+                sizes.setdefault(None if isinstance(dim, int) else dim.value, size)
+        sizes.pop(None, None)
+        if value.shape is None:
+            return None
+        shape = [dim if isinstance(dim, int) else sizes.get(dim.value) for dim in value.shape]
+        return tuple(size for size in shape if size is not None) if None not in shape else None
+
+    def tensor(self, x: Operand) -> Tensor:
+        """The value as a tensor of the running net; a constant becomes MemoryData, a formula is calculated."""
+        if isinstance(x, Formula):
+            from onnx2ncnn_opt.onnx.ops.formula import calculated  # which is made of operators
+
+            return calculated(self, x)
+        return super().tensor(x)
+
+    @abstractmethod
+    def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:
+        """The outputs of a graph in an attribute for these inputs, its nodes imported in place of the node.
+
+        `trips` is how often that is meant to happen, for the message that refuses a loop which comes to too much.
+        Raises Incomplete where some of its nodes were refused.
+        """
