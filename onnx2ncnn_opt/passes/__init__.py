@@ -66,6 +66,7 @@ from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
 from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
+from onnx2ncnn_opt.passes.fuse_padding_crop import fuse_padding_crop
 from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
@@ -105,6 +106,7 @@ PASSES: tuple[Pass, ...] = (
     eliminate_slice_concat,
     move_crop_before_concat,
     fuse_crop_crop,
+    fuse_padding_crop,
     fuse_concat_concat,
     fuse_memorydata_binaryop,
     fuse_binaryop_binaryop,

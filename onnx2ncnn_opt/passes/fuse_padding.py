@@ -1,53 +1,143 @@
-"""`fuse_padding_<family>`: padding with a constant, done by the convolution itself."""
+"""`fuse_padding_<family>`: padding with a constant, done by the layer behind itself."""
 
 from __future__ import annotations
 
-from onnx2ncnn_opt.ir.graph import Layer
+from typing import Any
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._bounds import least
 from onnx2ncnn_opt.passes._families import WEIGHTED, Family
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
-_CONSTANT = 0
-# Padding's parameter for each side of a convolution, by the rank of its blobs; the axis that is left are the channels.
-_WIDTH = {"left": "pad_left", "right": "pad_right"}
-_HEIGHT = {"top": "pad_top", "bottom": "pad_bottom"}
-_DEPTH = {"front": "pad_front", "behind": "pad_behind"}
-_SIDES = {2: _WIDTH, 3: _WIDTH | _HEIGHT, 4: _WIDTH | _HEIGHT | _DEPTH}
+CONSTANT, EDGE = 0, 1  # types of Padding
+PADDING = op("Padding", "padding", type=CONSTANT, per_channel_pad_data_size=0)
+SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
+# The axes of a window, by the rank of its blobs; the one that is left are the channels.
+_AXES = {2: "w", 3: "wh", 4: "whd"}
+_POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
+_MAX = 0  # pooling_type
+_FULL, _VALID = 0, 1  # pad_mode
+# What models pad with where they mean minus infinity.
+_LOWEST = -3.4e38
 
 
-def _rank(convolution: Layer) -> int:
-    """The rank of the blobs that a convolution takes."""
-    return 2 if convolution.type.endswith("1D") else 4 if convolution.type.endswith("3D") else 3
+def _rank(layer: Layer) -> int:
+    """The rank of the blobs that a convolution or pooling takes."""
+    return 2 if layer.type.endswith("1D") else 4 if layer.type.endswith("3D") else 3
+
+
+def _sides(rank: int) -> list[str]:
+    return [side for axis in _AXES[rank] for side in SIDES[axis]]
+
+
+def require_no_cropping(padding: Layer) -> None:
+    """Refuse a Padding that takes elements away."""
+    crops = any(padding[side] < 0 for sides in SIDES.values() for side in sides)
+    require(not crops, f"'{padding.name}' crops")
+
+
+def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
+    """The pads that a convolution or pooling needs to do the work of the Padding before it, too."""
+    sides = _sides(_rank(layer))
+    (blob,) = padding.inputs
+    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+    assert blob.shape is not None
+    require(len(blob.shape) == _rank(layer), f"{layer.type} '{layer.name}' takes blobs of another rank")
+    require_no_cropping(padding)
+    beside = any(padding[side] for side in _sides(4) if side not in sides)
+    require(not beside, f"'{padding.name}' pads the channels")
+    own = {side: layer[f"pad_{side}"] for side in sides}
+    require(min(own.values()) >= 0, f"the padding of '{layer.name}' depends on its input's size")
+    return {f"pad_{side}": own[side] + padding[side] for side in sides}
+
+
+def _pads(layer: Layer) -> bool:
+    return any(layer[f"pad_{side}"] for side in _sides(_rank(layer)))
 
 
 def _fuse(family: Family) -> Rewrite:
     @rewrite(
-        op(family.types, "layer")(op("Padding", "padding", type=_CONSTANT, per_channel_pad_data_size=0)("x")),
+        op(family.types, "layer")(PADDING("x")),
         exact=True,
         name=f"fuse_padding_{family.name}",
         summary=f"x ── Padding (constant) ── {family.type} ──   ⇒   x ── {family.type} ──",
         kept="models of TensorFlow, and causal convolutions; one layer less",
     )
-    def fuse(layer: Layer, padding: Layer) -> Layer:
+    def fuse(x: Blob, layer: Layer, padding: Layer) -> Layer:
         require_own_weights(layer)
-        sides = _SIDES[_rank(layer)]
-        (blob,) = padding.inputs
-        require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-        assert blob.shape is not None
-        require(len(blob.shape) == _rank(layer), f"{layer.type} '{layer.name}' takes blobs of another rank")
-        crops = any(padding[side] < 0 for side in _SIDES[4])
-        require(not crops, f"'{padding.name}' crops")
-        beside = any(padding[side] for side in _SIDES[4] if side not in sides)
-        require(not beside, f"'{padding.name}' pads the channels")
-        own = {pad: layer[pad] for pad in sides.values()}
-        require(min(own.values()) >= 0, f"the padding of '{layer.name}' depends on its input's size")
-        same = not any(own.values()) or layer["pad_value"] == padding["value"]
+        pads = _widened(layer, padding)
+        same = not _pads(layer) or layer["pad_value"] == padding["value"]
         require(same, f"'{layer.name}' pads with another value")
-        pads = {pad: own[pad] + padding[side] for side, pad in sides.items()}
-        return layer.having(inputs=[blob], pad_value=padding["value"] or None, **pads)
+        return layer.having(inputs=[x], pad_value=padding["value"] or None, **pads)
 
     return fuse
 
 
-PASSES = tuple(_fuse(family) for family in WEIGHTED if family.name.startswith("convolution"))
+@rewrite(
+    op(_POOLINGS, "pool", global_pooling=0, adaptive_pooling=0)(PADDING("x")),
+    exact=False,
+    kept="models of Keras, which pad before they pool",
+)
+def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
+    """x ── Padding (constant) ── Pooling ──   ⇒   x ── Pooling ──
+
+    For means with zeros that count, and for maxima with what cannot be above the numbers of x.
+    """
+    require(pool["pad_mode"] in (_FULL, _VALID), f"the padding of '{pool.name}' depends on its input's size")
+    pads = _widened(pool, padding)
+    tails = [_tail(pool, axis) for axis in _AXES[_rank(pool)]]
+    value = padding["value"]
+    if pool["pooling_type"] != _MAX:
+        require(value == 0, f"'{pool.name}' pads with zeros")
+        uncounted = not pool["avgpool_count_include_pad"] and (_pads(pool) or any(tails))
+        require(not uncounted, f"'{pool.name}' does not count its own padding")
+        return pool.having(inputs=[x], avgpool_count_include_pad=1, **pads)
+    require(value <= max(least(x), _LOWEST), f"'{x.name}' may have numbers below {value:g}")
+    for axis, tail in zip(_AXES[_rank(pool)], tails, strict=True):
+        before, behind = (pads[f"pad_{side}"] for side in SIDES[axis])
+        inside = max(before, behind + tail) < pool[f"kernel_{axis}"]
+        require(inside, f"windows of '{pool.name}' may lie in the padding")
+    return pool.having(inputs=[x], **pads)
+
+
+def _tail(pool: Layer, axis: str) -> int:
+    """What ncnn adds behind an axis, so that windows reach its end; the most where its size is open."""
+    stride: int = pool[f"stride_{axis}"]
+    if pool["pad_mode"] == _VALID or stride == 1:
+        return 0
+    assert pool.input.shape is not None
+    size = pool.input.shape[{"w": -1, "h": -2, "d": -3}[axis]]
+    before, behind = (pool[f"pad_{side}"] for side in SIDES[axis])
+    if not isinstance(size, int):
+        return stride - 1
+    tail: int = -(size + before + behind - pool[f"kernel_{axis}"]) % stride
+    return tail
+
+
+@rewrite(
+    op("Padding", "outer", type=frozenset({CONSTANT, EDGE}), per_channel_pad_data_size=0)(
+        op("Padding", "inner", type=frozenset({CONSTANT, EDGE}), per_channel_pad_data_size=0)("x")
+    ),
+    exact=True,
+    kept="models of Keras; one layer less",
+)
+def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
+    """x ── Padding ── Padding ──   ⇒   x ── Padding ──
+
+    For two of one constant, or of edges.
+    """
+    same = outer["type"] == inner["type"] and (outer["type"] == EDGE or outer["value"] == inner["value"])
+    require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")
+    for padding in (outer, inner):
+        require_no_cropping(padding)
+    sides: dict[str, Any] = {side: outer[side] + inner[side] or None for side in _sides(4)}
+    return outer.having(inputs=[x], **sides)
+
+
+PASSES = (
+    fuse_padding_padding,
+    *(_fuse(family) for family in WEIGHTED if family.name.startswith("convolution")),
+    fuse_padding_pooling,
+)

@@ -95,7 +95,8 @@ def _pooling(dims: int) -> Draw:
         pad = {"pad_left": 1} if kernel > 1 and rng.random() < 0.3 else {}
         include = {"avgpool_count_include_pad": rng.randint(0, 1)}
         stride = {"stride_w": rng.choice((1, 2))}
-        return {"pooling_type": rng.randint(0, 1), "kernel_w": kernel, **stride, "pad_mode": 1, **pad, **include}
+        mode = {"pad_mode": rng.choice((1, 1, 0))}
+        return {"pooling_type": rng.randint(0, 1), "kernel_w": kernel, **stride, **mode, **pad, **include}
 
     return draw
 
@@ -142,9 +143,11 @@ def _crop(rng: Random, shape: Sequence[int]) -> Params:
 def _padding(rng: Random, shape: Sequence[int]) -> Params | None:
     if not 2 <= len(shape) <= 3 or min(shape[-2:]) < 2:
         return None
+    kind = rng.choice((0, 0, 0, 1, 2))
     return {
         **{side: rng.randint(0, 1) for side in ("top", "bottom", "left", "right")},
-        "type": rng.choice((0, 0, 1, 2)),
+        "type": kind,
+        "value": 0.0 if kind else rng.choice((0.0, 0.0, 0.5, -3.402823e38)),
     }
 
 
@@ -271,11 +274,23 @@ class RandomNet:
             self.add("MatMul", [x, rng.choice(others)], {"transB": rng.randint(0, 1)})
         elif kind < 0.34:
             self.add("Noop", [x, self.pick()], {}, tops=2)
+        elif kind < 0.38:
+            self.pad(x)
         else:
             type, draw = rng.choice(ONE)
             params = draw(rng, [size for size in x.shape or () if isinstance(size, int)])
             if params is not None:
                 self.add(type, [x], params)
+
+    def pad(self, x: Blob | None) -> None:
+        """A Padding, mostly of what is not negative, and a layer that may make it needless."""
+        rng = self.rng
+        draws = {"Padding": _padding, "Crop": _crop, "Pooling": _pooling(2), "Pooling1D": _pooling(1)}
+        for type in ("ReLU", "Padding", rng.choice(("Pooling", "Pooling1D", "Padding", "Crop"))):
+            if x is None or (type == "ReLU" and rng.random() < 0.3):
+                continue
+            params = draws[type](rng, known(x.shape or ())) if type in draws else {}
+            x = self.add(type, [x], params) if params is not None else x
 
     def pick(self) -> Blob:
         """A recent blob, mostly."""
