@@ -9,10 +9,10 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.builder import Refusal
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
+from onnx2ncnn_opt.onnx.sizes.cells import sizes_of
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Sizes, Tensor, Tensors, is_float
 
 
@@ -69,7 +69,7 @@ def _argument(im: ImportContext, op: OnnxOp, declared: Input, operand: Item | No
             )
         if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
             raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
-        listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes.sizes_of(operand)
+        listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
         if listed is None or (isinstance(operand, Formula) and declared.type != Sizes):
             raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
         if declared.type == Sizes:

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.sizes import cut
+from onnx2ncnn_opt.onnx.sizes.movement import cut
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 _OPEN = -233  # Crop: to the end

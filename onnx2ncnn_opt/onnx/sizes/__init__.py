@@ -1,0 +1,52 @@
+"""Arithmetic on tensors that are known up to open sizes: what exporters make of `x.shape`, `arange` and `zeros`.
+
+Every operator here does to the cells of a `Formula` what it would do to elements, and renames the places in them where
+axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction of one) has no
+result here; the importers then calculate with the tensor itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Shape, product
+from onnx2ncnn_opt.onnx.sizes import elementwise, movement
+from onnx2ncnn_opt.onnx.sizes.cells import (
+    INT,
+    MOST_CELLS,
+    Attributes,
+    Known,
+    Operator,
+    Undecided,
+    as_formula,
+    decided,
+    vector,
+)
+from onnx2ncnn_opt.onnx.value import Formula
+
+_OPERATORS: Mapping[str, Operator] = {**elementwise.OPERATORS, **movement.OPERATORS}
+
+
+def shape_of(shape: Shape, start: int = 0, end: int | None = None) -> Known:
+    """ONNX Shape (with the `start` and `end` of opset 15)."""
+    return decided(vector(shape[start:end]))
+
+
+def size_of(shape: Shape) -> Known:
+    """ONNX Size."""
+    return decided(Formula(np.array(product(shape), dtype=object), (), INT))
+
+
+def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attributes) -> Known | None:
+    """The result of an operator; None where it cannot be said in sizes."""
+    function = _OPERATORS.get(operator)
+    given = [as_formula(x) for x in inputs if x is not None]
+    if function is None or None in inputs[: len(given)]:
+        return None
+    try:
+        result = function(given, attributes)
+        return None if result.cells.size > MOST_CELLS else decided(result)
+    except Undecided:
+        return None

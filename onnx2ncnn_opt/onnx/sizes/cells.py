@@ -1,0 +1,163 @@
+"""Formulas: their cells, their axes, and when nothing is open about them any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, fitting, known, place
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.value import Constant, Formula
+
+Attributes = Mapping[str, Any]
+Known = Constant | Formula
+Operator = Callable[[Sequence[Formula], Attributes], Formula]
+
+MOST_CELLS = 1 << 16
+_LARGEST = 1 << 26  # elements of a constant that was a formula
+INT = np.dtype(np.int64)
+
+
+class Undecided(Exception):
+    """The result cannot be said in sizes."""
+
+
+def as_formula(x: Known) -> Formula:
+    """A constant as a formula in which nothing is open."""
+    return x if isinstance(x, Formula) else Formula(x.array, x.shape, x.dtype)
+
+
+def decided(x: Formula) -> Known:
+    """A constant, where nothing is open about it."""
+    if not all(isinstance(size, int) for size in x.shape) or any(isinstance(cell, Sym) for cell in x.cells.flat):
+        return x
+    shape = known(x.shape)
+    return x if math.prod(shape) > _LARGEST else Constant(np.broadcast_to(x.cells.astype(x.dtype), shape))
+
+
+def vector(sizes: Sequence[Dim]) -> Formula:
+    """A tensor of rank 1 with these elements."""
+    cells = np.empty(len(sizes), dtype=object)
+    cells[:] = sizes
+    return Formula(cells, (len(sizes),), INT)
+
+
+def plain(cell: Any) -> Any:
+    """Numpy's integers as Python's."""
+    return int(cell) if isinstance(cell, np.integer) else cell
+
+
+def sizes_of(x: Formula) -> tuple[Dim, ...] | None:
+    """The elements of a tensor that is a list of sizes; None where its length is open, or very large."""
+    whole: Formula | None = x
+    for axis in range(x.rank):
+        whole = whole and spelled(whole, axis)
+    return tuple(plain(cell) for cell in whole.cells.reshape(-1)) if whole else None
+
+
+def numbers(x: Formula) -> list[Dim]:
+    """The elements of a tensor that is a list of sizes."""
+    found = sizes_of(x)
+    if found is None:
+        raise Undecided
+    return list(found)
+
+
+def whole_numbers(x: Formula) -> list[int]:
+    """The elements of a tensor that is a list of numbers."""
+    found = numbers(x)
+    if any(isinstance(n, Sym) for n in found):
+        raise Undecided
+    return list(known(found))
+
+
+def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
+    """The cells with places replaced, given by axes counted from the last one."""
+    names = {str(place(axis)): value for axis, value in values.items()}
+    if cells.dtype != object:
+        return cells
+    return each(lambda cell: cell.subs(names) if isinstance(cell, Sym) else cell, cells)
+
+
+def each(function: Callable[..., Any], *cells: Array) -> Array:
+    """A function of elements, on arrays that broadcast."""
+    if np.broadcast(*cells).size > MOST_CELLS:
+        raise Undecided
+    result = np.frompyfunc(function, len(cells), 1)(*(x.astype(object) for x in cells))
+    return np.asarray(result, dtype=object)
+
+
+def moved(x: Formula, axes: Sequence[int | None]) -> Formula:
+    """A tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; axes that are left out have size 1."""
+    last, rank = len(axes) - 1, x.rank
+    values = {rank - 1 - old: place(last - new) for new, old in enumerate(axes) if old is not None}
+    gone = {rank - 1 - old: 0 for old in range(rank) if old not in axes}
+    cells = replaced(x.cells, {**values, **gone})
+    kept = [old for old in axes if old is not None]
+    cells = cells.transpose([*kept, *(old for old in range(rank) if old not in axes)])
+    cells = cells.reshape([1 if old is None else x.cells.shape[old] for old in axes])
+    return Formula(cells, tuple(1 if old is None else x.shape[old] for old in axes), x.dtype)
+
+
+def spelled_out(x: Formula, axis: int) -> Formula:
+    """The formula with a cell for every element along an axis."""
+    size = x.shape[axis]
+    if not isinstance(size, int) or size > MOST_CELLS:
+        raise Undecided
+    if x.cells.shape[axis] == size:
+        return x
+    where = x.rank - 1 - axis
+    parts = [replaced(x.cells, {where: i}) for i in range(size)]
+    return Formula(np.concatenate(parts, axis), x.shape, x.dtype)
+
+
+def spelled(x: Formula, axis: int) -> Formula | None:
+    """The formula with a cell for every element along an axis; None for an axis that is open, or very long."""
+    try:
+        return spelled_out(x, axis)
+    except Undecided:
+        return None
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise Undecided
+    return axis % rank
+
+
+def axes_of(x: Sequence[Formula], attributes: Attributes) -> list[int] | None:
+    """The operand `axes` of newer opsets, or the attribute of older ones."""
+    if len(x) > 1:
+        return whole_numbers(x[1])
+    given = attributes.get("axes")
+    return None if given is None else list(given)
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape to which shapes broadcast, as far as their sizes tell."""
+    rank = max(map(len, shapes))
+    result: list[Dim] = []
+    for column in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):
+        size: Dim = 1
+        for other in column:
+            common = other if size == 1 else size if other == 1 else fitting(size, other)
+            if common is None:
+                raise Undecided
+            size = common
+        result.append(size)
+    return tuple(result)
+
+
+def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
+    """The shape with another size of one axis."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def check_whole(*cells: Any) -> None:
+    """Whole numbers only: what a size and a fraction make is no size."""
+    if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
+        raise Undecided

@@ -1,0 +1,216 @@
+"""Operators that calculate each element by itself, and reductions: arithmetic, comparisons, logic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product as choices
+from typing import Any
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, exact_div, larger, place, smaller
+from onnx2ncnn_opt.onnx.sizes.cells import (
+    Attributes,
+    Operator,
+    Undecided,
+    axes_of,
+    axis_of,
+    broadcast,
+    check_whole,
+    each,
+    moved,
+    plain,
+    spelled_out,
+    with_size,
+)
+from onnx2ncnn_opt.onnx.value import Formula, is_float
+
+_BOOL = np.dtype(np.bool_)
+
+
+def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | None = None, source: int = 0) -> Any:
+    """An operator that broadcasts; its result is of the type of operand `source`, if no other is said."""
+
+    def operator(x: Sequence[Formula], _: Attributes) -> Formula:
+        shape = broadcast([operand.shape for operand in x])
+        kind = x[source].dtype
+        cells = each(lambda *elements: function(kind, shape, *map(plain, elements)), *(o.cells for o in x))
+        cells = cells.reshape((1,) * (len(shape) - cells.ndim) + cells.shape)
+        return Formula(cells, shape, dtype or kind)
+
+    return operator
+
+
+def _surely(size: Dim, bound: int, shape: Shape) -> bool:
+    """`at_least`, where places also are less than the size of their axis."""
+    if at_least(size, bound):
+        return True
+    if not isinstance(size, Sym):
+        return False
+    # A place counted from the other end is a place as well.
+    turned = {name: shape[-1 - int(name[1:])] - 1 - place(int(name[1:])) for name in size.names() if name[0] == "#"}
+    for some in choices(*((None, name) for name in turned)):
+        values = {name: turned[name] for name in some if name is not None}
+        if values and at_least(size.subs(values), bound):
+            return True
+    return False
+
+
+def _less(shape: Shape, a: Any, b: Any) -> bool:
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
+        return bool(a < b)
+    check_whole(a, b)
+    if _surely(b - a, 1, shape):
+        return True
+    if _surely(a - b, 0, shape):
+        return False
+    raise Undecided
+
+
+def _equal(shape: Shape, a: Any, b: Any) -> bool:
+    if a == b:
+        return True
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
+        return False
+    check_whole(a, b)
+    if _surely(a - b, 1, shape) or _surely(b - a, 1, shape):
+        return False
+    raise Undecided
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
+    def calculate(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
+        if isinstance(a, Sym) or isinstance(b, Sym):
+            check_whole(a, b)
+            a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
+        return function(a, b)
+
+    return _elementwise(calculate)
+
+
+def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
+        if b == 0:
+            raise Undecided
+        if is_float(kind):
+            return a / b
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    check_whole(a, b)
+    a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
+    even = exact_div(a, b) if b != 0 else None
+    if even is not None:
+        return even
+    if is_float(kind) or isinstance(a, int) or not _surely(b, 1, shape):
+        raise Undecided
+    # ONNX rounds towards 0.
+    if _surely(a, 0, shape):
+        return a // b
+    if _surely(-a, 0, shape):
+        return -(-a // b)
+    raise Undecided
+
+
+def _remainder(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
+    """Mod, whose sign is the divisor's; the operands' where `fmod` is set, which is the same for what is positive."""
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
+        raise Undecided
+    check_whole(a, b)
+    if not (_surely(b, 1, shape) and _surely(a, 0, shape)):
+        raise Undecided
+    if _surely(b - a, 1, shape):
+        return a
+    if not isinstance(a, Sym):
+        raise Undecided
+    return a - (exact_div(a, b) or a // b) * b
+
+
+def _extreme(function: Callable[[Dim, Dim], Dim]) -> Any:
+    def calculate(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
+        result = cells[0]
+        for cell in cells[1:]:
+            if isinstance(result, Sym) or isinstance(cell, Sym):
+                check_whole(result, cell)
+                result = function(result, cell if isinstance(cell, Sym) else int(cell))
+            else:
+                result = function(result, cell)
+        return result
+
+    return _elementwise(calculate)
+
+
+def _clip(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    for bound, function in zip(x[1:], (larger, smaller), strict=False):
+        x = [_extreme(function)([x[0], bound], attributes)]
+    return x[0]
+
+
+def _cast(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    target = np.dtype(onnx_ir.DataType(attributes["to"]).numpy())
+    if target == _BOOL:
+        shape = x[0].shape
+        return Formula(each(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
+    if target not in (np.int64, np.int32, np.float32, np.float64):
+        raise Undecided
+    if any(isinstance(cell, Sym) for cell in x[0].cells.flat):
+        return Formula(x[0].cells, x[0].shape, target)
+    return Formula(x[0].cells.astype(x[0].dtype).astype(target), x[0].shape, target)
+
+
+def _rounded(x: Sequence[Formula], _: Attributes) -> Formula:
+    """Floor, Ceil and Round of what is whole already."""
+    each(lambda cell: check_whole(plain(cell)), x[0].cells)
+    return x[0]
+
+
+def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
+    def operator(x: Sequence[Formula], attributes: Attributes) -> Formula:
+        data, axes = x[0], axes_of(x, attributes)
+        along = range(data.rank) if axes is None else [axis_of(axis, data.rank) for axis in axes]
+        for axis in along:
+            data = spelled_out(data, axis)
+            parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
+            cells = parts[0]
+            for part in parts[1:]:
+                cells = each(lambda a, b: function(plain(a), plain(b)), cells, part)
+            data = Formula(cells, with_size(data.shape, axis, 1), data.dtype)
+        if attributes.get("keepdims", 1):
+            return data
+        return moved(data, [axis for axis in range(data.rank) if axis not in along])
+
+    return operator
+
+
+def _not_less(function: Any) -> Any:
+    return _elementwise(lambda kind, shape, a, b: not function(shape, a, b), _BOOL)
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "Add": _arithmetic(lambda a, b: a + b),
+    "Sub": _arithmetic(lambda a, b: a - b),
+    "Mul": _arithmetic(lambda a, b: a * b),
+    "Neg": _elementwise(lambda kind, shape, a: -a),
+    "Div": _elementwise(_divided),
+    "Mod": _elementwise(_remainder),
+    "Max": _extreme(larger),
+    "Min": _extreme(smaller),
+    "Equal": _elementwise(lambda kind, shape, a, b: _equal(shape, a, b), _BOOL),
+    "Less": _elementwise(lambda kind, shape, a, b: _less(shape, a, b), _BOOL),
+    "Greater": _elementwise(lambda kind, shape, a, b: _less(shape, b, a), _BOOL),
+    "LessOrEqual": _not_less(lambda shape, a, b: _less(shape, b, a)),
+    "GreaterOrEqual": _not_less(_less),
+    "And": _elementwise(lambda kind, shape, a, b: bool(a and b), _BOOL),
+    "Or": _elementwise(lambda kind, shape, a, b: bool(a or b), _BOOL),
+    "Not": _elementwise(lambda kind, shape, a: not a, _BOOL),
+    "Where": _elementwise(lambda kind, shape, condition, a, b: a if condition else b, source=1),
+    "Floor": _rounded,
+    "Ceil": _rounded,
+    "Round": _rounded,
+    "Cast": _cast,
+    "Clip": _clip,
+    "ReduceMax": _reduction(larger),
+    "ReduceMin": _reduction(smaller),
+    "ReduceProd": _reduction(lambda a, b: a * b),
+    "ReduceSum": _reduction(lambda a, b: a + b),
+}
+"""How each operator is done."""

@@ -1,0 +1,237 @@
+"""Operators that move elements, take some of them, or make them from sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, exact_div, known, larger, place, product, smaller
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.sizes.cells import (
+    Attributes,
+    Operator,
+    Undecided,
+    axes_of,
+    axis_of,
+    broadcast,
+    check_whole,
+    each,
+    moved,
+    numbers,
+    replaced,
+    spelled_out,
+    whole_numbers,
+    with_size,
+)
+from onnx2ncnn_opt.onnx.value import Formula
+
+
+def _reshape(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    data, allowzero = x[0], attributes.get("allowzero", 0)
+    wanted = numbers(x[1])
+    if not allowzero:
+        wanted = [data.shape[i] if size == 0 and i < data.rank else size for i, size in enumerate(wanted)]
+    if -1 in wanted:
+        rest = exact_div(product(data.shape), product(size for size in wanted if size != -1))
+        if rest is None:
+            raise Undecided
+        wanted[wanted.index(-1)] = rest
+    return _reshaped(data, tuple(wanted))
+
+
+def _reshaped(x: Formula, shape: Shape) -> Formula:
+    """The formula under another shape."""
+    kept = [axis for axis, size in enumerate(x.shape) if size != 1]
+    if [x.shape[axis] for axis in kept] == [size for size in shape if size != 1]:
+        axes = iter(kept)
+        return moved(x, [None if size == 1 else next(axes) for size in shape])
+    if not all(isinstance(size, int) for size in (*x.shape, *shape)) or product(x.shape) != product(shape):
+        raise Undecided
+    for axis in range(x.rank):
+        x = spelled_out(x, axis)
+    return Formula(x.cells.reshape(known(shape)), shape, x.dtype)
+
+
+def _unsqueeze(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    axes = axes_of(x, attributes) or []
+    rank = x[0].rank + len(axes)
+    new = {axis_of(axis, rank) for axis in axes}
+    old = iter(range(x[0].rank))
+    return moved(x[0], [None if axis in new else next(old) for axis in range(rank)])
+
+
+def _squeeze(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    axes = axes_of(x, attributes)
+    given = {axis_of(axis, x[0].rank) for axis in axes} if axes is not None else None
+    gone = given if given is not None else {axis for axis, size in enumerate(x[0].shape) if size == 1}
+    if any(x[0].shape[axis] != 1 for axis in gone):
+        raise Undecided
+    return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
+
+
+def _transpose(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    return moved(x[0], attributes.get("perm") or list(reversed(range(x[0].rank))))
+
+
+def _expand(x: Sequence[Formula], _: Attributes) -> Formula:
+    shape = broadcast([x[0].shape, tuple(numbers(x[1]))])
+    cells = x[0].cells.reshape((1,) * (len(shape) - x[0].rank) + x[0].cells.shape)
+    return Formula(cells, shape, x[0].dtype)
+
+
+def _concat(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    axis = axis_of(attributes["axis"], x[0].rank)
+    others = broadcast([tuple(1 if i == axis else size for i, size in enumerate(part.shape)) for part in x])
+    if any(others[i] != size for part in x for i, size in enumerate(part.shape) if i != axis):
+        raise Undecided
+    parts = [spelled_out(part, axis).cells for part in x]
+    cells = [max(part.shape[i] for part in parts) for i in range(x[0].rank)]
+    for i, count in enumerate(cells):
+        if i != axis and count > 1:
+            parts = [
+                spelled_out(Formula(p, with_size(others, axis, p.shape[axis]), x[0].dtype), i).cells for p in parts
+            ]
+    return Formula(np.concatenate(parts, axis), with_size(others, axis, sum(p.shape[axis] for p in parts)), x[0].dtype)
+
+
+def _gather(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    data, indices = x[0], x[1]
+    axis = axis_of(attributes.get("axis", 0), data.rank)
+    if any(isinstance(cell, Sym) for cell in indices.cells.flat):
+        raise Undecided
+    data = spelled_out(data, axis)
+    places = indices.cells.astype(np.int64)
+    count = data.cells.shape[axis]
+    if places.size and (places.min() < -count or places.max() >= count):
+        raise Undecided
+    # The axes before the gathered one count anew from the last.
+    grown = indices.rank - 1
+    behind = data.rank - 1 - axis
+    cells = replaced(data.cells, {k: place(k + grown) for k in range(behind + 1, data.rank)})
+    shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    return Formula(np.asarray(np.take(cells, places, axis), cells.dtype), shape, data.dtype)
+
+
+def _gather_elements(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    """Of a table that is the same all along the axis, whatever the indices are."""
+    data, indices = x
+    axis = axis_of(attributes.get("axis", 0), data.rank)
+    for i, count in enumerate(data.cells.shape):
+        if count == 1 or (i != axis and data.shape[i] == indices.shape[i]):
+            continue
+        head = np.take(data.cells, [0], i)
+        if not (data.cells == head).all():
+            raise Undecided
+        data = Formula(head, data.shape, data.dtype)
+    name = str(place(data.rank - 1 - axis))
+    if any(name in cell.names() for cell in data.cells.flat if isinstance(cell, Sym)):
+        raise Undecided
+    return Formula(data.cells, indices.shape, data.dtype)
+
+
+def _slice(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    data = x[0]
+    if len(x) == 1:  # opset 1: attributes
+        starts, ends = list(attributes["starts"]), list(attributes["ends"])
+        axes = list(attributes.get("axes", range(len(starts))))
+        steps = [1] * len(starts)
+    else:
+        starts, ends = numbers(x[1]), numbers(x[2])
+        axes = whole_numbers(x[3]) if len(x) > 3 else list(range(len(starts)))
+        steps = whole_numbers(x[4]) if len(x) > 4 else [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        data = _cut(data, axis_of(axis, data.rank), start, end, step)
+    return data
+
+
+def _cut(x: Formula, axis: int, start: Dim, end: Dim, step: int) -> Formula:
+    size = x.shape[axis]
+    if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
+        found = range(size)[start:end:step]
+        first: Dim = found.start if found else 0
+        count: Dim = len(found)
+    else:
+        bounds = cut(size, start, end) if step == 1 else None
+        if bounds is None:
+            raise Undecided
+        first, count = bounds[0], bounds[1] - bounds[0]
+    if x.cells.shape[axis] == 1:
+        where = x.rank - 1 - axis
+        cells = replaced(x.cells, {where: place(where) * step + first if count != 1 else first})
+    elif isinstance(first, int) and isinstance(count, int):
+        cells = np.take(x.cells, range(first, first + count * step, step), axis)
+    else:
+        cells = _progression(x.cells, axis, first)
+    return Formula(cells, with_size(x.shape, axis, count), x.dtype)
+
+
+def _progression(cells: Array, axis: int, first: Dim) -> Array:
+    """The one cell that numbers of equal distance along an axis make, from `first` on: for ``positions[:n]``."""
+    if cells.dtype == object or cells.dtype.kind not in "iub":
+        raise Undecided
+    head = np.take(cells, [0], axis)
+    steps = np.diff(cells.astype(np.int64), axis=axis)
+    if steps.size and (steps != np.take(steps, [0], axis)).any():
+        raise Undecided
+    step = np.take(steps, [0], axis) if steps.size else head * 0
+    if cells.dtype == np.bool_ and step.any():
+        raise Undecided
+    if not step.any():
+        return head
+    where = place(cells.ndim - 1 - axis) + first
+    return each(lambda a, k: int(a) + where * int(k), head, step)
+
+
+def cut(size: Dim, start: Dim, end: Dim) -> tuple[Dim, Dim] | None:
+    """First and behind the last element that a slice of step 1 takes; None where sizes do not tell a sign."""
+    if isinstance(end, int) and end >= 2**31 - 1:
+        end = size
+    bounds: list[Dim] = []
+    for bound in (start, end):
+        if at_least(bound, 0):
+            bounds.append(smaller(bound, size))
+        elif at_least(-bound, 1):
+            bounds.append(larger(size + bound, 0))
+        else:
+            return None
+    return bounds[0], bounds[1]
+
+
+def _constant_of_shape(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    shape = tuple(numbers(x[0]))
+    value = np.asarray(attributes.get("value", np.zeros(1, np.float32)))
+    return Formula(value.reshape((1,) * len(shape)), shape, value.dtype)
+
+
+def _range(x: Sequence[Formula], _: Attributes) -> Formula:
+    start, limit, step = (numbers(part)[0] if part.dtype.kind != "f" else _number(part) for part in x)
+    if not isinstance(step, int) or step == 0:
+        raise Undecided
+    far, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
+    count = larger((far + step_size - 1) // step_size, 0)
+    return Formula(np.array([place(0) * step + start], dtype=object), (count,), x[0].dtype)
+
+
+def _number(x: Formula) -> Dim:
+    """A number of type float that is whole."""
+    cell = x.cells.reshape(-1)[0]
+    check_whole(cell)
+    return cell if isinstance(cell, Sym) else int(cell)
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "Identity": lambda x, _: x[0],
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+"""How each operator is done."""
