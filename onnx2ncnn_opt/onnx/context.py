@@ -24,8 +24,7 @@ class ImportContext(Builder, ABC):
     def __init__(self, model: LoadedModel, types: Mapping[str, LayerSpec]) -> None:
         super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
         self._model = model
-        self._outputs_of_node = 0
-        self._used_outputs: tuple[int, ...] = ()
+        self._node: onnx_ir.Node
 
     @property
     def opset(self) -> int:
@@ -48,11 +47,18 @@ class ImportContext(Builder, ABC):
     @property
     def output_count(self) -> int:
         """How many outputs the node has."""
-        return self._outputs_of_node
+        return len(self._node.outputs)
 
     def is_used(self, output: int) -> bool:
         """Whether the node has this output, and somebody reads it."""
-        return output in self._used_outputs
+        if output >= self.output_count:
+            return False
+        value = self._node.outputs[output]
+        return bool(value.name and (value.uses() or value.is_graph_output()))
+
+    def readers(self) -> Sequence[onnx_ir.Node]:
+        """The nodes that read the node's first output."""
+        return self._node.outputs[0].consumers()
 
     def declared_shape(self, value: onnx_ir.Value) -> Shape | None:
         """The shape that the model declares for a value; None where it declares none in sizes of its inputs."""

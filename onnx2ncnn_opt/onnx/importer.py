@@ -107,10 +107,7 @@ class _Walk(ImportContext):
     # ---- nodes
 
     def _import(self, node: onnx_ir.Node) -> None:
-        self._label, self._outputs_of_node = _node_name(node), len(node.outputs)
-        self._used_outputs = tuple(
-            i for i, value in enumerate(node.outputs) if value.name and (value.uses() or value.is_graph_output())
-        )
+        self._label, self._node = _node_name(node), node
         names = [value.name if value is not None else "" for value in node.inputs]
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
@@ -179,7 +176,7 @@ class _Walk(ImportContext):
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""
         outer, refused = dict(self._values), len(self._refused)
-        state = self._label, self._outputs_of_node, self._used_outputs
+        state = self._label, self._node
         self._values.update((name, self._initializer(v)) for name, v in graph.initializers.items())
         self._values.update((value.name or "", x) for value, x in zip(graph.inputs, operands, strict=True))
         self._inlined += 1
@@ -188,7 +185,7 @@ class _Walk(ImportContext):
             self._inlined += 1
         results = [self._values.get(value.name or "") for value in graph.outputs]
         self._values = outer  # the names of a subgraph end with it
-        self._label, self._outputs_of_node, self._used_outputs = state
+        self._label, self._node = state
         done = tuple(x for x in results if x is not None)
         if len(done) < len(results) or len(self._refused) > refused:
             raise Incomplete

@@ -11,12 +11,11 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 FLT_MAX = float(np.finfo(np.float32).max)
-_FLOOR, _ROUND = 2, 18
 
 # ONNX operator -> ncnn layer and its parameters; neither has attributes.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +27,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "HardSwish": ("HardSwish", {"alpha": 1 / 6, "beta": 0.5}),
     "Abs": ("UnaryOp", {"op_type": 0}),
     "Neg": ("UnaryOp", {"op_type": 1}),
+    "Floor": ("UnaryOp", {"op_type": 2}),
     "Ceil": ("UnaryOp", {"op_type": 3}),
     "Sqrt": ("UnaryOp", {"op_type": 5}),
     "Exp": ("UnaryOp", {"op_type": 7}),
@@ -61,23 +61,6 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
 
 for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
-
-
-@onnx_op("Floor")
-def floor(im: ImportContext, x: Tensor) -> Tensor:
-    """UnaryOp floor; of a quotient the nearest whole number, or the one before it where that is too much.
-
-    ncnn's division is not rounded correctly: 6 / 3 may be less than 2.
-    """
-    layer = x.blob.producer
-    divides = layer is not None and layer.type == "BinaryOp" and layer["op_type"] == DIV and layer["with_scalar"]
-    if layer is None or not divides or layer["b"] <= 0:
-        return im.unary(x, "UnaryOp", op_type=_FLOOR)
-    nearest = im.unary(x, "UnaryOp", op_type=_ROUND)
-    back = im.unary(nearest, "BinaryOp", op_type=MUL, with_scalar=1, b=layer["b"])
-    excess = im.like(x, im.layer("BinaryOp", back.blob, layer.inputs[0], op_type=SUB))
-    above = im.unary(excess, "Threshold", threshold=0.0)
-    return im.like(x, im.layer("BinaryOp", nearest.blob, above.blob, op_type=SUB))
 
 
 @onnx_op("LeakyRelu")

@@ -3,8 +3,7 @@
 ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
 operands are brought to one form with the dims that are missing as size 1; trailing dims of size 1 may be left out.
 
-Integers are calculated as float32, which holds them exactly up to 2**24. ncnn's division is not rounded correctly, but
-exact enough for the quotients and remainders of integers up to 2**20.
+Integers are calculated as float32, which holds them exactly up to 2**24.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Operand, Tensor, Value, is_float
 
 ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
-FLOOR_DIVIDE, FMOD = 15, 12
+FLOOR_DIVIDE = 15
 
-_FLOOR, _TRUNC, _SIGN = 2, 19, 20  # of UnaryOp
 _NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
     ADD: np.add,
     SUB: np.subtract,
@@ -39,7 +37,7 @@ _NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
 }
 
 # The op_type that takes the operands the other way round.
-_SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: RPOW, FMOD: 13, FLOOR_DIVIDE: 16}
+_SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: RPOW, FLOOR_DIVIDE: 16}
 
 
 def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
@@ -207,41 +205,6 @@ def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     return _whole(im, binary(im, MUL, a, b))
 
 
-@onnx_op("Div", since=7, integers=True)
-def div(im: ImportContext, a: Operand, b: Operand) -> Value:
-    """BinaryOp div, or mul; of integers with what is behind the point cut off."""
-    if not is_float(a.dtype):
-        whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
-        return _whole(im, _truncated(im, whole, by))
-    if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
-        return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
-    return binary(im, DIV, a, b)
-
-
-def _truncated(im: ImportContext, a: Value, b: Value) -> Value:
-    """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
-    larger = arithmetic(im, MUL, number_value(im, a), number(1 + 2.0**-21))
-    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=_TRUNC)
-
-
-def floored(im: ImportContext, a: Value, b: Value) -> Value:
-    """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
-    sign = (
-        Constant(np.sign(b.array)) if isinstance(b, Constant) else im.unary(as_numbers(im, b), "UnaryOp", op_type=_SIGN)
-    )
-    half = arithmetic(im, MUL, sign, number(0.5))
-    return im.unary(_ratio(im, arithmetic(im, ADD, number_value(im, a), half), b), "UnaryOp", op_type=_FLOOR)
-
-
-def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
-    """a / b; a constant divisor as a factor."""
-    if not isinstance(b, Constant):
-        return binary(im, DIV, a, b)
-    if not b.array.all():
-        raise im.refuse("it divides integers by 0")
-    return binary(im, MUL, a, Constant(1 / b.array.astype(np.float64)))
-
-
 def _whole(im: ImportContext, x: Value) -> Value:
     """The result of an operator on integers, within the bounds of its type."""
     return turned_over(im, x) if isinstance(x, Tensor) else x
@@ -334,22 +297,6 @@ def _lowest(blob: Blob) -> float:
         if layer["op_type"] == MUL and b > 0:
             return low * b
     return -math.inf
-
-
-@onnx_op("Mod", since=10, integers=True)
-def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
-    """BinaryOp fmod; without `fmod` a - floor(a / b) * b, whose sign is the divisor's."""
-    if not is_float(a.dtype):
-        return _remainder(im, a, b, _truncated(im, a, b) if fmod else floored(im, a, b))
-    if fmod:
-        return binary(im, FMOD, a, b)
-    if not isinstance(b, Constant) or not (np.isfinite(b.array) & (b.array != 0)).all():
-        raise im.refuse("its divisor may be 0 or infinite, where the remainder without fmod has a meaning of its own")
-    return _remainder(im, a, b, binary(im, FLOOR_DIVIDE, a, b))
-
-
-def _remainder(im: ImportContext, a: Value, b: Value, quotient: Value) -> Value:
-    return binary(im, SUB, a, binary(im, MUL, quotient, b))
 
 
 @onnx_op("Sum")

@@ -10,7 +10,8 @@ from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import LARGEST_EXACT
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary, floored, spread
+from onnx2ncnn_opt.onnx.ops.division import floored
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary, spread
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
 

@@ -1,0 +1,139 @@
+"""Div and Mod, and quotients that are to be rounded to whole numbers.
+
+ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
+quotient, the division is corrected by what it leaves, which is calculated without any error.
+
+For integers up to 2**20 it is enough to divide a number beside the one that is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers, number_value, turned_over
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, is_float
+
+_ABS, _FLOOR, _ROUND, _TRUNC, _SIGN = 0, 2, 18, 19, 20  # of UnaryOp
+_HALF_BITS = 12  # a product of two numbers of so many bits is exact
+_BEYOND = 2.0**30  # every float32 from here on is even
+
+_ROUNDS = ("Ceil", "Floor", "Round")
+# What may stand between a quotient and its rounding; the first row moves numbers only, the second calculates.
+_BETWEEN = (
+    *("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
+    *("Abs", "Add", "Clip", "Max", "Min", "Mul", "Neg", "Relu", "Sub"),
+)
+_FURTHEST = 3
+
+
+@onnx_op("Div", since=7, integers=True)
+def div(im: ImportContext, a: Operand, b: Operand) -> Value:
+    """BinaryOp div, or mul; corrected where it is rounded; of integers with what is behind the point cut off."""
+    if not is_float(a.dtype):
+        whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
+        return turned_over(im, _truncated(im, whole, by))
+    if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
+        return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
+    if _are_rounding(im.readers()):
+        return _divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
+    return binary(im, DIV, a, b)
+
+
+@onnx_op("Mod", since=10, integers=True)
+def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
+    """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
+
+    That is a's with `fmod`, else b's. Floats have no error up to 2**22 turns.
+    """
+    if not is_float(a.dtype):
+        turns = _truncated(im, a, b) if fmod else floored(im, a, b)
+        return binary(im, SUB, a, binary(im, MUL, turns, b))
+    if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
+        raise im.refuse(
+            "its divisor may be 0 or infinite, where the remainder without fmod has a meaning of its own",
+            "export torch.remainder(x, y), which divides, in place of it",
+        )
+    rest = im.tensor(_rest(im, a, im.unary(binary(im, DIV, a, b), "UnaryOp", op_type=_ROUND), b))
+    side = _applied(im, a if fmod else b, _SIGN, np.sign)
+    other = im.unary(binary(im, MUL, rest, arithmetic(im, MUL, side, number(-1))), "Threshold", threshold=0.0)
+    turn = arithmetic(im, MUL, _applied(im, b, _ABS, np.abs), side)
+    return binary(im, ADD, rest, binary(im, MUL, other, turn))
+
+
+def _applied(im: ImportContext, x: Value, op_type: int, function: Callable[[Array], Array]) -> Value:
+    """UnaryOp on numbers of any type; of a constant a constant."""
+    return (
+        Constant(function(x.array))
+        if isinstance(x, Constant)
+        else im.unary(as_numbers(im, x), "UnaryOp", op_type=op_type)
+    )
+
+
+def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:
+    """Whether one of the nodes rounds to whole numbers, or one a few steps of elementwise arithmetic behind it."""
+    return any(
+        node.op_type in _ROUNDS
+        or (node.op_type == "Cast" and onnx_ir.DataType(node.attributes["to"].as_int()).numpy().kind in "iu")
+        or (steps > 0 and node.op_type in _BETWEEN and _are_rounding(node.outputs[0].consumers(), steps - 1))
+        for node in nodes
+    )
+
+
+def _divided(im: ImportContext, a: Value, b: Value) -> Value:
+    """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
+    half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, MUL, b, number(0.5))
+    twice = im.unary(binary(im, MUL, binary(im, DIV, a, b), number(2)), "UnaryOp", op_type=_ROUND)
+    # Cut off, so that the rest of an infinity is infinite.
+    twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
+    return binary(im, ADD, binary(im, MUL, twice, number(0.5)), binary(im, DIV, _rest(im, a, twice, half), b))
+
+
+def _rest(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
+    """a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
+    step = number(2.0**_HALF_BITS)
+    many = binary(im, MUL, im.unary(binary(im, MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=_TRUNC), step)
+    few = binary(im, SUB, turns, many)
+    for part in _parts(im, b):
+        for digits in (many, few):
+            a = binary(im, SUB, a, binary(im, MUL, digits, part))
+    return a
+
+
+def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
+    """One or two numbers of 12 bits, whose sum is x."""
+    if isinstance(x, Constant):
+        mantissa, exponent = np.frexp(x.array)
+        upper = np.ldexp(np.rint(mantissa * 2.0**_HALF_BITS), exponent - _HALF_BITS)
+        lower = x.array - upper
+        return [Constant(upper), Constant(lower)] if lower.any() else [x]
+    wide = binary(im, MUL, x, number(2.0**_HALF_BITS + 1))
+    above = binary(im, SUB, wide, binary(im, SUB, wide, x))
+    return [above, binary(im, SUB, x, above)]
+
+
+def _truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
+    """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
+    larger = arithmetic(im, MUL, number_value(im, a), number(1 + 2.0**-21))
+    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=_TRUNC)
+
+
+def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
+    """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
+    half = arithmetic(im, MUL, _applied(im, b, _SIGN, np.sign), number(0.5))
+    return im.unary(_ratio(im, arithmetic(im, ADD, number_value(im, a), half), b), "UnaryOp", op_type=_FLOOR)
+
+
+def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
+    """a / b; a constant divisor as a factor."""
+    if not isinstance(b, Constant):
+        return binary(im, DIV, a, b)
+    if not b.array.all():
+        raise im.refuse("it divides integers by 0")
+    return binary(im, MUL, a, Constant(1 / b.array.astype(np.float64)))
