@@ -14,6 +14,7 @@ from onnx2ncnn_opt import convert, passes
 from onnx2ncnn_opt.api import Conversion
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.rewrite.events import Applied
 
@@ -82,6 +83,19 @@ def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
     converted = convert(model)
     converted.verify().check()
     assert [entry.batch_axis for entry in converted.manifest().inputs] == [None, None]
+
+
+def test_a_net_of_open_sizes_is_optimised_for_all_of_them(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,T,4] x) => (float[] y) {
+            a = Tanh(x)
+            y = Flatten(a)
+        }"""
+    )
+    files = convert(model).save(tmp_path / "net")
+    # of a blob of rows of 4 numbers, of which the Input could only say that there are 4
+    assert not optimize(files.param, files.bin).applied
 
 
 def test_batches_are_kept_apart() -> None:

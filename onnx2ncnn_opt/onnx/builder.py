@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.cut import input_params
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.permute import order_type
@@ -56,9 +57,7 @@ class Builder:
     def input(self, name: str, view: View) -> Blob:
         """Append an input of the net, which lies as its view says."""
         blob = Blob(name, view.mat_shape, product(atom.size for atom in view.batch))
-        named = zip(AXES[len(view.dims)], view.mat_shape, strict=True)
-        params = {axis: size for axis, size in named if isinstance(size, int)}
-        self.graph.add(Layer("Input", self._layer_names.new(name), (), (blob,), params))
+        self.graph.add(Layer("Input", self._layer_names.new(name), (), (blob,), input_params(blob.shape)))
         if any(isinstance(size, Sym) for size in (*view.mat_shape, blob.batch)):
             self._open_inputs.append(blob)
         return blob

@@ -27,11 +27,13 @@ def _is_neutral(binary: Layer) -> bool:
 def _reduces_nothing(reduction: Layer) -> bool:
     """A plain reduction over axes of one element, which stay."""
     shape = reduction.input.shape
-    if shape is None or reduction["operation"] not in (_SUM, _MEAN, _MAX, _MIN, _PROD) or reduction["coeff"] != 1:
+    if reduction["operation"] not in (_SUM, _MEAN, _MAX, _MIN, _PROD) or reduction["coeff"] != 1:
+        return False
+    if shape is None or not _keeps_shape(reduction):
         return False
     axes = range(len(shape)) if reduction["reduce_all"] else reduction["axes"]
     sizes: list[Dim] = [shape[axis] for axis in axes]
-    return _keeps_shape(reduction) and all(isinstance(size, int) and size == 1 for size in sizes)
+    return all(isinstance(size, int) and size == 1 for size in sizes)
 
 
 _IDENTITIES: dict[str, Callable[[Layer], bool]] = {

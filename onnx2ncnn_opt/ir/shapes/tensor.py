@@ -48,11 +48,8 @@ def memory_data(layer: Layer) -> list[Output]:
 
 def _stated(layer: Layer) -> Shape | None:
     w, h, d, c = (layer[axis] for axis in "whdc")
-    if d:
-        return c, d, h, w
-    if c:
-        return c, h, w
-    return (h, w) if h else (w,) if w else None
+    shape = (c, d, h, w) if d else (c, h, w) if c else (h, w) if h else (w,)
+    return shape if all(shape) else None
 
 
 @shape_of("Flatten")

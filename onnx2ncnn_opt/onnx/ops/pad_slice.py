@@ -55,9 +55,16 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         x = crop(im, x, axis, *bounds) if bounds != (0, size) else x
         return x if step == 1 else _every(im, x, axis, step)
     if isinstance(size, Sym):
-        if step < 1 or (step > 1 and end < 0):
-            raise im.refuse(f"step {step} over a size that is not fixed", "bind it with --shape")
-        if start != 0 or end < 2**31 - 1:
+        if step < 0:
+            first = 0 if start >= 2**31 - 1 else -1 - start
+            return _slice(im, flip(im, x, axis), axis, first, -1 - end, -step)
+        if end == 0:  # the whole axis to ncnn
+            raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors")
+        if start < 0 and not at_least(size + start, 0):  # ncnn would take elements before the axis
+            bounds = cut(size, start, end)
+            assert bounds is not None
+            x = crop(im, x, axis, *bounds)
+        elif start != 0 or end < 2**31 - 1:
             x = crop(im, x, axis, start, end if end < 2**31 - 1 else _OPEN)
         return x if step == 1 else _every(im, x, axis, step)
     begin, stop, _ = slice(start, end, step).indices(size)

@@ -192,7 +192,7 @@ def cut(size: Dim, start: Dim, end: Dim) -> tuple[Dim, Dim] | None:
         if at_least(bound, 0):
             bounds.append(smaller(bound, size))
         elif at_least(-bound, 1):
-            bounds.append(larger(size + bound, 0))
+            bounds.append(size - smaller(size, -bound))
         else:
             return None
     return bounds[0], bounds[1]
