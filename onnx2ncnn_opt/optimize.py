@@ -78,7 +78,8 @@ class Optimized:
 
     `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
     is what was decided about 16 bit weights, `exchanged` counts the layers whose operands changed places to save
-    memory, and `dropped_splits` are Split layers that were good for nothing.
+    memory, and `dropped_splits` are Split layers that were good for nothing. `misfit` says which layer of the original
+    does not take what it gets at these shapes, if one does not.
     """
 
     source: NetFiles
@@ -89,7 +90,9 @@ class Optimized:
     storage: Storage | None
     exchanged: int
     dropped_splits: tuple[DroppedSplit, ...]
+    unread_layers: int
     trailing_bytes: int
+    misfit: str
     is_binary: bool
     shapes: Mapping[str, tuple[int, ...]]
     _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
@@ -140,8 +143,13 @@ class Optimized:
         `worker` a process to use again.
 
         Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing tells an input's
-        shape.
+        shape, or one does not suit the net: ncnn would compute with what lies beside its blobs.
         """
+        if self.misfit:
+            raise UsageError(
+                f"the net cannot be verified at these shapes, which it does not take: {self.misfit}; give others with "
+                "--shape, or leave out the verification with --no-verify"
+            )
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, with_rounding
         from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, run_reference
@@ -241,7 +249,7 @@ def optimize(
         _check_known(graph, shapes or {})
     before = len(list_layers(graph).lines)
     own = OwnStorage(graph)
-    _infer(graph, sizes)
+    misfit = _infer(graph, sizes)
     memory = peak_memory(graph)
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
     drop_unused(graph)
@@ -261,7 +269,9 @@ def optimize(
         storage=plan,
         exchanged=len(exchanged),
         dropped_splits=net.dropped_splits,
+        unread_layers=net.unread_layers,
         trailing_bytes=net.trailing_bytes,
+        misfit=misfit,
         is_binary=net.is_binary,
         shapes=sizes,
         _blobs=files,
@@ -321,23 +331,28 @@ def _names_in_file(net: LoadedNet) -> dict[str, str]:
     return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}
 
 
-def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> None:
-    """Shapes of all blobs from those of the inputs; unknown behind what cannot be inferred, which is no error here."""
-    for layer in graph:
-        _infer_layer(layer, sizes)
+def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> str:
+    """Shapes of all blobs from those of the inputs; unknown behind what cannot be inferred, which is no error here.
+
+    Returns what is wrong with the first layer that cannot have such inputs.
+    """
+    problems = [_infer_layer(layer, sizes) for layer in graph]
+    return next(filter(None, problems), "")
 
 
-def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]]) -> None:
+def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]]) -> str:
     if layer.type == "Input":
         for blob in layer.outputs:
             known = sizes.get(blob.name)
             blob.shape, blob.batch = tuple(known) if known else None, 1
-        return
+        return ""
     try:
         assign_shapes(layer)
-    except ShapeError:
+    except ShapeError as error:
         for blob in layer.outputs:
             blob.shape, blob.batch = None, 1
+        return str(error)
+    return ""
 
 
 def _open(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:

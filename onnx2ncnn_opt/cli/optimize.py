@@ -123,6 +123,7 @@ def optimize(
         applied=result.applied,
         near_misses=result.near_misses,
         dropped_splits=[f"Split '{split.layer}': {split.reason}" for split in result.dropped_splits],
+        unread_layers=result.unread_layers,
         trailing_bytes=result.trailing_bytes,
         memory=[(memory.peak, memory.unknown) for memory in result.memory],
         exchanged=result.exchanged,

@@ -23,11 +23,15 @@ class DroppedSplit:
 
 @dataclass(frozen=True)
 class ParsedNet:
-    """What a .param file says: the graph, still without weights, and the Splits that reading did away with."""
+    """What a .param file says: the graph, still without weights, and the Splits that reading did away with.
+
+    `unread_layers` stand in the file behind as many as its header counts.
+    """
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
     names: Mapping[str, Blob]  # every name that the file has for a blob, those of Splits' tops included
+    unread_layers: int = 0
 
 
 @dataclass(frozen=True)

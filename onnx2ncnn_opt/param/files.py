@@ -25,10 +25,11 @@ _MAX_PARAM_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class LoadedNet:
-    """A net read from disk: its graph, the Splits that were not needed, and the bytes behind the last weight."""
+    """A net read from disk: its graph, the Splits that were not needed, and what stands behind its end in the files."""
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
+    unread_layers: int
     trailing_bytes: int
     names: Mapping[str, Blob]  # every name that the .param has for a blob
     is_binary: bool
@@ -43,7 +44,7 @@ def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, Layer
     is_binary = is_param_bin(data)
     parsed = (parse_param_bin if is_binary else parse_param)(data, file=file, types=types)
     trailing = load_weights(parsed.graph, open_bin(bin_path), file=os.fspath(bin_path))
-    return LoadedNet(parsed.graph, parsed.dropped_splits, trailing, parsed.names, is_binary)
+    return LoadedNet(parsed.graph, parsed.dropped_splits, parsed.unread_layers, trailing, parsed.names, is_binary)
 
 
 def _read(path: PathLike) -> bytes:

@@ -1,14 +1,16 @@
 """Reading and writing .param text.
 
-What ncnn 1.0.20261020 makes of a file is what reading preserves. Two things that ncnn does silently are refused,
-because nobody can have meant them: lines behind the last layer that the header counts, and integers mixed with floats
-in one array (their bits would be read as the other kind). A blob count that is too large is harmless and accepted.
+What ncnn 1.0.20261020 makes of a file is what reading preserves. Integers mixed with floats in one array (their bits
+would be read as the other kind) are refused, because nobody can have meant them. Layers behind as many as the header
+counts are told of and left out: ncnn does not read them, and a net of its own benchmark has one. A blob count that is
+too large is harmless and accepted.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
@@ -34,12 +36,14 @@ def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str,
     compute wrongly, is read as what was meant.
 
     A parameter whose text is of the wrong kind is what ncnn makes of it: its default (``0=2.0`` for an integer), so it
-    is left out; integers for a float are converted. Raises ParamError, naming file and line.
+    is left out; integers for a float are converted. Layers behind as many as the header counts are not read, as ncnn
+    does not read them. Raises ParamError, naming file and line.
     """
-    return connect(_entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file), types)
+    entries, unread = _entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file)
+    return replace(connect(entries, types), unread_layers=unread)
 
 
-def _entries(data: bytes, file: str) -> list[Entry]:
+def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -61,13 +65,14 @@ def _entries(data: bytes, file: str) -> list[Entry]:
         counts = " ".join(token.decode() for token in header.groups()[1:])
         raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are no numbers from 1 to {MAX_LAYERS}")
     rest = data[header.end() :].decode().replace("\r\n", "\n").replace("\r", "\n")
-    entries = [_entry(line, number, file) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
-    if len(entries) != layer_count:
-        raise ParamError(f"{file}:{at}: the header says {layer_count} layers, but {len(entries)} follow")
+    lines = [(line, number) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
+    if len(lines) < layer_count:
+        raise ParamError(f"{file}:{at}: the header says {layer_count} layers, but {len(lines)} follow")
+    entries = [_entry(line, number, file) for line, number in lines[:layer_count]]
     tops = sum(len(entry.tops) for entry in entries)
     if tops > blob_count:
         raise ParamError(f"{file}:{at}: the header says {blob_count} blobs, but the layers have {tops}")
-    return entries
+    return entries, len(lines) - layer_count
 
 
 def _header_number(token: bytes) -> int | None:

@@ -26,6 +26,7 @@ class OptimizationSummary:
     applied: Sequence[Applied]
     near_misses: Sequence[NearMiss]
     dropped_splits: Sequence[str]
+    unread_layers: int
     trailing_bytes: int
     memory: Sequence[tuple[int, int]]
     exchanged: int
@@ -43,6 +44,8 @@ class OptimizationSummary:
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
     """The summary as lines and tables: one line for each rewrite; `verbose` adds what nearly was one."""
     blocks: list[Block] = [f"net: {summary.source}"]
+    if summary.unread_layers:
+        blocks.append(f"note: layers behind those that the header counts are left out: {summary.unread_layers}")
     if summary.trailing_bytes:
         blocks.append(f"note: {summary.trailing_bytes} bytes behind the last weight are left out")
     blocks += [f"rewrite: {event}" for event in summary.applied]

@@ -46,6 +46,27 @@ def test_a_net_is_optimised_and_verified(tmp_path: Path) -> None:
     assert (tmp_path / "again.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
 
 
+def test_layers_that_the_header_does_not_count_are_told_of(tmp_path: Path) -> None:
+    net(tmp_path)
+    with (tmp_path / "in.param").open("a") as file:
+        file.write("Noop end 2 1 x y z\n")
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
+    assert ended.code == 0
+    assert "note: layers behind those that the header counts are left out: 1" in ended.out
+    assert [words[:2] for words in ended.lines("output")] == [["x", "ok"], ["y", "ok"]]
+
+
+def test_shapes_that_a_net_does_not_take_verify_nothing(tmp_path: Path) -> None:
+    lines = ("Input data 0 1 data", "ReLU r 1 1 data a", "InnerProduct p 1 1 a out 0=2 2=24")
+    write_net(tmp_path, *lines, weights=tagged(np.ones(24)), stem="in")
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--shape", "data:16")
+    assert ended.code == 2
+    told = "InnerProduct 'p' on 'a' (16): the inputs of the weights and the elements of the blob must be equal"
+    assert f"the net cannot be verified at these shapes, which it does not take: {told}" in ended.err
+    assert names(tmp_path) == {"in.param", "in.bin"}
+    assert run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--shape", "data:12").code == 0
+
+
 def test_binary_and_back(tmp_path: Path) -> None:
     net(tmp_path)
     ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "mid", "--binary")
