@@ -336,15 +336,15 @@ def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> str:
 
     Returns what is wrong with the first layer that cannot have such inputs.
     """
-    problems = [_infer_layer(layer, sizes) for layer in graph]
+    problems = [_infer_layer(layer, sizes, {}) for layer in graph]
     return next(filter(None, problems), "")
 
 
-def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]]) -> str:
+def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim]) -> str:
     if layer.type == "Input":
         for blob in layer.outputs:
             known = sizes.get(blob.name)
-            blob.shape, blob.batch = tuple(known) if known else None, 1
+            blob.shape, blob.batch = tuple(known) if known else None, batches.get(blob.name, 1)
         return ""
     try:
         assign_shapes(layer)
@@ -360,7 +360,8 @@ def _open(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
 
     What stays are the channels of images and volumes, which convolutions fix anyway, and sizes of 1; the others become
     symbols. ncnn decides some things by whether a size is 1, which a symbol is assumed not to be: where that is not so
-    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown.
+    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown. Where a Reshape
+    makes the batch an axis, its count is such a size.
     """
     stated = {blob: blob.shape for layer in graph for blob in layer.outputs}
     symbols = {
@@ -371,6 +372,9 @@ def _open(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
         for name, shape in sizes.items()
     }
     values = {f"{name}.{axis}": size for name, shape in sizes.items() for axis, size in enumerate(shape)}
+    is_axis = any(layer.type == "Reshape" and "input_batch_axis" in layer.params for layer in graph)
+    batches = {blob.name: symbol(f"{blob.name}.batch") for blob in graph.inputs} if is_axis else {}
+    values |= {f"{name}.batch": 1 for name in batches}
 
     def is_safe(blob: Blob) -> bool:
         shape, expected = blob.shape or (), stated[blob] or ()
@@ -382,7 +386,7 @@ def _open(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
         )
 
     for layer in graph:
-        _infer_layer(layer, symbols)
+        _infer_layer(layer, symbols, batches)
         for blob in layer.outputs:
             if not is_safe(blob):
                 blob.shape = None

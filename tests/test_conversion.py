@@ -85,16 +85,23 @@ def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
     assert [entry.batch_axis for entry in converted.manifest().inputs] == [None, None]
 
 
-def test_a_net_of_open_sizes_is_optimised_for_all_of_them(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,T,4] x) => (float[] y) {
-            a = Tanh(x)
-            y = Flatten(a)
-        }"""
-    )
-    files = convert(model).save(tmp_path / "net")
-    # of a blob of rows of 4 numbers, of which the Input could only say that there are 4
+@pytest.mark.parametrize(
+    "model",
+    [
+        # of a blob of rows of 4 numbers, of which the Input could only say that there are 4
+        "g (float[1,T,4] x) => (float[1,M] y) { a = Tanh(x) y = Flatten(a) }",
+        # a batch becomes an axis, which for one image alone would be a Reshape
+        """g (float[N,3,1] x) => (float[2,N] y) <float[2,3,1] w = {1, 2, 3, 4, 5, 6}> {
+            a = Conv(x, w)
+            b = Flatten(a)
+            c = Transpose(b)
+            y = Softmax(c)
+        }""",
+    ],
+    ids=["rows", "batch"],
+)
+def test_a_net_of_open_sizes_is_optimised_for_all_of_them(model: str, tmp_path: Path) -> None:
+    files = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {model}')).save(tmp_path / "net")
     assert not optimize(files.param, files.bin).applied
 
 

@@ -31,6 +31,7 @@ def fuse_binaryop_scale(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value per channel) ── BinaryOp ──   ⇒   x ── Scale ──"""
     require(x.shape is not None, f"the shape of '{x.name}' is unknown")
     channels = element_count(constant)
+    require(x.shape is None or x.shape[0] == channels, f"'{x.name}' has not {channels} channels")
     value = per_channel(constant, x, channels)
     scale, shift = linear(binary, value, const_first=binary.inputs[0].producer is constant)
     weights = {"scale_data": scale.astype(np.float32)}

@@ -320,7 +320,7 @@ def min_(im: ImportContext, *xs: Value) -> Value:
 @onnx_op("Mean")
 def mean(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add, and a division by the number of operands."""
-    return binary(im, DIV, sum_(im, *xs), Constant(np.array([len(xs)], np.float32)))
+    return binary(im, DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 
 @onnx_op("Identity", integers=True)

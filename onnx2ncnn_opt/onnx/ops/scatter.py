@@ -194,9 +194,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
     if reverse:
         x = flip(im, x, along)
     if exclusive:
-        pads = [0] * 2 * x.rank
-        pads[along], pads[x.rank + along] = 1, -1
-        x = im.tensor(pad2(im, x, pads=tuple(pads)))
+        x = _shifted(im, x, along, 1, fill=0.0)
     before = [a for a in range(along) if x.view.axes[a]]
     after = [a for a in range(along + 1, x.rank) if x.view.axes[a]]
     batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
@@ -216,19 +214,19 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
     if reverse:
         x = flip(im, x, along)
     if exclusive:
-        x = _shifted(im, x, along, 1)
+        x = _shifted(im, x, along, 1, fill=1.0)
     shift = 1
     while shift < size:
-        x = im.tensor(mul(im, x, _shifted(im, x, along, shift)))
+        x = im.tensor(mul(im, x, _shifted(im, x, along, shift, fill=1.0)))
         shift *= 2
     return flip(im, x, along) if reverse else x
 
 
-def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int) -> Tensor:
-    """The elements of an axis moved towards its end, behind ones."""
+def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
+    """The elements of an axis moved towards its end, behind as many of `fill`."""
     pads = [0] * 2 * x.rank
     pads[axis] = shift
-    return crop(im, im.tensor(pad2(im, x, pads=tuple(pads), value=1.0)), axis, 0, _size(x, axis))
+    return crop(im, im.tensor(pad2(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
 
 
 @onnx_op("OneHot", since=9, integers=True)
