@@ -1,0 +1,325 @@
+"""Random valid ONNX models through `convert`: what ncnn computes is what ONNX Runtime does, or the model is refused.
+
+    python scripts/fuzz_models.py [--count 10000] [--seed 0] [--first 0] [--reasons]
+    python scripts/fuzz_models.py --only N [--seed 0]     one model, cut down to what goes wrong
+
+The models (tests/onnx/random_models.py) are put together of whatever operators fit, on one to three inputs of any rank;
+every third has open sizes and runs at three of each. Each is converted without and with passes, runs in ncnn, and is
+compared at the tolerance of `verify`; it is converted again, which has to give the same bytes, and its net goes through
+`optimize`, which has to find nothing to do, or nothing wrong where it knows less: how many images there are. Outcomes:
+
+    right
+    refused          the converter names a reason (--reasons counts them)
+    ill-conditioned  outputs differ, but rounding each value in the model changes them as much
+    WRONG, CRASH, TRACEBACK, SLOW, UNSTABLE    never
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "onnx"))
+
+from random_models import NoFit, RandomModel, evaluate
+from random_steps import random_model
+
+from onnx2ncnn_opt.api import Conversion, Files, convert
+from onnx2ncnn_opt.errors import CrashError, Error, UnsupportedError
+from onnx2ncnn_opt.optimize import optimize
+from onnx2ncnn_opt.runtime.base import Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verify.compare import compare
+
+SECONDS = 20
+BATCH = 100
+NOISE = 1e-6
+"""What ncnn's own exp, log and tanh are off by."""
+
+# Whose results are not rounded: they move, choose or count.
+EXACT = frozenset(
+    {
+        *("Abs", "ArgMax", "ArgMin", "Cast", "Ceil", "Clip", "Concat", "ConstantOfShape", "DepthToSpace", "Expand"),
+        *("Flatten", "Floor", "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "Hardmax", "Identity", "Max"),
+        *("MaxPool", "Min", "Neg", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round"),
+        *("ScatterElements", "ScatterND", "Sign", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK"),
+        *("Transpose", "Trilu", "Unsqueeze", "Where"),
+    }
+)
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a model, and why."""
+
+    kind: str
+    reason: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it may never be."""
+        return self.kind.isupper()
+
+
+class Fuzzer:
+    """Judges models, with one process for ncnn."""
+
+    def __init__(self, folder: Path, worker: NcnnWorker) -> None:
+        self._folder, self._worker = folder, worker
+
+    def judge(self, model: RandomModel) -> Outcome:
+        """What becomes of a model without passes and with them."""
+        proto = model.proto()
+        for passes in (False, True):
+            try:
+                conversion = convert(proto, optimize=passes)
+                files = conversion.save(self._folder / "net")
+            except UnsupportedError as error:
+                reasons = dict.fromkeys(f"{node.operator}: {node.reason}" for node in error.nodes)
+                return Outcome("refused", " & ".join(reasons))
+            outcome = self._run(model, conversion, files, "with passes" if passes else "without passes")
+            if outcome.kind != "right":
+                return outcome
+        return self._is_stable(model, conversion, files)
+
+    def _run(self, model: RandomModel, conversion: Conversion, files: Files, how: str) -> Outcome:
+        manifest = conversion.manifest()
+        runner = NcnnRunner(files.param, files.bin, timeout=SECONDS, worker=self._worker)
+        for run, (feeds, expected) in enumerate(zip(model.feeds(), model.expected(), strict=True)):
+            given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+            wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
+            at = f"{how}, at sizes {run}: " if len(model.feeds()) > 1 else f"{how}: "
+            try:
+                results = runner.extract(given, wanted)
+            except CrashError as error:
+                return Outcome("CRASH", f"{at}{error}")
+            for entry in manifest.outputs:
+                result = results[entry.blob]
+                if isinstance(result, Failure):
+                    return Outcome("CRASH" if result.crashed else "WRONG", f"{at}{entry.name}: {result.reason}")
+                found = difference(result, expected[entry.name])
+                if found and not _is_as_runtime(model, run, entry.name, result):
+                    kind = "ill-conditioned" if moves(model, run, entry.name, result) else "WRONG"
+                    return Outcome(kind, f"{at}{entry.name}: {found}")
+        return Outcome("right")
+
+    def _is_stable(self, model: RandomModel, conversion: Conversion, files: Files) -> Outcome:
+        again = convert(model.proto()).save(self._folder / "again")
+        if any(a.read_bytes() != b.read_bytes() for a, b in ((files.param, again.param), (files.bin, again.bin))):
+            return Outcome("UNSTABLE", "converted again it is another net")
+        optimized = optimize(files.param, files.bin)
+        if not optimized.applied:
+            return Outcome("right")
+        saved = optimized.save(self._folder / "optimized")
+        outcome = self._run(model, conversion, Files(saved.param, saved.bin, files.manifest), "after optimize")
+        # How many images there are at a time stands in no net, and decides which products are faster.
+        if outcome.kind == "right" and not any(port.batch_axis is not None for port in conversion.inputs):
+            return Outcome("UNSTABLE", f"optimize finds {optimized.applied[0]}")
+        return outcome
+
+
+def difference(result: Array, expected: Array) -> str:
+    """How an output differs from what is expected; empty if it does not."""
+    if result.shape != (expected.shape or (1,)):
+        return f"shape {list(result.shape)} for {list(expected.shape)}"
+    found = compare(result.reshape(expected.shape), expected)
+    return found.special or found.excess
+
+
+def _is_as_runtime(model: RandomModel, run: int, name: str, result: Array) -> bool:
+    """Whether ONNX Runtime says the same of the whole model, although not of its nodes one by one."""
+    whole = OrtRunner(model.proto().SerializeToString()).run(model.feeds()[run])
+    return not difference(result, whole[name])
+
+
+def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
+    """Whether rounding within the model changes an output by a third of what it differs by."""
+    expected = model.values[name][run]
+    if result.shape != (expected.shape or (1,)):
+        return False
+    error = np.abs(result.reshape(expected.shape).astype(np.float64) - expected)
+    for seed in range(3):
+        try:
+            moved = np.abs(noisy(model, run, seed)[name].astype(np.float64) - expected)
+        except NoFit:
+            continue
+        if moved.max() >= error.max() / 3:
+            return True
+    return False
+
+
+def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
+    """The values of a model whose every rounded number is another one nearby."""
+    rng = np.random.default_rng(seed)
+    known: dict[str, Array] = {**model.constants, **model.feeds()[run]}
+    for node in model.nodes:
+        for name, array in zip(node.output, evaluate(node, model.opset, known), strict=True):
+            is_rounded = array.dtype == np.float32 and node.op_type not in EXACT
+            noise = NOISE * rng.standard_normal(array.shape).astype(np.float32)
+            known[name] = array * (1 + noise) if is_rounded else array
+    return known
+
+
+def guarded(fuzzer: Fuzzer, model: RandomModel) -> Outcome:
+    """The outcome within the time that a model may take."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(3 * SECONDS)
+    try:
+        return fuzzer.judge(model)
+    except TimeoutError:
+        return Outcome("SLOW", f"more than {3 * SECONDS} seconds")
+    except Error as error:
+        return Outcome("WRONG", f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Outcome("TRACEBACK", traceback.format_exc(limit=-3).replace("\n", " | ")[-600:])
+    finally:
+        signal.alarm(0)
+
+
+def shrunk(fuzzer: Fuzzer, model: RandomModel, kind: str) -> RandomModel:
+    """The smallest part of a model, between values made inputs and one output, of which the same becomes."""
+
+    def fails(part: RandomModel) -> bool:
+        return bool(part.nodes) and guarded(fuzzer, part).kind == kind
+
+    made = [name for node in model.nodes for name in node.output]
+    for name in made:  # the first that is wrong
+        if fails(part := model.cut([name])):
+            model = part
+            break
+    else:
+        for name in list(model.outputs):
+            rest = [other for other in model.outputs if other != name]
+            if rest and fails(part := model.cut(rest)):
+                model = part
+    for name in made[::-1]:
+        if name not in model.outputs and fails(part := model.cut(model.outputs, [name])):
+            model = part
+    return model
+
+
+def child(first: int, count: int, seed: int) -> None:
+    """Judge a run of models, a line each: number, outcome, seconds, reason."""
+    warnings.simplefilter("error")
+    with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
+        fuzzer = Fuzzer(Path(folder), worker)
+        for number in range(first, first + count):
+            print(f"{number}\tbegin", flush=True)
+            model = random_model(seed, number)
+            start = time.monotonic()
+            outcome = guarded(fuzzer, model)
+            reason = " ".join(outcome.reason.split())
+            print(f"{number}\t{outcome.kind}\t{time.monotonic() - start:.2f}\t{reason}", flush=True)
+
+
+def campaign(count: int, seed: int, first: int) -> Iterator[tuple[int, Outcome, float]]:
+    """The outcomes of a run of models, judged in child processes, and the seconds that each took."""
+    number = first
+    while number < first + count:
+        batch = min(BATCH, first + count - number)
+        command = [sys.executable, __file__, "--child", str(number), str(batch), "--seed", str(seed)]
+        process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        for line in process.stdout.splitlines():
+            at, kind, *rest = line.split("\t")
+            number = int(at)
+            if rest:
+                yield number, Outcome(kind, rest[1]), float(rest[0])
+        if process.returncode:
+            yield number, Outcome("CRASH", f"the process ended: {process.stderr[-300:]}"), 0.0
+        number += 1
+
+
+def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> int:
+    """Print what may never be, and how often each outcome came; 1 if there is any that may never be."""
+    counts: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
+    slowest = 0.0
+    for number, outcome, seconds in outcomes:
+        counts[outcome.kind] += 1
+        slowest = max(slowest, seconds)
+        if outcome.is_bad:
+            print(f"{number}: {outcome.kind} {outcome.reason}", flush=True)
+        elif outcome.kind == "refused":
+            refusals.update(re.sub(r"-?\d+(\.\d+)?", "#", outcome.reason).split(" & "))
+    if reasons:
+        print("\n".join(f"{n:5} {reason}" for reason, n in refusals.most_common()))
+    summary = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+    print(f"{counts.total()} models: {summary}; slowest {slowest:.1f} s")
+    return int(any(Outcome(kind).is_bad for kind in counts))
+
+
+def show(seed: int, number: int) -> int:
+    """Judge one model, and print what is left of it when all is cut off that does not matter."""
+    with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
+        fuzzer = Fuzzer(Path(folder), worker)
+        model = random_model(seed, number)
+        outcome = guarded(fuzzer, model)
+        print(outcome.kind, outcome.reason)
+        if not outcome.is_bad and outcome.kind != "refused":
+            return 0
+        model = shrunk(fuzzer, model, outcome.kind)
+        print(guarded(fuzzer, model).reason)
+        print(f"opset {model.opset}, inputs {_shapes(model, model.inputs)}, outputs {_shapes(model, model.outputs)}")
+        for node in model.nodes:
+            small = {name: model.constants[name] for name in node.input if name in model.constants}
+            said = {name: a.tolist() if a.size < 9 else f"{a.dtype}{list(a.shape)}" for name, a in small.items()}
+            attributes = {a.name: _value(a) for a in node.attribute}
+            print(f"  {', '.join(node.output)} = {node.op_type}({', '.join(node.input)}) {attributes} {said}")
+    return int(outcome.is_bad)
+
+
+def _value(attribute: Any) -> Any:
+    import onnx
+
+    return onnx.helper.get_attribute_value(attribute)
+
+
+def _shapes(model: RandomModel, names: Mapping[str, Any] | Sequence[str]) -> str:
+    return ", ".join(f"{n}: {[f'{a.dtype}{list(a.shape)}' for a in model.values[n]]}" for n in names)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first model")
+    parser.add_argument("--reasons", action="store_true", help="say how often each reason to refuse came")
+    parser.add_argument("--only", type=int, help="one model, cut down to what goes wrong")
+    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        first, count = options.child
+        child(first, count, options.seed)
+        return 0
+    if options.only is not None:
+        return show(options.seed, options.only)
+    return report(campaign(options.count, options.seed, options.first), reasons=options.reasons)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

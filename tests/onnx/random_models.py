@@ -1,0 +1,301 @@
+"""Random valid ONNX models: steps (random_steps.py) propose nodes, ONNX Runtime says at once what they give.
+
+Every value is known for each of the sizes that a model is made for, so that no step has to calculate a shape: what ONNX
+Runtime does not take, or what is empty, huge or not finite, is not put into the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+
+MOST_ELEMENTS = 4096
+LARGEST = 1e3
+"""Of floats; integers may have 2**20, which leaves room for sums that float32 holds exactly."""
+
+# Four and more channels are what ncnn packs.
+SIZES = (1, 2, 3, 4, 5, 6, 8)
+
+Array = Any
+Shape = tuple[int, ...]
+Declared = tuple[int | str, ...]
+
+
+class NoFit(Exception):
+    """A step finds no operand, or proposes a node that is not valid."""
+
+
+@dataclass
+class Builder:
+    """A model under construction.
+
+    `values` holds every tensor made so far, as it is at each of the sizes that the model is made for. Steps look at the
+    first of these.
+    """
+
+    rng: np.random.Generator
+    opset: int = 23
+    inputs: dict[str, Declared] = field(default_factory=dict)
+    values: dict[str, list[Array]] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+    def pick(self, kinds: str = "f", ranks: Iterable[int] = range(7)) -> str:
+        """A tensor of these kinds of elements and ranks, rather a late one."""
+        wanted = set(ranks)
+        names = [name for name, (a, *_) in self.values.items() if a.dtype.kind in kinds and a.ndim in wanted]
+        if not names:
+            raise NoFit
+        return names[max(int(i) for i in self.rng.integers(len(names), size=2))]
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor at the first sizes."""
+        return tuple(self.values[name][0].shape)
+
+    def least(self, name: str) -> Shape:
+        """The smallest size that each axis of a tensor has."""
+        return tuple(np.min([array.shape for array in self.values[name]], axis=0).tolist())
+
+    def constant(self, array: Any) -> str:
+        """An initializer."""
+        name = f"k{len(self.constants)}"
+        self.constants[name] = np.asarray(array)
+        return name
+
+    def ints(self, *values: int) -> str:
+        """An initializer of integers in a row."""
+        return self.constant(np.array(values, np.int64))
+
+    def floats(self, shape: Iterable[int]) -> str:
+        """An initializer of random floats."""
+        return self.constant(self.rng.standard_normal(tuple(shape)).astype(np.float32))
+
+    def operand(self, shape: Shape) -> str:
+        """Floats of this shape: a tensor that has it, or an initializer."""
+        names = [name for name, (a, *_) in self.values.items() if a.shape == shape and a.dtype == np.float32]
+        return self.choice(names) if names and self.chance(0.4) else self.floats(shape)
+
+    def chance(self, probability: float) -> bool:
+        """True so often."""
+        return bool(self.rng.random() < probability)
+
+    def choice(self, options: Sequence[Any]) -> Any:
+        """One of them."""
+        return options[int(self.rng.integers(len(options)))]
+
+    def number(self, low: int, high: int) -> int:
+        """A number from low to high, both included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def axis(self, rank: int) -> int:
+        """An axis, sometimes counted from the end."""
+        if rank == 0:
+            raise NoFit
+        axis = self.number(0, rank - 1)
+        return axis - rank if self.chance(0.3) else axis
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node of one output; returns its name."""
+        return self.many(1, operator, *inputs, **attributes)[0]
+
+    def many(self, count: int, operator: str, *inputs: str, **attributes: Any) -> list[str]:
+        """Append a node of several outputs; returns their names."""
+        names = [f"t{len(self.values) + i}" for i in range(count)]
+        node = helper.make_node(operator, inputs, names, name=f"n{len(self.nodes)}", **attributes)
+        known = [evaluate(node, self.opset, self._at(i)) for i in range(self._runs)]
+        ranks = [[array.ndim for array in arrays] for arrays in known]
+        if ranks != ranks[:1] * self._runs or not all(_is_usable(a) for arrays in known for a in arrays):
+            raise NoFit
+        self.nodes.append(node)
+        self.values.update((name, [arrays[i] for arrays in known]) for i, name in enumerate(names))
+        return names
+
+    @property
+    def _runs(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def _at(self, run: int) -> dict[str, Array]:
+        return self.constants | {name: arrays[run] for name, arrays in self.values.items()}
+
+
+def evaluate(node: onnx.NodeProto, opset: int, known: Mapping[str, Array]) -> list[Array]:
+    """What a node gives; NoFit where ONNX Runtime does not take it."""
+    feeds = {name: known[name] for name in node.input if name}
+    graph = helper.make_graph([node], "node", [_info(name, a, a.shape) for name, a in feeds.items()], [])
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output)
+    try:
+        return list(OrtRunner(_model(graph, opset).SerializeToString()).run(feeds).values())
+    except RunError as error:
+        raise NoFit from error
+
+
+def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def _info(name: str, array: Array, shape: Sequence[int | str | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
+
+
+def _is_usable(array: Array) -> bool:
+    """Whether a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding."""
+    if not 0 < array.size <= MOST_ELEMENTS or array.ndim > 6:
+        return False
+    if array.dtype.kind == "b":
+        return True
+    largest = np.abs(array).max()
+    return bool(1e-3 < largest < LARGEST if array.dtype.kind == "f" else largest <= 2**20)
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """A model of known numbers: `values` are its tensors, at each of the sizes that it is made for."""
+
+    opset: int
+    inputs: Mapping[str, Declared]
+    outputs: Sequence[str]
+    nodes: Sequence[onnx.NodeProto]
+    constants: dict[str, Array]
+    values: Mapping[str, Sequence[Array]]
+
+    def proto(self) -> onnx.ModelProto:
+        """The model."""
+        used = {name for node in self.nodes for name in node.input}
+        is_open = any(isinstance(size, str) for shape in self.inputs.values() for size in shape)
+        first = {name: arrays[0] for name, arrays in self.values.items()}
+        graph = helper.make_graph(
+            self.nodes,
+            "random",
+            [_info(name, first[name], shape) for name, shape in self.inputs.items()],
+            [_info(n, first[n], [None] * first[n].ndim if is_open else first[n].shape) for n in self.outputs],
+            [numpy_helper.from_array(array, name) for name, array in self.constants.items() if name in used],
+        )
+        return _model(graph, self.opset)
+
+    def feeds(self) -> list[dict[str, Array]]:
+        """The inputs at each of the sizes."""
+        return self._at_sizes(self.inputs)
+
+    def expected(self) -> list[dict[str, Array]]:
+        """The outputs at each of the sizes."""
+        return self._at_sizes(self.outputs)
+
+    def _at_sizes(self, names: Iterable[str]) -> list[dict[str, Array]]:
+        names = list(names)
+        return [dict(zip(names, arrays, strict=True)) for arrays in zip(*(self.values[n] for n in names), strict=True)]
+
+    def cut(self, outputs: Sequence[str], inputs: Iterable[str] = ()) -> RandomModel:
+        """The part of the model between tensors that become inputs, besides its own, and outputs."""
+        given = dict(self.inputs)
+        for name in inputs:
+            shapes = [array.shape for array in self.values[name]]
+            given[name] = tuple(
+                size if all(other[i] == size for other in shapes) else f"{name}_{i}" for i, size in enumerate(shapes[0])
+            )
+        needed, nodes = set(outputs), []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output) - given.keys():
+                nodes.insert(0, node)
+                needed.update(node.input)
+        kept = {name: shape for name, shape in given.items() if name in needed}
+        return RandomModel(self.opset, kept, outputs, nodes, self.constants, self.values)
+
+
+Step = Callable[[Builder], object]
+
+
+def build(
+    rng: np.random.Generator,
+    steps: Sequence[Step],
+    length: int,
+    *,
+    opset: int = 23,
+    kinds: str = "f",
+    is_open: bool = False,
+) -> RandomModel:
+    """A model of about so many nodes, made of these steps; what no node reads is an output."""
+    builder = Builder(rng, opset)
+    _draw_inputs(builder, kinds, is_open)
+    for _ in range(6 * length):
+        if len(builder.nodes) >= length:
+            break
+        try:
+            builder.choice(steps)(builder)
+        except NoFit:
+            continue
+    used = {name for node in builder.nodes for name in node.input}
+    outputs = [name for name in builder.values if name not in used]
+    made = [name for name in builder.values if name not in builder.inputs]
+    if made and builder.chance(0.4):
+        outputs.append(builder.choice(made))  # that others read as well
+    if builder.chance(0.05):
+        outputs.append(builder.choice([*builder.inputs]))
+    if builder.chance(0.1):
+        outputs.append(builder.node("Identity", outputs[-1]))
+    outputs = [_deliverable(builder, name) for name in dict.fromkeys(outputs)]
+    model = RandomModel(opset, builder.inputs, outputs, builder.nodes, builder.constants, builder.values)
+    return model.cut(outputs)
+
+
+def _draw_inputs(builder: Builder, kinds: str, is_open: bool) -> None:
+    """One to three inputs; later ones often have to do with the first."""
+    sizes: dict[str, list[int]] = {}
+    for number in range(builder.choice((1, 1, 2, 2, 3))):
+        shape: Declared = _input_shape(builder)
+        if is_open:
+            shape = tuple(_open(builder, size, sizes) if builder.chance(0.4) else size for size in shape)
+        if number and builder.chance(0.6):
+            shape = _related(builder, builder.inputs["x0"])
+        runs = [tuple(sizes[s][i] if isinstance(s, str) else s for s in shape) for i in range(3 if is_open else 1)]
+        kind = builder.choice(kinds)
+        builder.inputs[f"x{number}"] = shape
+        builder.values[f"x{number}"] = [_draw(builder, kind, run) for run in runs]
+
+
+def _input_shape(builder: Builder) -> Shape:
+    rank = builder.choice((0, 1, 2, 3, 3, 4, 4, 4, 5) if builder.chance(0.3) else (2, 3, 4))
+    shape = [builder.choice(SIZES) for _ in range(rank)]
+    while math.prod(shape) > MOST_ELEMENTS // 4:
+        shape[builder.number(0, rank - 1)] = 1
+    if rank > 1 and builder.chance(0.4):
+        shape[0] = 1
+    return tuple(shape)
+
+
+def _open(builder: Builder, size: int, sizes: dict[str, list[int]]) -> str:
+    """A size to leave open. Two of its values are above 1: what broadcasts at 1 only is a model for that one."""
+    name, first = f"s{len(sizes)}", max(size, 2)
+    sizes[name] = [first, builder.choice([n for n in range(2, 8) if n != first]), builder.number(1, 7)]
+    return name
+
+
+def _related(builder: Builder, shape: Declared) -> Declared:
+    """A shape that broadcasts with another one, or has its axes in another order."""
+    if builder.chance(0.3):
+        return tuple(shape[i] for i in builder.rng.permutation(len(shape)))
+    return tuple(1 if builder.chance(0.3) else size for size in shape[builder.number(0, len(shape)) :])
+
+
+def _draw(builder: Builder, kind: str, shape: Shape) -> Array:
+    if kind == "f":
+        return builder.rng.standard_normal(shape).astype(np.float32)
+    if kind == "b":
+        return builder.rng.integers(0, 2, shape).astype(bool)
+    return builder.rng.integers(-4, 9, shape).astype(np.int64 if kind == "l" else np.int32)
+
+
+def _deliverable(builder: Builder, name: str) -> str:
+    """The tensor in a rank that a Mat can have."""
+    rank = len(builder.shape(name))
+    if rank <= 4 or (rank == 5 and builder.chance(0.2)):
+        return name
+    return builder.node("Flatten", name, axis=builder.number(1, rank - 1))

@@ -1,0 +1,60 @@
+"""A few of the random models that scripts/fuzz_models.py runs by the thousand; movement gives ONNX Runtime's bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from conformance import Harness
+from fuzz_models import Fuzzer, difference, guarded, moves
+from random_models import Step, build
+from random_steps import MOVEMENT, VIEWS, random_model
+
+MODELS = 150
+CHAINS = 60
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzer]:
+    with NcnnWorker() as worker:
+        yield Fuzzer(tmp_path_factory.mktemp("nets"), worker)
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    with Harness() as harness:
+        yield harness
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_models_are_right_or_refused(fuzzer: Fuzzer, part: int) -> None:
+    outcomes = {number: guarded(fuzzer, random_model(7, number)) for number in range(part, MODELS, 3)}
+    assert {number: outcome for number, outcome in outcomes.items() if outcome.is_bad} == {}
+    assert sum(outcome.kind == "right" for outcome in outcomes.values()) > 0.7 * len(outcomes)
+
+
+@pytest.mark.parametrize("steps", [VIEWS, MOVEMENT], ids=["views", "movement"])
+def test_movement_keeps_every_bit(steps: tuple[Step, ...], harness: Harness) -> None:
+    for seed in range(CHAINS):
+        model = build(np.random.default_rng(seed), steps, length=8)
+        for optimize in (False, True):
+            outputs = harness.run(convert(model.proto(), optimize=optimize), model.feeds()[0])
+            for (name, expected), output in zip(model.expected()[0].items(), outputs, strict=True):
+                np.testing.assert_array_equal(output.reshape(expected.shape), expected, f"seed {seed}: {name}")
+
+
+def test_a_wrong_number_would_be_seen() -> None:
+    model = random_model(7, 1)
+    for name, expected in model.expected()[0].items():
+        wrong = expected + np.float32(np.abs(expected).max() / 100)
+        assert difference(wrong, expected)
+        assert not moves(model, 0, name, wrong)
