@@ -24,6 +24,7 @@ from onnx2ncnn_opt.param.values import BLANKS, excerpt, format_value, read_value
 
 MAGIC = 7767517
 MAX_LAYERS = 1_000_000  # ncnn's own limit, for layers and for blobs
+_PARAM = re.compile(r"[+-]?[0-9]+=")
 _HEADER = re.compile(rb"\s*([^\s]+)\s+([^\s]+)\s+([^\s]+)")
 
 
@@ -65,14 +66,15 @@ def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
         counts = " ".join(token.decode() for token in header.groups()[1:])
         raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are no numbers from 1 to {MAX_LAYERS}")
     rest = data[header.end() :].decode().replace("\r\n", "\n").replace("\r", "\n")
-    lines = [(line, number) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
-    if len(lines) < layer_count:
-        raise ParamError(f"{file}:{at}: the header says {layer_count} layers, but {len(lines)} follow")
-    entries = [_entry(line, number, file) for line, number in lines[:layer_count]]
+    entries = [_entry(line, number, file) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
+    unread = len(entries) - layer_count
+    if unread < 0:
+        raise ParamError(f"{file}:{at}: the header says {layer_count} layers, but {len(entries)} follow")
+    del entries[layer_count:]
     tops = sum(len(entry.tops) for entry in entries)
     if tops > blob_count:
         raise ParamError(f"{file}:{at}: the header says {blob_count} blobs, but the layers have {tops}")
-    return entries, len(lines) - layer_count
+    return entries, unread
 
 
 def _header_number(token: bytes) -> int | None:
@@ -82,7 +84,7 @@ def _header_number(token: bytes) -> int | None:
 def _entry(line: str, number: int, file: str) -> Entry:
     where = f"{file}:{number}"
     words = re.split(rf"[{BLANKS}]+", line.strip(BLANKS), maxsplit=4)
-    if len(words) < 4:
+    if len(words) < 4 or _PARAM.match(words[0]):  # ncnn takes the latter for one of the layer before
         raise ParamError(f"{where}: a layer needs type, name and two blob counts, found '{excerpt(line)}'")
     type, name, *counts = words[:4]
     if not all(re.fullmatch(r"[+-]?[0-9]{1,7}", count, re.ASCII) and int(count) >= 0 for count in counts):

@@ -97,6 +97,7 @@ def test_parameters_that_ncnn_refuses_or_garbles(token: str) -> None:
         (net(layers=3), r":2: the header says 3 layers, but 1 follow"),
         (net("ReLU r 1 1 x y", blobs=1), r":2: the header says 1 blobs, but the layers have 2"),
         (net("ReLU"), r":4: a layer needs type, name and two blob counts, found 'ReLU'"),
+        (net("ReLU r 1 1 x y", "0=0.5 s 1 1 y z"), r":5: a layer needs type, name and two blob counts, found '0=0.5 s"),
         (net("ReLU r one 1 x y"), r":4: layer 'r' has the blob counts 'one 1'"),
         (net("ReLU r -1 1 y"), r":4: layer 'r' has the blob counts '-1 1'"),
         (net("ReLU r 1 99999999999 x y"), r":4: layer 'r' has the blob counts '1 99999999999'"),
