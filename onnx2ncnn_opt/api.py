@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from onnx2ncnn_opt.verify.verify import VerifyReport
 
-NOT_RUN = "neither ONNX Runtime nor ncnn's Python package can run custom operators"
+NOT_RUN = "what custom operators compute is not known here"
 
 
 @dataclass(frozen=True)

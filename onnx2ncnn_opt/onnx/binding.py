@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir
 
@@ -69,6 +72,37 @@ def bind(
         shape = None if shape is None else _substitute(shape, values)
         results.append(TensorInfo(_name(value), _dtype(value, "output"), shape))
     return tuple(bound), tuple(results)
+
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
+    """A size that is said in others, as torch says it: ``((h + 1)//2)``. None where one of those is not known."""
+    if text in sizes:
+        return sizes[text]
+    try:
+        return _parsed(ast.parse(text, mode="eval").body, sizes)
+    except SyntaxError:
+        return None
+
+
+def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
+    if isinstance(tree, ast.Name):
+        return sizes.get(tree.id)
+    if isinstance(tree, ast.Constant):
+        return tree.value if type(tree.value) is int else None
+    if not isinstance(tree, ast.BinOp) or type(tree.op) not in _OPERATORS:
+        return None
+    a, b = _parsed(tree.left, sizes), _parsed(tree.right, sizes)
+    if a is None or b is None or (isinstance(tree.op, ast.FloorDiv) and b == 0):
+        return None
+    return _OPERATORS[type(tree.op)](a, b)
 
 
 def _match(info: TensorInfo, sizes: Sequence[int], values: dict[str, int], inputs: Iterable[TensorInfo]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.onnx.binding import parsed_size
 from onnx2ncnn_opt.onnx.builder import Builder
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Formula, Item, Operand, Tensor
@@ -60,17 +61,19 @@ class ImportContext(Builder, ABC):
         """The nodes that read the node's first output."""
         return self._node.outputs[0].consumers()
 
-    def declared_shape(self, value: onnx_ir.Value) -> Shape | None:
-        """The shape that the model declares for a value; None where it declares none in sizes of its inputs."""
+    def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
+        """The shape that the model declares for a value; None where it declares none.
+
+        A size that is not said in sizes of the model's inputs is None.
+        """
         sizes: dict[str | None, Dim] = {}
         for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
             for dim, size in zip(source.shape or (), info.shape, strict=False):
                 sizes.setdefault(None if isinstance(dim, int) else dim.value, size)
-        sizes.pop(None, None)
+        named = {name: size for name, size in sizes.items() if name is not None}
         if value.shape is None:
             return None
-        shape = [dim if isinstance(dim, int) else sizes.get(dim.value) for dim in value.shape]
-        return tuple(size for size in shape if size is not None) if None not in shape else None
+        return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", named) for dim in value.shape)
 
     def tensor(self, x: Operand) -> Tensor:
         """The value as a tensor of the running net; a constant becomes MemoryData, a formula is calculated."""

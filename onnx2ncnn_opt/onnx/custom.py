@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Dim, product
+from onnx2ncnn_opt.ir.dim import Dim, product, symbol
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
@@ -166,13 +166,17 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """How an output lies: by the shape that the model declares for it, with the batch of the inputs."""
-    shape = im.declared_shape(value)
-    if shape is None or 0 in shape:
+    """How an output lies: by the shape that the model declares for it, with the batch of the inputs.
+
+    A size that is declared, but not in sizes of the inputs, is one that only a run can tell.
+    """
+    declared = im.declared_shape(value)
+    if declared is None or 0 in declared or None in declared[axis or 0 : (axis or 0) + 1]:
         raise im.refuse(
             f"the model does not say which shape its output {value.name} has",
             "declare it in the graph's value_info (torch: setType in the symbolic function)",
         )
+    shape = tuple(symbol(f"{value.name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:
         raise im.refuse(f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.api import Conversion, convert
-from onnx2ncnn_opt.errors import Error, UnsupportedError, UsageError, VerificationError
+from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17, "made.up" : 1]> g '
 OP = "made.up::Op"
+H, W = symbol("H"), symbol("W")
 
 
 def model(body: str, functions: str = "") -> onnx.ModelProto:
@@ -55,7 +59,7 @@ def test_the_file_and_what_is_told() -> None:
         ["My.Layer", "y", "2", "1", "x", "y_const", "y", "-23300=1,0.5"],
     ]
     assert [str(op) for op in conversion.custom] == ["made.up::Op is My.Layer (0=k)"]
-    with pytest.raises(VerificationError, match="neither ONNX Runtime nor ncnn's Python package"):
+    with pytest.raises(VerificationError, match="what custom operators compute is not known here"):
         conversion.verify()
 
 
@@ -112,6 +116,114 @@ def test_open_sizes_are_those_of_the_inputs() -> None:
     assert (layer.outputs[0].shape, layer.outputs[0].batch) == ((6, 8, 9), 2)
 
 
+def declare(result: onnx.ModelProto, name: str, size: str | None) -> onnx.ModelProto:
+    """The model with another size of a value's axis 2: those that torch writes are not in ONNX's text syntax."""
+    (value,) = [value for value in (*result.graph.value_info, *result.graph.output) if value.name == name]
+    value.type.tensor_type.shape.dim[2].CopyFrom(onnx.TensorShapeProto.Dimension(dim_param=size))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("size", "computed"),
+    [
+        ("((H + 1)//2)", str((H + 1) // 2)),
+        ("2*W - 2", str(2 * W - 2)),
+        ("H*W", str(H * W)),
+        ("(H - 1)//W", str((H - 1) // W)),
+        ("H", "H"),
+        ("Op/Op_output_0_dim_2", "a.2"),  # TorchScript's name for any size
+        ("Max(1, H)", "a.2"),
+        ("-H", "a.2"),
+        ("H//0", "a.2"),
+        ("1.5*H", "a.2"),
+        ("s0", "a.2"),
+        (None, "a.2"),
+    ],
+)
+def test_sizes_as_torch_declares_them(size: str | None, computed: str) -> None:
+    text = "(float[1, 3, H, W] x) => (float[1, 3, A, W] y) <float[1, 3, A, W] a> { a = made.up.Op(x) y = Relu(a) }"
+    (layer,) = layers(convert(declare(model(text), "a", size), custom=[OP]))
+    assert [str(size) for size in layer.outputs[0].shape or ()] == ["3", computed, "W"]
+
+
+def test_a_size_that_only_a_run_tells() -> None:
+    head = "(float[1, 3, H, W] x) => (float[B, C] y) <float[1, 3, A, W] a, int64[2] s, int64[1] two = {2}"
+    flat = convert(model(head + ", int64[2] t = {3, -1}> { a = made.up.Op(x) y = Reshape(a, t) }"), custom=[OP])
+    (reshape,) = layers(flat, "Reshape")
+    assert (reshape["w"], reshape["h"]) == (-1, 3)
+    asked = "> { a = made.up.Op(x) n = Shape<start = 2, end = 3>(a) s = Concat<axis = 0>(n, two) y = Expand(two, s) }"
+    with pytest.raises(UnsupportedError, match=r"the size a.2 cannot be calculated from the inputs'"):
+        convert(model(head.replace("float[B, C] y", "int64[B, C] y") + asked), custom=[OP])
+
+
+# A program with a layer of its own: two inputs, two outputs, numbers, lists and all.
+PROGRAM = """
+import sys
+import ncnn
+import numpy as np
+
+class Op(ncnn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.one_blob_only = False
+
+    def load_param(self, params):
+        self.alpha = params.get(0, 0.0)
+        self.step = params.get(1, 0)
+        return 0
+
+    def forward(self, bottoms, tops, options):
+        x, w = (np.array(bottom) for bottom in bottoms)
+        tops[0].clone_from(ncnn.Mat(np.ascontiguousarray((x * self.alpha + w[:, None, None])[:, :: self.step])))
+        tops[1].clone_from(ncnn.Mat(x.sum(0)))
+        return 0
+
+kept = []
+def create():
+    kept.append(Op())
+    return kept[-1]
+
+param, bin, folder = sys.argv[1:]
+net = ncnn.Net()
+net.register_custom_layer("Op", create, lambda layer: None)
+assert net.load_param(param) == 0 and net.load_model(bin) == 0
+extractor = net.create_extractor()
+extractor.input("x", ncnn.Mat(np.load(f"{folder}/x.npy")).clone())
+for name in ("y", "z"):
+    code, mat = extractor.extract(name)
+    assert code == 0
+    np.save(f"{folder}/{name}.npy", np.array(mat))
+"""
+
+
+def test_a_program_runs_the_net(tmp_path: Path) -> None:
+    """What torch 2.13 makes of a `torch.library` operator with fake implementation and `custom_translation_table`."""
+    text = (
+        "(float[n, 3, h, 8] x) => (float[n, 4, A, 8] y, float[n, h, 8] z)"
+        "<float[2, 3, 1, 1] w, float[2] shift = {0.5, -1.5}, float[n, 2, A, 8] a, float[n, h, 8] b>"
+        "{ c = Conv(x, w) r = Relu(c) a, b = made.up.Op<alpha = 0.5, step = 2>(r, shift)"
+        "d = Neg(a) y = Concat<axis = 1>(a, d) z = Tanh(b) }"
+    )
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((3, 7, 8)).astype("f4"), rng.standard_normal((2, 3)).astype("f4")
+    source = declare(declare(model(text), "a", "((h + 1)//2)"), "y", "((h + 1)//2)")
+    source.graph.initializer.append(numpy_helper.from_array(w.reshape(2, 3, 1, 1), "w"))
+    del source.graph.value_info[[value.name for value in source.graph.value_info].index("w")]
+    files = convert(source, custom=[OP]).save(tmp_path / "net")
+    np.save(tmp_path / "x.npy", x)
+    subprocess.run([sys.executable, "-c", PROGRAM, files.param, files.bin, tmp_path], check=True, timeout=60)
+    r = np.maximum(np.tensordot(w, x, 1), 0)
+    a = (r * np.float32(0.5) + np.float32([0.5, -1.5])[:, None, None])[:, ::2]
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), np.concatenate([a, -a]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "z.npy"), np.tanh(r.sum(0)), rtol=1e-5, atol=1e-5)
+
+
+def test_ncnn_names_the_layer_that_nobody_registered(tmp_path: Path) -> None:
+    files = convert(model("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"), custom=[OP]).save(tmp_path / "n")
+    with NcnnWorker() as worker, pytest.raises(RunError, match="layer Op not exists or registered"):
+        NcnnRunner(files.param, files.bin, timeout=60, worker=worker).run({}, [])
+
+
 def test_several_outputs_of_which_one_is_not_used() -> None:
     text = "(float[1, 8] x) => (float[1, 4] y) <float[1, 4] c> { a, b, c = made.up.Op(x) y = Relu(c) }"
     (layer,) = layers(convert(model(text), custom=[OP]))
@@ -158,7 +270,7 @@ def test_requests_that_make_no_sense(request_: str, message: str) -> None:
         ("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<a = 4294967296>(x) }", "a is 4294967296: not a 32-bit"),
         ('(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op<a = ["p"]>(x) }', "a is STRINGS"),
         ("(float[1, 8] x) => (float y) { a = made.up.Op(x) y = Relu(a) }", "does not say which shape its output a has"),
-        ("(float[1, 8] x) => (float[1, M] y) { y = made.up.Op(x) }", "does not say which shape its output y has"),
+        ("(float[1, 8] x) => (float[M, 8] y) { y = made.up.Op(x) }", "does not say which shape its output y has"),
         ("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(, x) }", "left out before others"),
         (
             "(float[4, 8] x) => (float[1, 8] y) <int64[6] s = {1, 2, 2, 2, 2, 2}>"
