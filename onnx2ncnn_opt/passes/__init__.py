@@ -56,6 +56,7 @@ from onnx2ncnn_opt.passes.fuse_clip import fuse_clip
 from onnx2ncnn_opt.passes.fuse_concat_concat import fuse_concat_concat
 from onnx2ncnn_opt.passes.fuse_crop_crop import fuse_crop_crop
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
+from onnx2ncnn_opt.passes.fuse_elementwise import fuse_elementwise
 from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
 from onnx2ncnn_opt.passes.fuse_groupnorm import fuse_groupnorm
 from onnx2ncnn_opt.passes.fuse_hardsigmoid import fuse_hardsigmoid
@@ -123,6 +124,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_hardswish,
     fuse_gelu,
     fuse_fast_gelu,
+    fuse_elementwise,
     eliminate_tile_before_binaryop,
     fuse_softmax,
     *fuse_layernorm.PASSES,

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import per_channel
 from onnx2ncnn_opt.passes._fold import ADD, MUL, SUB, require_own_weights
 from onnx2ncnn_opt.passes._linear import factor, negated, times
-from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
 _MAX = 4
@@ -18,11 +18,29 @@ _RELU = op("ReLU", slope=0.0)
 _SUM = op("BinaryOp", "root", op_type=frozenset({ADD, SUB}), with_scalar=0)
 
 
-def _weighted(x: Op) -> Iterator[Op]:
+def weighted(x: Pattern) -> Iterator[Op]:
     """x times a number, or a constant for each channel."""
     yield times(x, "scale")
     yield op("BinaryOp", "scale", op_type=MUL, with_scalar=0)(x, const("slopes"))
     yield op("Scale", "scale", bias_term=0)(x)
+
+
+def sloped(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: float = 1.0) -> Layer:
+    """A leaky ReLU with the slope that `weighted` has found, or a PReLU with one for each channel."""
+    if scale.type == "BinaryOp" and slopes is None:
+        return Layer("ReLU", name, [x], (), {"slope": sign * factor(scale)})
+    require(x.shape is not None and isinstance(x.shape[0], int), f"the channels of '{x.name}' are unknown")
+    assert x.shape is not None
+    channels = x.shape[0]
+    assert isinstance(channels, int)
+    if slopes is not None:
+        values = per_channel(slopes, x, channels)
+    else:
+        require_own_weights(scale)
+        values = scale.weights["scale_data"].astype(np.float64)
+        require(len(values) == channels, f"'{scale.name}' has not one factor for each channel")
+    weights = {"slope_data": (sign * values).astype(np.float32)}
+    return Layer("PReLU", name, [x], (), {"num_slope": channels}, weights)
 
 
 def _negative_parts() -> Iterator[Op]:
@@ -33,7 +51,7 @@ def _negative_parts() -> Iterator[Op]:
 
 
 @rewrite(
-    *(_SUM(_RELU("x"), side) for part in _negative_parts() for side in _weighted(part)),
+    *(_SUM(_RELU("x"), side) for part in _negative_parts() for side in weighted(part)),
     exact=False,
     kept="PReLU as Keras exports it, and hand-written",
 )
@@ -49,36 +67,23 @@ def fuse_prelu(
     For one slope, where it is a leaky ReLU, or one for each channel.
     """
     sign = (-1.0 if root["op_type"] == SUB else 1.0) * (-1.0 if mirrored else 1.0)
-    if scale.type == "BinaryOp" and slopes is None:
-        return Layer("ReLU", root.name, [x], (), {"slope": sign * factor(scale)})
-    require(x.shape is not None and isinstance(x.shape[0], int), f"the channels of '{x.name}' are unknown")
-    assert x.shape is not None
-    channels = x.shape[0]
-    assert isinstance(channels, int)
-    if slopes is not None:
-        values = per_channel(slopes, x, channels)
-    else:
-        require_own_weights(scale)
-        values = scale.weights["scale_data"].astype(np.float64)
-        require(len(values) == channels, f"'{scale.name}' has not one factor for each channel")
-    return Layer(
-        "PReLU", root.name, [x], (), {"num_slope": channels}, {"slope_data": (sign * values).astype(np.float32)}
-    )
+    return sloped(x, root.name, scale, slopes, sign)
 
 
 @rewrite(
-    op("BinaryOp", "root", op_type=_MAX, with_scalar=0)("x", times("x", "scale")),
+    *(op("BinaryOp", "root", op_type=_MAX, with_scalar=0)("x", side) for side in weighted("x")),
     exact=False,
     kept="leaky ReLU as TensorFlow exports it, and hand-written",
 )
-def fuse_leaky_relu(x: Blob, root: Layer, scale: Layer) -> Layer:
+def fuse_leaky_relu(x: Blob, root: Layer, scale: Layer, slopes: Layer | None = None) -> Layer:
     """max(x, x * a)   ⇒   ReLU(x) with the slope a
 
-    For a between 0 and 1: a larger slope would win above 0.
+    For a between 0 and 1: a larger slope would win above 0. With a slope for each channel it is a PReLU.
     """
-    slope = factor(scale)
-    require(0 <= slope <= 1, f"the slope {slope:g} is not between 0 and 1")
-    return Layer("ReLU", root.name, [x], (), {"slope": slope})
+    found = sloped(x, root.name, scale, slopes)
+    for slope in [found["slope"]] if found.type == "ReLU" else found.weights["slope_data"]:
+        require(0 <= slope <= 1, f"the slope {slope:g} is not between 0 and 1")
+    return found
 
 
 PASSES: tuple[Rewrite, ...] = (fuse_prelu, fuse_leaky_relu)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import per_channel
-from onnx2ncnn_opt.passes._fold import MUL, RSUB, require_own_weights
+from onnx2ncnn_opt.passes._fold import RSUB
 from onnx2ncnn_opt.passes._linear import add, factor, negated, plus, times
-from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, kept, op
+from onnx2ncnn_opt.passes.fuse_prelu import sloped, weighted
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, kept, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
 _MAX, _MIN, _EXP, _EXPM1 = 4, 5, 7, 21
@@ -42,32 +40,14 @@ def _choices(otherwise: Iterable[Op]) -> Iterator[Op]:
                 yield add(first, second)
 
 
-def _sloped() -> Iterator[Op]:
-    yield times("x", "scale")
-    yield op("BinaryOp", "scale", op_type=MUL, with_scalar=0)("x", const("slopes"))
-    yield op("Scale", "scale", bias_term=0)("x")
-
-
-@rewrite(*_choices(_sloped()), exact=False, kept="leaky ReLU and PReLU as torch.where")
+@rewrite(*_choices(weighted("x")), exact=False, kept="leaky ReLU and PReLU as torch.where")
 def fuse_where_prelu(x: Blob, above: Layer, scale: Layer, slopes: Layer | None = None) -> Layer:
     """where(x > 0, x, x * a)   ⇒   PReLU(x)
 
     For one slope, where it is a leaky ReLU, or one for each channel.
     """
     require(above["threshold"] == 0, f"'{above.name}' does not compare with 0")
-    if scale.type == "BinaryOp" and slopes is None:
-        return Layer("ReLU", above.name, [x], (), {"slope": factor(scale)})
-    require(x.shape is not None and isinstance(x.shape[0], int), f"the channels of '{x.name}' are unknown")
-    assert x.shape is not None
-    channels = x.shape[0]
-    assert isinstance(channels, int)
-    if slopes is not None:
-        values = per_channel(slopes, x, channels).astype(np.float32)
-    else:
-        require_own_weights(scale)
-        values = scale.weights["scale_data"]
-        require(len(values) == channels, f"'{scale.name}' has not one factor for each channel")
-    return Layer("PReLU", above.name, [x], (), {"num_slope": channels}, {"slope_data": values})
+    return sloped(x, above.name, scale, slopes)
 
 
 def _exponential() -> Iterator[Op]:

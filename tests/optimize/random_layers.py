@@ -24,6 +24,9 @@ LARGEST = 4000  # elements of a blob
 
 Params = dict[str, Any]
 Draw = Callable[[Random, Sequence[int]], "Params | None"]
+Step = tuple[str, tuple[int, ...], Params]
+
+HALVES: Params = {"op_type": 1, "coeffs": (0.5, 0.5)}
 
 
 def _none(rng: Random, shape: Sequence[int]) -> Params:
@@ -233,6 +236,32 @@ ONE: tuple[tuple[str, Draw], ...] = (
 )
 
 
+def _number(op_type: int, b: float, of: int) -> Step:
+    return "BinaryOp", (of,), {"op_type": op_type, "with_scalar": 1, "b": b}
+
+
+# Activations that are written out: layers with their operands, where 0 is x and others are the results so far.
+WRITTEN_OUT: tuple[tuple[Step, ...], ...] = (
+    (
+        _number(2, 0.5, 0),
+        ("TanH", (1,), {}),
+        _number(0, 1.0, 2),
+        ("BinaryOp", (0, 3), {"op_type": 2}),
+        _number(2, 0.5, 4),
+    ),
+    (_number(3, 1.41421, 0), ("Erf", (1,), {}), ("BinaryOp", (2, 0), {"op_type": 2}), ("Eltwise", (3, 0), HALVES)),
+    (
+        _number(0, 3.0, 0),
+        _number(3, 6.0, 1),
+        ("Clip", (2,), {"min": 0.0, "max": 1.0}),
+        ("BinaryOp", (0, 3), {"op_type": 2}),
+    ),
+    (("Sigmoid", (0,), {}), _number(2, 2.0, 1), _number(1, 1.0, 2)),
+    (("AbsVal", (0,), {}), ("Eltwise", (1, 0), HALVES)),
+    (("AbsVal", (0,), {}), ("BinaryOp", (1, 0), {"op_type": 0}), _number(2, 0.75, 2)),
+)
+
+
 class RandomNet:
     """A graph, grown layer by layer; the seed is all it depends on."""
 
@@ -276,6 +305,10 @@ class RandomNet:
             self.add("Noop", [x, self.pick()], {}, tops=2)
         elif kind < 0.38:
             self.pad(x)
+        elif kind < 0.41:
+            results = [x]
+            for type, operands, params in rng.choice(WRITTEN_OUT):
+                results.append(self.add(type, [results[i] for i in operands], params) or x)
         else:
             type, draw = rng.choice(ONE)
             params = draw(rng, [size for size in x.shape or () if isinstance(size, int)])

@@ -1,0 +1,105 @@
+"""What layers that treat every element alike make of a number, calculated in float64 with the range of float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB
+
+_Function: TypeAlias = Callable[..., Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
+_MAX, _MIN = 4, 5
+_BINARY: dict[int, _Function] = {
+    ADD: np.add,
+    SUB: np.subtract,
+    MUL: np.multiply,
+    DIV: np.divide,
+    _MAX: np.maximum,
+    _MIN: np.minimum,
+    RSUB: lambda a, b: b - a,
+    RDIV: lambda a, b: b / a,
+}
+_UNARY: dict[int, _Function] = {
+    0: np.abs,
+    1: np.negative,
+    4: np.square,
+    5: np.sqrt,
+    6: lambda x: 1 / np.sqrt(x),
+    7: np.exp,
+    8: np.log,
+    15: np.reciprocal,
+    16: np.tanh,
+    21: np.expm1,
+}
+_erf, _erfc = np.vectorize(math.erf, otypes=[float]), np.vectorize(math.erfc, otypes=[float])
+_LAYERS: dict[str, _Function] = {
+    "AbsVal": lambda layer, x: np.abs(x),
+    "CELU": lambda layer, x: np.where(x < 0, layer["alpha"] * np.expm1(x / layer["alpha"]), x),
+    "Clip": lambda layer, x: np.minimum(np.maximum(x, layer["min"]), layer["max"]),
+    "ELU": lambda layer, x: np.where(x < 0, layer["alpha"] * np.expm1(x), x),
+    "Erf": lambda layer, x: _erf(x),
+    "GELU": lambda layer, x: _fast_gelu(x) if layer["fast_gelu"] else 0.5 * x * _erfc(-math.sqrt(0.5) * x),
+    "HardSigmoid": lambda layer, x: _hard_sigmoid(layer, x),
+    "HardSwish": lambda layer, x: x * _hard_sigmoid(layer, x),
+    "Mish": lambda layer, x: x * np.tanh(np.logaddexp(0, x)),
+    "ReLU": lambda layer, x: np.maximum(x, 0) + (layer["slope"] * np.minimum(x, 0) if layer["slope"] else 0),
+    "SELU": lambda layer, x: layer["lambda"] * np.where(x < 0, layer["alpha"] * np.expm1(x), x),
+    "Sigmoid": lambda layer, x: 1 / (1 + np.exp(-x)),
+    # In float32 nothing is left of the 1 beside larger numbers; their exponential overflows.
+    "Softplus": lambda layer, x: np.log(applied(np.exp, x) + 1),
+    "Swish": lambda layer, x: x / (1 + np.exp(-x)),
+    "TanH": lambda layer, x: np.tanh(x),
+    "Threshold": lambda layer, x: (x > layer["threshold"]).astype(float),
+}
+
+
+def _hard_sigmoid(layer: Layer, x: Array) -> Any:
+    return np.clip(layer["alpha"] * x + layer["beta"], 0, 1)
+
+
+def _fast_gelu(x: Array) -> Any:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def _natural(layer: Layer) -> bool:
+    return bool(layer["base"] == -1 and layer["scale"] == 1 and layer["shift"] == 0)
+
+
+def function_of(layer: Layer) -> _Function | None:
+    """What the layer makes of its operands, element by element; None where it is none that treats all alike."""
+    kind = layer.type
+    if kind in _LAYERS:
+        return lambda x: _LAYERS[kind](layer, x)
+    if kind == "UnaryOp":
+        return _UNARY.get(layer["op_type"])
+    if kind in ("Exp", "Log"):
+        return (np.exp if kind == "Exp" else np.log) if _natural(layer) else None
+    if kind == "BinaryOp":
+        function = _BINARY.get(layer["op_type"])
+        return (lambda x: function(x, layer["b"])) if function and layer["with_scalar"] else function
+    if kind == "Eltwise":
+        return _eltwise(layer)
+    return None
+
+
+def _eltwise(layer: Layer) -> _Function | None:
+    if layer["op_type"] == 0:
+        return lambda *xs: reduce(np.multiply, xs)
+    if layer["op_type"] == 1:
+        factors = layer["coeffs"] or (1.0,) * len(layer.inputs)
+        return lambda *xs: sum(factor * x for factor, x in zip(factors, xs, strict=True))
+    return None
+
+
+def applied(function: _Function, *operands: Array) -> Array:
+    """The function's values; what float32 cannot hold is infinite."""
+    values: Array = np.asarray(function(*operands), np.float64)
+    return np.where(np.abs(values) > _LARGEST, np.copysign(np.inf, values), values)
