@@ -256,7 +256,7 @@ def campaign(count: int, seed: int, first: int) -> Iterator[tuple[int, Outcome, 
 def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> int:
     """Print what may never be, and how often each outcome came; 1 if there is any that may never be."""
     counts: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
+    refusals: dict[str, list[int]] = {}
     slowest = 0.0
     for number, outcome, seconds in outcomes:
         counts[outcome.kind] += 1
@@ -264,9 +264,11 @@ def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> 
         if outcome.is_bad:
             print(f"{number}: {outcome.kind} {outcome.reason}", flush=True)
         elif outcome.kind == "refused":
-            refusals.update(re.sub(r"-?\d+(\.\d+)?", "#", outcome.reason).split(" & "))
+            for reason in re.sub(r"-?\d+(\.\d+)?", "#", outcome.reason).split(" & "):
+                refusals.setdefault(reason, []).append(number)
     if reasons:
-        print("\n".join(f"{n:5} {reason}" for reason, n in refusals.most_common()))
+        for reason, numbers in sorted(refusals.items(), key=lambda item: -len(item[1])):
+            print(f"{len(numbers):5} {reason} (first {numbers[0]})")
     summary = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
     print(f"{counts.total()} models: {summary}; slowest {slowest:.1f} s")
     return int(any(Outcome(kind).is_bad for kind in counts))

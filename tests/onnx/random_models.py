@@ -298,4 +298,7 @@ def _deliverable(builder: Builder, name: str) -> str:
     rank = len(builder.shape(name))
     if rank <= 4 or (rank == 5 and builder.chance(0.2)):
         return name
-    return builder.node("Flatten", name, axis=builder.number(1, rank - 1))
+    try:
+        return builder.node("Flatten", name, axis=builder.number(1, rank - 1))
+    except NoFit:  # bools
+        return name

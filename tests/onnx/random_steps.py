@@ -425,7 +425,8 @@ def layer_normalize(b: Builder) -> None:
     shape = b.shape(x)
     axis = b.axis(len(shape))
     rest = shape[axis % len(shape) :]
-    kind = b.choice(("LayerNormalization", "LayerNormalization", "RMSNormalization", "LpNormalization"))
+    known = [("LayerNormalization", 17), ("LayerNormalization", 17), ("RMSNormalization", 23), ("LpNormalization", 1)]
+    kind = b.choice([kind for kind, since in known if b.opset >= since])  # ONNX Runtime takes them earlier
     if kind == "LpNormalization":
         b.node(kind, x, axis=axis, p=b.number(1, 2))
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import align, combined, common_form
 from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.elementwise import spread
-from onnx2ncnn_opt.onnx.ops.pad_slice import resized
+from onnx2ncnn_opt.onnx.ops.pad_slice import crop, resized
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float, is_held_as_float
@@ -144,9 +144,9 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if not sizes:
-        count = count or im.output_count
+        is_whole, count = count is None, count or im.output_count
         if not isinstance(size, int):
-            raise im.refuse("equal parts of a size that is not fixed", "bind it with --shape")
+            return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
         each = -(-size // count)
         sizes = tuple(min(each, size - each * i) for i in range(count))
     if isinstance(size, int) and sum(sizes) != size:
@@ -162,6 +162,14 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
     return tuple(
         Tensor(blob, resized(lying.view, axis, part), x.dtype) for blob, part in zip(blobs, sizes, strict=True)
     )
+
+
+def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:
+    """Parts of an open axis, all of one size where it is a whole one, else the last one smaller."""
+    each = exact_div(size, count) or (size if is_whole else size + count - 1) // count
+    for i in range(count):
+        end = each * (i + 1) if is_whole or i < count - 1 else size
+        yield crop(im, x, axis, each * i, end)
 
 
 @onnx_op("Expand", since=8, integers=True)
