@@ -352,8 +352,20 @@ def _flatten_nested(size: Sym, divisor: int) -> Call:
 
 
 def _call(operator: str, a: Dim, b: Dim) -> Dim:
-    a, b = sorted((a, b), key=str)
-    return Sym({(Call(operator, a, b),): 1})
+    """The smallest or largest of sizes, in one order however they came together."""
+    *rest, result = sorted({*_operands(operator, a), *_operands(operator, b)}, key=str)
+    for size in reversed(rest):
+        result = Sym({(Call(operator, size, result),): 1})
+    return result
+
+
+def _operands(operator: str, size: Dim) -> Iterator[Dim]:
+    """What a size is the smallest or largest of."""
+    call = next(iter(size.terms)) if isinstance(size, Sym) and len(size.terms) == 1 else ()
+    if len(call) == 1 and isinstance(call[0], Call) and call[0].operator == operator and size == Sym({call: 1}):
+        yield from (*_operands(operator, call[0].a), *_operands(operator, call[0].b))
+    else:
+        yield size
 
 
 _CALLS: Mapping[str, Callable[[Dim, Dim], Dim]] = {"//": lambda a, b: a // b, "min": smaller, "max": larger}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TypeAlias
 
-from onnx2ncnn_opt.ir.dim import Dim, fitting
+from onnx2ncnn_opt.ir.dim import Dim, fitting, larger
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
@@ -60,7 +61,7 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
         holders = [i for i, view in enumerate(views) if view.axes[axis]]
         for i in [*holders[1:], *holders[1:]]:  # twice: later cuts reach the views that came first
             if len(views[i].axes[axis]) == 1 == len(views[holders[0]].axes[axis]):
-                continue  # one atom each: equal at run time, whatever their names
+                continue  # one atom each: they broadcast when the net runs, whatever their names
             pair = refine(views[holders[0]], axis, views[i], axis)
             if pair is None:
                 return None
@@ -80,6 +81,25 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
 Cost: TypeAlias = Callable[[Form], int]
 
 
+def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
+    """Which of the aligned views have an axis: axes of one presence may share a dim.
+
+    Where a size may turn out to be 1 beside a larger one when the net runs, the axis has a presence of its own.
+    """
+    held = {atom.size for view in views for atom in view.axes[axis]}
+    alone = any(fitting(a, b) is None for a, b in combinations(held, 2))
+    return (*(bool(view.axes[axis]) for view in views), axis if alone else -1)
+
+
+def meeting(axes: Sequence[Atoms]) -> Atoms:
+    """The axis to which axes of at most one atom each broadcast."""
+    held = [atoms for atoms in axes if atoms]
+    size: Dim = 1
+    for [atom] in held:
+        size = broadcast(size, atom.size) or size
+    return next((atoms for atoms in held if atoms[0].size == size), (Atom(size),) if held else ())
+
+
 def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int | None = None) -> Form | None:
     """The form that brings aligned views to a common one with the fewest layers.
 
@@ -87,8 +107,10 @@ def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int 
     no batch. `whole` is an axis that must be a dim of its own. None where no form of at most four dims fits.
     """
     rank = len(views[0].axes)
-    present = [tuple(bool(view.axes[axis]) for view in views) for axis in range(rank)]
-    needed = {axis for axis in range(rank) if any(present[axis]) or axis == whole}
+    present = [presence(views, axis) for axis in range(rank)]
+    if whole is not None:  # of Concat, which has no broadcasting: the sizes of all other axes are equal
+        present = [of_axis[:-1] for of_axis in present]
+    needed = {axis for axis in range(rank) if any(view.axes[axis] for view in views) or axis == whole}
 
     def fits(form: Form) -> bool:
         groups = (*form.dims, form.batch)
@@ -107,7 +129,7 @@ def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int 
 def _candidates(
     views: Sequence[View],
     costs: Sequence[Cost | None],
-    present: list[tuple[bool, ...]],
+    present: list[tuple[bool | int, ...]],
     needed: set[int],
     whole: int | None,
 ) -> Iterator[Form]:
@@ -142,7 +164,7 @@ def _with_dim(form: Form, axis: int) -> Iterator[Form]:
             yield Form((*form.dims[:i], (axis,), *form.dims[i:]), form.batch)
 
 
-def _merged(axes: list[int], present: list[tuple[bool, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
+def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
     """Neighbouring axes that the same views have, as one dim."""
     group: list[int] = []
     for axis in axes:
@@ -167,7 +189,7 @@ def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, form: Form
 def broadcast(a: Dim, b: Dim) -> Dim | None:
     """The size that two sizes broadcast to (numpy rules); None where they do not.
 
-    Of two sizes that are not known the first is taken: ONNX demands that they are equal, or that one of them is 1.
+    Two open sizes are equal when the net runs, or one of them is 1: the larger one is right for both.
     """
     if a == 1:
         return b
@@ -175,7 +197,9 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
         return a
     if isinstance(a, int) and isinstance(b, int):
         return None
-    return b if isinstance(b, int) else fitting(a, b) or a
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    return fitting(a, b) or larger(a, b)
 
 
 def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]:

@@ -153,6 +153,13 @@ def test_what_is_no_symbol_is_an_int() -> None:
     assert product([h, 3, symbol("w")]) == 3 * h * symbol("w")
 
 
+def test_the_largest_of_many_is_one_however_they_came_together() -> None:
+    k, m, n = symbol("k"), symbol("m"), symbol("n")
+    assert larger(larger(k, m), larger(n, k)) == larger(n, larger(m, k))
+    assert larger(larger(m, n), n) == larger(n, m)
+    assert smaller(smaller(n, 5), smaller(m, 5)) == smaller(m, smaller(5, n))
+
+
 def test_strided_layers_stay_flat() -> None:
     h = symbol("h")
     halved = ((h + 1) // 2 + 1) // 2

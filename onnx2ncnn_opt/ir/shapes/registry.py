@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from onnx2ncnn_opt.errors import ShapeError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, larger
 from onnx2ncnn_opt.ir.expression import evaluate
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 
@@ -123,10 +123,16 @@ def equal(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
 
 
 def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """The size of an axis where 1 fits everything; fails where neither is 1 and they surely differ."""
+    """The size of an axis where 1 fits everything; fails where neither is 1 and they surely differ.
+
+    Of two open sizes it is the larger one: the other is as large when the net runs, or 1.
+    """
     if isinstance(a, int) and a == 1:
         return b
-    return a if isinstance(b, int) and b == 1 else equal(layer, a, b, what)
+    if isinstance(b, int) and b == 1:
+        return a
+    size = equal(layer, a, b, what)
+    return size if isinstance(size, int) else larger(size, b)
 
 
 def position(layer: Layer, axis: int, rank: int, name: str = "axis") -> int:

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form
+from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form, meeting
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value, number_value, turned_over
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -67,7 +67,7 @@ def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
     right = _fit(im, right, left, form)
     left = _fit(im, left, right, form)
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
-    axes = [x or y for x, y in zip(lying_a.axes, lying_b.axes, strict=True)]
+    axes = [meeting(pair) for pair in zip(lying_a.axes, lying_b.axes, strict=True)]
     return Tensor(blob, combined(axes, origin, rank, form), a.dtype)
 
 
@@ -110,15 +110,15 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
             return x
         return spread(im, im.tensor(x), shape)
     x = x.viewed(_padded(x.view, len(shape)))
-    repeats = [1 if have == want else want for have, want in zip(x.shape, shape, strict=True)]
-    x = repeated(im, x, [1 if isinstance(n, Sym) else n for n in repeats])
-    for axis, size in enumerate(repeats):
-        if isinstance(size, Sym) and fitting(x.shape[axis], size) is None:
-            if x.shape[axis] != 1:
-                raise im.refuse(f"{_text(x.shape)} does not broadcast to {_text(shape)}", "bind sizes with --shape")
-            ones = im.ones(size)
-            row = ones.viewed(ones.view.with_axes((*ones.view.axes, *((),) * (len(shape) - 1 - axis))))
-            x = im.tensor(binary(im, MUL, as_numbers(im, x), row))
+    pairs = list(zip(x.shape, shape, strict=True))
+    x = repeated(im, x, [want if have == 1 and isinstance(want, int) else 1 for have, want in pairs])
+    for axis, (have, want) in enumerate(pairs):
+        if isinstance(have, int) and isinstance(want, int):
+            continue
+        if fitting(have, want) is None:  # one is 1, or may be
+            row = im.tensor(Constant(np.ones(want, np.float32))) if isinstance(want, int) else im.ones(want)
+            along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
+            x = im.tensor(binary(im, MUL, as_numbers(im, x), along))
     return x
 
 

@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import Form, align, combined
+from onnx2ncnn_opt.onnx.form import Form, align, combined, meeting, presence
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, broadcast_shape, spread
 from onnx2ncnn_opt.onnx.ops.normalization import rows
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -117,7 +117,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
     a = im.formed(first, form)
     b = im.formed(second, turned if trans_b else form)
     blob = im.layer("MatMul", a.blob, b.blob, transB=int(trans_b))
-    axes = [p or q for p, q in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
+    axes = [meeting(pair) for pair in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
     axes += [a.view.axes[row], b.view.axes[column]]
     return Tensor(blob, combined(axes, origin, rank, form), x.dtype)
 
@@ -125,11 +125,11 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
 def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
     """The outer axes as few dims: neighbours that the same operands have go together."""
     groups: list[tuple[int, ...]] = []
-    last: tuple[bool, bool] | None = None
+    last: tuple[bool | int, ...] | None = None
     for axis in axes:
-        present = bool(left.axes[axis]), bool(right.axes[axis])
-        if present == (False, False):
+        if not left.axes[axis] and not right.axes[axis]:
             continue
+        present = presence((left, right), axis)
         if present == last:
             groups[-1] = (*groups[-1], axis)
         else:

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, fitting, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import align, combined, common_form
+from onnx2ncnn_opt.onnx.form import align, broadcast, combined, common_form
 from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.elementwise import spread
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, resized
@@ -177,7 +177,7 @@ def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
     wanted: list[Dim] = []
     for have, want in zip(_padded(x.shape, shape), _padded(shape, x.shape), strict=True):
-        size = have if want == 1 else want if have == 1 else fitting(have, want)
+        size = broadcast(have, want)
         if size is None:
             raise im.refuse(f"{_text(x.shape)} cannot be expanded to {_text(shape)}", "bind sizes with --shape")
         wanted.append(size)
