@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, at_most, known
+from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
@@ -137,14 +138,9 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
         if flat.size and (flat.min() < -size or flat.max() >= size):
             raise im.refuse(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
         flat = np.where(flat < 0, flat + size, flat)
-    elif flat.size != 1:
-        raise im.refuse("indices into an axis whose size is not fixed", "bind it with --shape")
     if not flat.size:
         raise im.refuse("no indices: ncnn has no empty tensors")
-    if flat[0] < 0:  # counted from the end of an open axis
-        picked = crop(im, x, axis, int(flat[0]), int(flat[0]) + 1 or _OPEN)
-    else:
-        picked = _picked(im, x, axis, [int(i) for i in flat])
+    picked = _picked(im, x, axis, [int(i) for i in flat])
     shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     result = im.reshape(picked, shape)
     assert isinstance(result, Tensor)
@@ -152,8 +148,8 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
 
 
 def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tensor:
-    steps = {b - a for a, b in pairwise(indices)}
-    if len(steps) <= 1 and 0 not in steps:
+    steps, size = {b - a for a, b in pairwise(indices)}, x.shape[axis]
+    if len(steps) <= 1 and 0 not in steps and isinstance(size, int):
         step = steps.pop() if steps else 1
         stop = indices[-1] + (1 if step > 0 else -1)
         return _slice(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
@@ -165,7 +161,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
         return im.tensor(im.reshape(grown, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
     runs: list[list[int]] = []
     for index in indices:
-        if runs and index == runs[-1][-1] + 1:
+        if runs and index == runs[-1][-1] + 1 != 0:
             runs[-1].append(index)
         else:
             runs.append([index])
@@ -173,8 +169,19 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
     dim = lying.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
         return repeated(im, lying, [len(indices) if a == axis else 1 for a in range(x.rank)])
-    parts = [im.layer("Crop", lying.blob, starts=(r[0],), ends=(r[-1] + 1,), axes=(dim,)) for r in runs]
-    return Tensor(im.layer("Concat", *parts, axis=dim), resized(lying.view, axis, len(indices)), x.dtype)
+    parts = [_run(im, lying.blob, dim, size, run[0], len(run)) for run in runs]
+    blob = im.layer("Concat", *parts, axis=dim) if len(parts) > 1 else parts[0]
+    return Tensor(blob, resized(lying.view, axis, len(indices)), x.dtype)
+
+
+def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: int) -> Blob:
+    """So many elements of an axis from an index on, which are there even if its size is open."""
+    if start < 0 or at_least(size, start + count):
+        return im.layer("Crop", blob, starts=(start,), ends=(start + count or _OPEN,), axes=(dim,))
+    assert blob.shape is not None
+    names = AXES[len(blob.shape)]
+    params: dict[str, Any] = {f"out{name}": _OPEN for name in names}
+    return im.layer("Crop", blob, **params | {f"{names[dim]}offset": start, f"out{names[dim]}": count})
 
 
 @onnx_op("Pad")
