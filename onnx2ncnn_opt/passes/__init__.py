@@ -24,6 +24,7 @@ from onnx2ncnn_opt.passes import (
     fuse_gemm,
     fuse_layernorm,
     fuse_norm_affine,
+    fuse_normalize,
     fuse_padding,
     fuse_permute_matrix,
     fuse_prelu,
@@ -66,13 +67,12 @@ from onnx2ncnn_opt.passes.fuse_memorydata_binaryop import fuse_memorydata_binary
 from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
 from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
-from onnx2ncnn_opt.passes.fuse_normalize import fuse_normalize
 from onnx2ncnn_opt.passes.fuse_padding_crop import fuse_padding_crop
 from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
-from onnx2ncnn_opt.passes.fuse_softmax import fuse_softmax
+from onnx2ncnn_opt.passes.fuse_softmax import eliminate_shift_before_softmax, fuse_softmax
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
 from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
 from onnx2ncnn_opt.passes.move_crop_before_concat import move_crop_before_concat
@@ -127,10 +127,11 @@ PASSES: tuple[Pass, ...] = (
     fuse_elementwise,
     eliminate_tile_before_binaryop,
     fuse_softmax,
+    eliminate_shift_before_softmax,
     *fuse_layernorm.PASSES,
     fuse_rmsnorm,
     fuse_l2norm,
-    fuse_normalize,
+    *fuse_normalize.PASSES,
     fuse_groupnorm,
     *fuse_norm_affine.PASSES,
     *fuse_padding.PASSES,

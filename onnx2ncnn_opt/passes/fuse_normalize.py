@@ -1,3 +1,5 @@
+"""`fuse_normalize` and others: lengths that are not below a bound, and factors behind a Normalize."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -5,42 +7,99 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._fold import DIV
-from onnx2ncnn_opt.passes._statistics import known_shape
-from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.passes._constants import per_channel
+from onnx2ncnn_opt.passes._fold import DIV, MUL, linear, require_own_weights
+from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over, sqrt, sum_of_squares
+from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
+from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
 _L2, _MAX = 8, 4
-_AT_LEAST = 1  # eps_mode: x / max(norm, eps)
+_AT_LEAST, _SQUARE_AT_LEAST = 1, 2  # eps_mode: x / max(norm, eps), x / sqrt(max(norm * norm, eps))
+_SQRT = 5
+# The square of a length that no row of numbers has, but a row of zeros; and the least that is left of its mean.
+_TINY, _LEAST = 1e-20, 1e-36
+
+
+def _limited(length: Op) -> Iterator[Op]:
+    yield op("Clip", "least", lambda clip: bool(clip["max"] > 1e38))(length)
+    yield op("BinaryOp", "least", op_type=_MAX, with_scalar=1)(length)
 
 
 def _forms() -> Iterator[Op]:
-    norm = op("Reduction", "norm", operation=_L2, coeff=1.0)("x")
-    for least in (
-        op("Clip", "least", lambda clip: bool(clip["max"] > 1e38))(norm),
-        op("BinaryOp", "least", op_type=_MAX, with_scalar=1)(norm),
-    ):
-        yield op("BinaryOp", "root", op_type=DIV, with_scalar=0)("x", least)
+    squares = tuple(sum_of_squares("x", "norm"))
+    for length in (op("Reduction", "norm", operation=_L2)("x"), *map(sqrt, squares)):
+        for least in _limited(length):
+            yield from over("x", least)
+    for square in squares:
+        for least in _limited(square):
+            yield from over("x", op("UnaryOp", "square", op_type=_SQRT)(least))
 
 
 @rewrite(*_forms(), exact=False, kept="embeddings and cosine similarity")
-def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer) -> Layer:
+def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Layer | None = None) -> Layer:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 
-    For the norm of a vector, and that over the channels at each place of an image.
+    For the norm of a vector, and that over the channels at each place of an image. For that of rows it is an RMSNorm,
+    where eps is there for rows of zeros only; the square may be limited, too.
     """
     shape = known_shape(x)
-    axes = {axis % len(shape) for axis in norm["axes"]}
-    whole = len(shape) == 1 and (norm["reduce_all"] or axes == {0})
-    across_channels = len(shape) in (3, 4) and not norm["reduce_all"] and axes == {0} and norm["keepdims"]
-    require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")
+    axes = axes_of(norm, len(shape))
     eps = least["min"] if least.type == "Clip" else least["b"]
     require(eps > 0, f"'{least.name}' lets norms be 0")
+    require(norm["coeff"] == 1, f"'{norm.name}' has a factor")
+    if len(shape) in (2, 3) and axes == (len(shape) - 1,):
+        limit, width = eps if square else eps * eps, shape[-1]
+        require(limit <= _TINY, f"rows may be shorter than '{least.name}' says")
+        require(
+            isinstance(width, int) and limit / width > _LEAST, f"nothing would be left of the bound of '{least.name}'"
+        )
+        return normalized(x, root, axes[0], norm, limit, 1.0)
+    whole, across_channels = len(shape) == 1, len(shape) in (3, 4) and axes == (0,)
+    require(whole or across_channels, f"'{norm.name}' is not over a vector or over channels")
     params = {
         "across_spatial": 1 if whole else 0,
         "channel_shared": 1,
         "eps": eps,
         "scale_data_size": 1,
-        "eps_mode": _AT_LEAST,
+        "eps_mode": _SQUARE_AT_LEAST if square else _AT_LEAST,
     }
     return Layer("Normalize", root.name, [x], (), params, {"scale_data": np.ones(1, np.float32)})
+
+
+_NORMALIZE = op("Normalize", "norm")
+
+
+@rewrite(
+    op("BinaryOp", "scale", op_type=frozenset({MUL, DIV}), with_scalar=1)(_NORMALIZE),
+    op("BinaryOp", "scale", op_type=MUL, with_scalar=0)(_NORMALIZE, const("constant")),
+    op("Scale", "scale", bias_term=0)(_NORMALIZE),
+    exact=False,
+    kept="SSD's normalised features, and scores by cosine",
+)
+def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None) -> Layer:
+    """x ── Normalize ── BinaryOp mul, Scale ──   ⇒   x ── Normalize ──
+
+    By one number, or one for each channel of an image.
+    """
+    own = norm.weights["scale_data"].astype(np.float64)
+    if scale.type == "BinaryOp" and constant is None:
+        return norm.having(
+            weights={"scale_data": stored(norm, "scale_data", linear(scale, np.full_like(own, scale["b"])).scale * own)}
+        )
+    shape = known_shape(norm.input)
+    require(len(shape) == 3 and isinstance(shape[0], int), f"'{norm.input.name}' is no image with known channels")
+    channels = shape[0]
+    assert isinstance(channels, int)
+    if constant is not None:
+        factors = per_channel(constant, norm.output, channels)
+    else:
+        require_own_weights(scale)
+        factors = scale.weights["scale_data"].astype(np.float64)
+        require(len(factors) == channels, f"'{scale.name}' has not one factor for each channel")
+    data = stored(norm, "scale_data", own * factors)
+    return norm.having(channel_shared=None, scale_data_size=channels, weights={"scale_data": data})
+
+
+PASSES: tuple[Rewrite, ...] = (fuse_normalize, fuse_normalize_mul)

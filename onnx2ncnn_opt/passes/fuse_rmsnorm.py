@@ -42,7 +42,7 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     require(len(axes) == 1, f"'{mean.name}' is over several axes")
     require(isinstance(size, int), f"the size of '{x.name}' along the mean's axis is unknown")
     assert isinstance(size, int)
-    return _normalized(x, root, axes[0], mean, offset(eps), 1 / size)
+    return normalized(x, root, axes[0], mean, offset(eps), 1 / size)
 
 
 @rewrite(*_by_lengths(), exact=False, kept="descriptors and embeddings that are normalised by hand")
@@ -53,10 +53,10 @@ def fuse_l2norm(x: Blob, squares: Layer, root: Layer, eps: Layer | None = None) 
     """
     axes = axes_of(squares, len(known_shape(x)))
     require(len(axes) == 1, f"'{squares.name}' is over several axes")
-    return _normalized(x, root, axes[0], squares, offset(eps) if eps else 0.0, squares["coeff"])
+    return normalized(x, root, axes[0], squares, offset(eps) if eps else 0.0, squares["coeff"])
 
 
-def _normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, factor: float) -> Layer:
+def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, factor: float) -> Layer:
     """x / sqrt(factor * sum(x * x) + eps), with the sum along an axis."""
     shape = known_shape(x)
     require(eps >= 0, "what is added under the root is negative")

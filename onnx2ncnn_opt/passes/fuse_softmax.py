@@ -11,9 +11,14 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _EXP, _SUM, _MAX = 7, 0, 4
 
 
-def _forms() -> Iterator[Op]:
+def _shifted() -> Op:
+    """x minus its maximum."""
     most = op("Reduction", "most", operation=_MAX, coeff=1.0)("x")
-    exp = op("UnaryOp", "exp", op_type=_EXP)(op("BinaryOp", op_type=SUB, with_scalar=0)("x", most))
+    return op("BinaryOp", op_type=SUB, with_scalar=0)("x", most)
+
+
+def _forms() -> Iterator[Op]:
+    exp = op("UnaryOp", "exp", op_type=_EXP)(_shifted())
     yield from over(exp, op("Reduction", "total", operation=_SUM, coeff=1.0)(exp))
 
 
@@ -28,3 +33,14 @@ def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
     require(len(axes) == 1, f"'{most.name}' is over several axes")
     require(axes_of(total, rank) == axes, f"'{total.name}' is over other axes than '{most.name}'")
     return Layer("Softmax", root.name, [x], (), {"axis": axes[0], "fixbug0": 1})
+
+
+@rewrite(op("Softmax", "softmax", fixbug0=1)(_shifted()), exact=False, kept="attention that guards against overflow")
+def eliminate_shift_before_softmax(x: Blob, most: Layer, softmax: Layer) -> Layer:
+    """Softmax(x - max(x))   ⇒   Softmax(x)
+
+    Which subtracts the maximum itself.
+    """
+    rank = len(known_shape(x))
+    require(axes_of(most, rank) == (softmax["axis"] % rank,), f"'{most.name}' is not over the axis of '{softmax.name}'")
+    return softmax.having(inputs=[x])

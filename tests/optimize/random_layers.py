@@ -240,7 +240,11 @@ def _number(op_type: int, b: float, of: int) -> Step:
     return "BinaryOp", (of,), {"op_type": op_type, "with_scalar": 1, "b": b}
 
 
-# Activations that are written out: layers with their operands, where 0 is x and others are the results so far.
+def _over_rows(operation: int) -> Step:
+    return "Reduction", (0,), {"operation": operation, "reduce_all": 0, "axes": (-1,), "keepdims": 1, "fixbug0": 1}
+
+
+# What is written out: layers with their operands, where 0 is x and others are the results so far.
 WRITTEN_OUT: tuple[tuple[Step, ...], ...] = (
     (
         _number(2, 0.5, 0),
@@ -259,6 +263,8 @@ WRITTEN_OUT: tuple[tuple[Step, ...], ...] = (
     (("Sigmoid", (0,), {}), _number(2, 2.0, 1), _number(1, 1.0, 2)),
     (("AbsVal", (0,), {}), ("Eltwise", (1, 0), HALVES)),
     (("AbsVal", (0,), {}), ("BinaryOp", (1, 0), {"op_type": 0}), _number(2, 0.75, 2)),
+    (_over_rows(8), ("Clip", (1,), {"min": 1e-12, "max": 3.4e38}), ("BinaryOp", (0, 2), {"op_type": 3})),
+    (_over_rows(4), ("BinaryOp", (0, 1), {"op_type": 1}), ("Softmax", (2,), {"axis": -1, "fixbug0": 1})),
 )
 
 
