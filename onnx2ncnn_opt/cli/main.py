@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from onnx2ncnn_opt.cli.convert import convert
+from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
 from onnx2ncnn_opt.cli.passes import passes
@@ -36,6 +37,7 @@ for _command in (convert, optimize, verify, passes, ops):
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code, and lets nothing but bugs of its own become a traceback."""
     _prepare_process()
+    defer_imports()
     try:
         with cli.make_context(PROGRAM, list(sys.argv[1:] if args is None else args)) as context:
             cli.invoke(context)

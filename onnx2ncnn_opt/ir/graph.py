@@ -95,7 +95,8 @@ class Layer:
             if name in COMMON_BY_NAME:
                 return self.params.get(COMMON_BY_NAME[name].id, COMMON_BY_NAME[name].default)
             raise KeyError(f"custom layer type {self.type} has no parameter {name}")
-        return self.spec.by_name[name].default_in(_Resolved(self))
+        param = self.spec.by_name[name]
+        return param.default if param.is_plain else param.default_in(_Resolved(self))
 
     @property
     def resolved(self) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -73,7 +74,7 @@ def lower_peak(graph: Graph) -> list[Layer]:
         tried.add(layer)
         tries -= 1
         _exchange(graph, layer)
-        now = _Simulation(graph, sizes).run()
+        now = _Simulation(graph, sizes, best.peak).run()
         if now.peak < best.peak:
             best = now
             tried.clear()
@@ -115,8 +116,10 @@ class _Pending:
 
 
 class _Simulation:
-    def __init__(self, graph: Graph, sizes: Mapping[Blob, int | None]) -> None:
-        self.graph, self.sizes = graph, sizes
+    """One evaluation of a net, given up as soon as it is known to need `enough` bytes."""
+
+    def __init__(self, graph: Graph, sizes: Mapping[Blob, int | None], enough: float = inf) -> None:
+        self.graph, self.sizes, self.enough = graph, sizes, enough
         self.now = self.peak = 0
         self.at: Layer | None = None
         self.waiting: _Pending | None = None
@@ -143,7 +146,7 @@ class _Simulation:
     def evaluate(self, output: Blob) -> None:
         """Run everything that an output needs, in ncnn's order."""
         pending = self.needed(output, None)
-        while pending is not None:
+        while pending is not None and self.peak < self.enough:
             for blob in pending.bottoms:
                 if (needed := self.needed(blob, pending)) is not pending:
                     pending = needed

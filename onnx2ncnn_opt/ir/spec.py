@@ -30,6 +30,11 @@ class Param:
     default: Any
     follows: str | None = None  # the parameter whose value is the default
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the default is the same beside any other parameters."""
+        return self.follows is None and not callable(self.default)
+
     def default_in(self, params: Params) -> Any:
         """The default beside the other parameters of a layer."""
         if self.follows is not None:

@@ -82,7 +82,7 @@ def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:
     """The node with its opset's defaults filled in (onnx.reference would take the newest ones), and all attributes."""
-    proto = onnx_ir.to_proto(node)
+    proto = onnx_ir.serde.serialize_node(node)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     given = {attribute.name for attribute in proto.attribute}
     if not given <= set(schema.attributes):

@@ -99,28 +99,32 @@ class Match:
         known = self.captures.get(name)
         if known is not None:
             return self if known is value else None
-        return replace(self, captures={**self.captures, name: value})
+        return Match({**self.captures, name: value}, self.layers, self.kept)
+
+
+_NOTHING = Match()
 
 
 def matches(pattern: Op, root: Layer) -> Iterator[Match]:
     """All ways in which the pattern fits with `root` as its last layer."""
-    if pattern.fits(root):
-        yield from _match_layer(pattern, root, Match())
+    return _match_layer(pattern, root, _NOTHING) if pattern.fits(root) else iter(())
 
 
 def _match_layer(pattern: Op, layer: Layer, found: Match) -> Iterator[Match]:
+    if pattern.inputs is not None and len(pattern.inputs) != len(layer.inputs):
+        return
     bound = found._bound(pattern.capture, layer)
     if bound is None:
         return
     if pattern.is_kept:
-        bound = replace(bound, kept=(*bound.kept, layer))
+        bound = Match(bound.captures, bound.layers, (*bound.kept, layer))
     elif layer not in bound.layers:
-        bound = replace(bound, layers=(*bound.layers, layer))
+        bound = Match(bound.captures, (*bound.layers, layer), bound.kept)
     if pattern.inputs is None:
         yield bound
-    elif len(pattern.inputs) == len(layer.inputs):
-        for blobs in _orders(layer):
-            yield from _match_inputs(pattern.inputs, blobs, bound)
+        return
+    for blobs in _orders(layer):
+        yield from _match_inputs(pattern.inputs, blobs, bound)
 
 
 def _match_inputs(patterns: tuple[Pattern, ...], blobs: tuple[Blob, ...], found: Match) -> Iterator[Match]:

@@ -93,6 +93,18 @@ def test_no_verify_needs_neither_runtime(tmp_path: Path) -> None:
     assert names(tmp_path) == {"model.onnx"} | net_files("model")
 
 
+def test_symbolic_sizes_need_no_sympy(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 2, h, w] x) => (float[1, n] y) { y = Flatten(x) }")
+    code = (
+        "import sys; from onnx2ncnn_opt.cli.main import main; code = main(sys.argv[1:]);"
+        "print('loaded', 'sympy.core' in sys.modules); import onnx_ir;"
+        "print(onnx_ir.SymbolicDim('n') + 1); print('loaded', 'sympy.core' in sys.modules); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "convert", "model.onnx", "--no-verify"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-3:] == ["loaded False", "n + 1", "loaded True"]
+
+
 def test_a_folder_as_prefix(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
     (tmp_path / "nets").mkdir()
