@@ -310,7 +310,9 @@ def test_an_interrupted_conversion_leaves_nothing(
     assert len(names(tmp_path)) == 4
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (code, message)
+    # Python ends by SIGINT itself where that came while a string was executed (a dataclass); a shell sees the same.
+    seen = 128 - process.returncode if process.returncode < 0 else process.returncode
+    assert (seen, err) == (code, message)
     assert names(tmp_path) == {"model.onnx"}
 
 
