@@ -1,32 +1,37 @@
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.passes._views import Writer
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass
 
 # Input makes what the caller feeds; Noop and Split exist to give one value several public names.
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
+# A Split packs rows by 4 and more where their number allows it, and these layers have each of its blobs unpacked again.
+_UNPACKED = frozenset({"MatMul", "RotaryEmbed", "SDPA"})
+_SMALL = 2**13  # elements of a constant that is made anew in less time than that takes
 
 
 @graph_pass(exact=True, kept="views and masks that every layer of a transformer makes anew")
 def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 
-    Layers of one type with the same inputs, parameters and weights; constants too. Custom layers may do anything.
+    Layers of one type with the same inputs, parameters and weights; constants too, unless they are small and made anew
+    faster than shared. Custom layers may do anything.
     """
     writer = Writer(graph)
+    apart: dict[Blob, Blob] = {}  # constants that stay, and the equal ones before them
     first: dict[Hashable, Layer] = {}
     weighed: dict[Hashable, dict[bytes, Layer]] = {}
     for layer in graph.layers:
         if layer.type in _UNIQUE or layer.is_custom:
             continue
-        key = _key(layer)
+        key = _key(layer, [apart.get(blob, blob) for blob in layer.inputs])
         other = first.setdefault(key, layer)
         if other is layer:
             continue
@@ -40,6 +45,10 @@ def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
         if any(old.is_output and new.is_output for old, new in pairs):
             yield Miss((other, layer), "both are outputs of the net")
             continue
+        if _is_faster_apart(layer) and _is_faster_apart(other):
+            apart[layer.output] = other.output
+            yield Miss((other, layer), "a small constant is made anew faster than it is packed and unpacked")
+            continue
         users = [user for blob in layer.outputs for user in blob.users]
         for old, new in pairs:
             writer.take_over(old, new)
@@ -48,9 +57,17 @@ def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
         yield Change((layer,), (other, *users))
 
 
-def _key(layer: Layer) -> Hashable:
+def _is_faster_apart(layer: Layer) -> bool:
+    if layer.type != "MemoryData" or layer.weights["data"].size > _SMALL:
+        return False
+    shape, users = layer.output.shape, layer.output.users
+    is_packed = shape is not None and isinstance(shape[0], int) and shape[0] % 4 == 0
+    return is_packed and not layer.output.is_output and all(user.type in _UNPACKED for user in users)
+
+
+def _key(layer: Layer, inputs: Sequence[Blob]) -> Hashable:
     params = sorted((str(name), _frozen(value)) for name, value in layer.params.items() if name != "shape_hints")
-    return layer.type, tuple(map(id, layer.inputs)), tuple(params), len(layer.outputs)
+    return layer.type, tuple(map(id, inputs)), tuple(params), len(layer.outputs)
 
 
 def _frozen(value: Any) -> str:
