@@ -1,11 +1,12 @@
 """What `optimize` makes of .param files whose weights nobody has: they are filled with random numbers first.
 
-    python scripts/measure_params.py FILE_OR_FOLDER... [--size 64] [--most 30] [--only TEXT]
+    python scripts/measure_params.py FILE_OR_FOLDER... [--most 30] [--only TEXT]
 
 For nets as they lie in repositories: those of ncnn's benchmark/models, and of the apps that use ncnn. Inputs of no
-stated shape get one from the first layer that tells their channels, and `--size` for height and width; nets of more
-than `--most` million weights are left out. A line is `ok` or what is wrong, a net, its layers before and after, and the
-largest difference. Nets that ncnn itself does not run (so filled) are counted apart.
+stated shape get one from the first layer that tells their channels, and as height and width the first of some sizes at
+which every layer takes what it gets; nets of more than `--most` million weights are left out. A line is `ok` or what is
+wrong, a net, its layers before and after, and the largest difference. Nets that ncnn itself does not run (so filled)
+are counted apart.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from onnx2ncnn_opt.param.text import parse_param
 Sizes = tuple[int, ...]
 
 ROWS = 9  # of a sequence
+SIZES = (64, 112, 128, 160, 192, 224, 256, 320, 384, 416, 512, 640)  # of images
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
@@ -103,7 +105,7 @@ def _wanted(layer: Layer, size: int) -> Sizes | None:
     return None
 
 
-def measure(file: Path, folder: Path, size: int, most: float) -> tuple[str, str]:
+def measure(file: Path, folder: Path, most: float) -> tuple[str, str]:
     """A net's outcome in a word, and its line."""
     try:
         graph = parse_param(file.read_bytes(), file=str(file)).graph
@@ -115,8 +117,11 @@ def measure(file: Path, folder: Path, size: int, most: float) -> tuple[str, str]
         fill(graph)
         with (folder / "in.bin").open("wb") as stream:
             write_weights(graph, stream)
-        given = shapes(graph, size)
-        result = optimize(file, folder / "in.bin", shapes=given)
+        for size in SIZES:
+            given = shapes(graph, size)
+            result = optimize(file, folder / "in.bin", shapes=given)
+            if not result.misfit:
+                break
         before, after = result.layers
         files = result.save(folder / "out")
         report = result.verify()
@@ -136,14 +141,13 @@ def main() -> None:
     """Measure every net, and count the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--most", type=float, default=30.0)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for file in nets(options.paths, options.only):
-            outcome, line = measure(file, Path(folder), options.size, options.most)
+            outcome, line = measure(file, Path(folder), options.most)
             counts[outcome] += 1
             print(f"{outcome}\t{file}\t{line}", flush=True)
     print(*(f"{count} {outcome}" for outcome, count in counts.most_common()), sep=", ")
