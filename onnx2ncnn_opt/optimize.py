@@ -108,6 +108,14 @@ class Optimized:
         """Patterns that were found but could not be rewritten, with the reasons."""
         return tuple(event for event in self.events if isinstance(event, NearMiss))
 
+    @property
+    def caches(self) -> list[str]:
+        """Outputs that only ncnn can read: the keys and values that attention keeps for the next run."""
+        from onnx2ncnn_opt.verify.nets import caches
+
+        found = caches(self.graph)
+        return [blob.name for blob in self.graph.outputs if blob in found]
+
     @contextmanager
     def drafts(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
         """The files under temporary names, which take their places when the block ends without an error.
@@ -136,7 +144,7 @@ class Optimized:
         threads: int | None = None,
         worker: NcnnWorker | None = None,
     ) -> Verification:
-        """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output.
+        """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
         to temporary ones. `threads` is the number of cores to use, and
@@ -155,7 +163,8 @@ class Optimized:
         from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, run_reference
 
         drawn = draw_feeds(self.graph, self.shapes, seed=seed)
-        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        opaque = set(self.caches)
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob.name not in opaque]
         given = {self._blobs[blob.name]: array for blob, array in drawn.items()}
         asked = {self._blobs[blob.name]: blob.name for blob in outputs}
         options: dict[str, Any] = {"timeout": timeout, "threads": threads or os.cpu_count() or 1}

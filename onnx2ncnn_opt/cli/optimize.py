@@ -132,6 +132,7 @@ def optimize(
         is_own=result.storage is not None and result.storage.is_own,
         kept=[str(kept) for kept in result.storage.kept] if result.storage else [],
         renamed=known,
+        caches=result.caches,
         folded=folded,
         verified=rows,
         files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],

@@ -35,6 +35,7 @@ class OptimizationSummary:
     is_own: bool
     kept: Sequence[str]
     renamed: Mapping[str, str]
+    caches: Sequence[str]
     folded: Sequence[OutputRow]
     verified: Sequence[OutputRow] | None
     files: Sequence[tuple[str, int]]
@@ -69,6 +70,8 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         blocks.append(output_table(summary.folded, "output in fp32"))
     if summary.verified:
         blocks.append(output_table(summary.verified))
+        if summary.caches:
+            blocks.append(f"note: caches are not compared, as only ncnn can read them: {', '.join(summary.caches)}")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
     return blocks

@@ -27,14 +27,29 @@ _MOVES = frozenset(
 )
 
 
+def caches(graph: Graph) -> set[Blob]:
+    """What attention keeps of keys and values from run to run: inputs that may be unset, and outputs.
+
+    How they lie in memory is ncnn's business: numbers that are fed into them, or read out of them, mean nothing.
+    """
+    found: set[Blob] = set()
+    for layer in graph:
+        if layer.type in ("SDPA", "MultiHeadAttention") and layer["kv_cache"]:
+            found.update((*layer.inputs[-2:], *layer.outputs[1:]))
+    return found
+
+
 def draw_feeds(graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0) -> dict[Blob, Array]:
     """An array for each input that is used, the same for the same seed: N(0,1), or valid indexes for an Embed.
+
+    Caches stay unset, as they are before a first run.
 
     `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one.
     """
     feeds: dict[Blob, Array] = {}
+    unset = caches(graph)
     for position, blob in enumerate(graph.inputs):
-        if not blob.users:
+        if not blob.users or blob in unset:
             continue
         shape = shapes.get(blob.name)
         if shape is None:

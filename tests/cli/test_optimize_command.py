@@ -67,6 +67,24 @@ def test_shapes_that_a_net_does_not_take_verify_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--shape", "data:12").code == 0
 
 
+def test_caches_of_attention_stay_unset_and_are_not_compared(tmp_path: Path) -> None:
+    lines = (
+        "Input in 0 4 q k v mask",
+        "Input cache 0 2 past_k past_v",
+        "ReLU r 1 1 q a",
+        "ReLU t 1 1 a b",
+        "SDPA s 6 3 b k v mask past_k past_v y next_k next_v 5=1 7=1",
+    )
+    write_net(tmp_path, *lines, stem="in")
+    shapes = [word for shape in ("q:4,3,8", "k:2,3,8", "v:2,3,8", "mask:3,3") for word in ("--shape", shape)]
+    ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", *shapes)
+    assert (ended.code, ended.err) == (0, "")
+    assert [words[:2] for words in ended.lines("output")] == [["y", "ok"]]
+    assert "note: caches are not compared, as only ncnn can read them: next_k, next_v" in ended.out
+    graph = read_net(tmp_path / "out.param", tmp_path / "out.bin").graph
+    assert [layer.type for layer in graph] == ["Input", "Input", "ReLU", "SDPA"]
+
+
 def test_binary_and_back(tmp_path: Path) -> None:
     net(tmp_path)
     ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "mid", "--binary")
