@@ -254,6 +254,8 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
         yield {tuple(factor for factor in factors if isinstance(factor, str)): Fraction(k)}
     elif len(factors) == 1:
         yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
+        if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
+            yield {(f"#{calls[0]}",): Fraction(k)}  # itself: what is 0 or more counts like a place
     elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
         yield {}
 

@@ -77,6 +77,7 @@ def test_bounds_are_found() -> None:
         (h * w - h, 0),
         (n - smaller(n, 512), 0),
         (larger(n - 5, 0), 0),
+        (n // 4 * 4 - n // 4 * 4 // 5 * 5, 0),
         (missing, 0),
         (7 - missing, 0),
         (place(0) * w + place(1), 0),

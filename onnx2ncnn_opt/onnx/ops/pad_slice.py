@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, at_most, known
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, at_most, known, larger, smaller
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
@@ -260,14 +260,35 @@ def _are_fixed(*sizes: Dim) -> bool:
 
 def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
     """Padding by as much as the amounts can become, and a Crop of what is too much."""
-    if mode not in ("constant", "edge"):
+    if mode == "wrap":
         raise im.refuse(f"mode {mode} with pads of {begin} and {end}, which are not fixed", "bind sizes with --shape")
     before, behind = at_most(begin), at_most(end)
-    if not at_least(begin, 0) or not at_least(end, 0) or before is None or behind is None:
+    positive = at_least(begin, 0) and at_least(end, 0)
+    if mode == "reflect" and positive:
+        return _reflected(im, x, axis, begin, end)
+    if not positive or before is None or behind is None:
         reason = f"pads of {begin} and {end}, which may be below 0, or any number"
         raise im.refuse(reason, "bind sizes with --shape")
     wide = _padding(im, x, {axis: (before, behind)}, mode, value) if before or behind else x
     return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
+
+
+def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
+    """The axis between all that can be reflected of it, and a Crop of what is too much."""
+    lying, size = im.along(x, [axis]), x.shape[axis]
+    dim = lying.view.dim_of(axis)
+    if dim is None:  # size 1: there is nothing to reflect
+        return x
+    mirrored, parts, before = flip(im, lying, axis), [lying], larger(size - 1, 1)
+    if begin != 0:
+        parts.insert(0, crop(im, mirrored, axis, 0, before))
+    if end != 0:
+        parts.append(crop(im, mirrored, axis, smaller(size - 1, 1), size))
+    blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
+    assert blob.shape is not None
+    whole = Tensor(blob, resized(lying.view, axis, blob.shape[dim]), x.dtype)
+    first = before if begin != 0 else 0
+    return crop(im, whole, axis, first - begin, first + size + end)
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:

@@ -27,7 +27,10 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
         raise im.refuse(f"{_text(shape)} copies sizes that {_text(x.shape)} does not have")
     wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
     if -1 in wanted:
-        rest = exact_div(product(x.shape), product(size for size in wanted if size != -1))
+        whole, others = product(x.shape), product(size for size in wanted if size != -1)
+        rest = exact_div(whole, others)
+        if rest is None and isinstance(whole, Sym) and others != 0:
+            rest = whole // others  # which ONNX demands to be even
         if rest is None:
             raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(shape)}", "bind sizes with --shape")
         wanted[wanted.index(-1)] = rest
