@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.ops.quantization import (
@@ -17,10 +17,9 @@ from onnx2ncnn_opt.onnx.ops.quantization import (
     dequantize_linear,
     dynamic_quantize_linear,
     per_row,
-    product,
     quantize_linear,
     quantized,
-    quotient,
+    scaling,
     sums_of,
     type_of,
 )
@@ -61,7 +60,7 @@ def qlinear_mul(
 ) -> Value:
     """BinaryOp mul of whole numbers, and as QuantizeLinear."""
     products = binary(im, MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
-    factor = quotient(im, product(im, a_scale, b_scale), c_scale)
+    factor = scaling(im, DIV, scaling(im, MUL, a_scale, b_scale), c_scale)
     return quantized(im, binary(im, MUL, products, factor), c_zero_point, type_of(c_zero_point))
 
 
@@ -207,10 +206,10 @@ def qgemm(
     sums: Value = matmul(im, left, right)
     if c is not None:
         sums = binary(im, ADD, sums, Constant(c.astype(np.float32)))
-    factor = product(im, product(im, number(alpha), a_scale), b_scale)
+    factor = scaling(im, MUL, scaling(im, MUL, number(alpha), a_scale), b_scale)
     if y_scale is None:
         return binary(im, MUL, sums, factor)
-    return quantized(im, binary(im, MUL, sums, quotient(im, factor, y_scale)), y_zero_point, type_of(y_zero_point))
+    return quantized(im, binary(im, MUL, sums, scaling(im, DIV, factor, y_scale)), y_zero_point, type_of(y_zero_point))
 
 
 @onnx_op("MatMulIntegerToFloat", domain=MICROSOFT, integers=True)
@@ -226,7 +225,7 @@ def matmul_integer_to_float(
 ) -> Value:
     """MatMul of whole numbers, times the scales."""
     sums = sums_of(im, a, a_zero_point, b, b_zero_point)
-    result = binary(im, MUL, sums, product(im, per_row(im, a, a_scale), b_scale))
+    result = binary(im, MUL, sums, scaling(im, MUL, per_row(im, a, a_scale), b_scale))
     return result if bias is None else binary(im, ADD, result, bias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,8 @@ def max_pool(
 ) -> Tensor:
     """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
     x = as_numbers(im, x)
-    if any(d != 1 for d in dilations):
-        return _dilated_max(im, x, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides)
-    return _pool(im, x, 0, auto_pad, ceil_mode, kernel_shape, pads, strides, count_include_pad=True)
+    window = _window(im, x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    return _dilated_max(im, x, window) if window.has_gaps else _pool(im, x, 0, window, count_include_pad=True)
 
 
 @onnx_op("AveragePool", since=7, batch=0)
@@ -56,39 +56,72 @@ def average_pool(
     strides: Ints = (),
 ) -> Tensor:
     """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
-    if any(d != 1 for d in dilations):
-        include = bool(count_include_pad)
-        return _dilated_average(im, x, auto_pad, ceil_mode, dilations, kernel_shape, pads, strides, include)
-    return _pool(im, x, 1, auto_pad, ceil_mode, kernel_shape, pads, strides, count_include_pad=bool(count_include_pad))
+    window = _window(im, x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    include = bool(count_include_pad)
+    return (
+        _dilated_average(im, x, window, include)
+        if window.has_gaps
+        else _pool(im, x, 1, window, count_include_pad=include)
+    )
 
 
-def _pool(
+@dataclass(frozen=True)
+class _Window:
+    """How a window moves; `tail` is what `ceil_mode` adds to the pads at the ends of the axes."""
+
+    kernel: Ints
+    dilations: Ints
+    strides: Ints
+    pads: Ints
+    tail: Ints
+
+    @property
+    def has_gaps(self) -> bool:
+        return any(d != 1 for d in self.dilations)
+
+    @property
+    def around(self) -> Ints:
+        """The pads with the tail."""
+        n = len(self.kernel)
+        return (*self.pads[:n], *(end + more for end, more in zip(self.pads[n:], self.tail, strict=True)))
+
+
+def _window(
     im: ImportContext,
     x: Tensor,
-    kind: int,
+    kernel: Ints,
     auto_pad: str,
     ceil_mode: int,
-    kernel: Ints,
+    dilations: Ints,
     pads: Ints,
     strides: Ints,
-    *,
-    count_include_pad: bool,
-) -> Tensor:
+) -> _Window:
     n = len(kernel)
-    stride = strides or (1,) * n
-    explicit, tail = _pads(im, x, auto_pad, ceil_mode, kernel, pads, (1,) * n, stride)
-    blob = im.channels(x)
-    if kind == 1 and count_include_pad and any(tail):
+    dilations, strides = dilations or (1,) * n, strides or (1,) * n
+    if n not in _SUFFIX or x.rank != n + 2:
+        raise im.refuse(f"a window of {n} dimensions over a tensor of rank {x.rank}")
+    if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
+        # ONNX Runtime pads as if there were no dilations.
+        raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
+    explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilations, strides)
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    by_ceil = ceil_mode and auto_pad in ("NOTSET", "")
+    tail = _ceil_tail(im, x, extents, explicit, strides) if by_ceil else (0,) * n
+    return _Window(kernel, dilations, strides, explicit, tail)
+
+
+def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_include_pad: bool) -> Tensor:
+    blob, around = im.channels(x), window.around
+    if kind == 1 and count_include_pad and any(window.tail):
         # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
-        if any(explicit):
-            zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(explicit).items()}
+        if any(window.pads):
+            zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(window.pads).items()}
             blob = im.layer("Padding", blob, **zeros)
-        explicit, count_include_pad = (0,) * 2 * n, False
-    pads = (*explicit[:n], *(end + more for end, more in zip(explicit[n:], tail, strict=True)))
-    params: dict[str, Any] = spatial("kernel", kernel) | spatial("stride", stride) | pad_params(pads)
-    include = int(kind == 1 and count_include_pad and any(pads))
+        around, count_include_pad = (0,) * len(window.tail) + window.tail, False
+    params: dict[str, Any] = spatial("kernel", window.kernel) | spatial("stride", window.strides) | pad_params(around)
+    include = int(kind == 1 and count_include_pad and any(around))
     blob = im.layer(
-        f"Pooling{_SUFFIX[n]}",
+        f"Pooling{_SUFFIX[len(window.kernel)]}",
         blob,
         pooling_type=kind,
         pad_mode=_FLOOR,
@@ -99,26 +132,16 @@ def _pool(
     return im.wrap(blob, (x.shape[0], *blob.shape), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
 
 
-def _dilated_max(
-    im: ImportContext,
-    x: Tensor,
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Ints,
-    kernel: Ints,
-    pads: Ints,
-    strides: Ints,
-) -> Tensor:
+def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
     """The largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
-    n = len(kernel)
-    stride = strides or (1,) * n
-    explicit, tail = _pads(im, x, auto_pad, ceil_mode, kernel, pads, dilations, stride)
-    window, around = list(kernel), [*explicit[:n], *(e + t for e, t in zip(explicit[n:], tail, strict=True))]
-    for i in range(n):
-        if dilations[i] != 1 and kernel[i] != 1:
-            x = _largest(im, x, i + 2, kernel[i], dilations[i], (around[i], around[n + i]))
-            window[i], around[i], around[n + i] = 1, 0, 0
-    return _pool(im, x, 0, "NOTSET", 0, tuple(window), tuple(around), stride, count_include_pad=True)
+    n = len(window.kernel)
+    kernel, around = list(window.kernel), list(window.around)
+    for i, dilation in enumerate(window.dilations):
+        if dilation != 1 and kernel[i] != 1:
+            x = _largest(im, x, i + 2, kernel[i], dilation, (around[i], around[n + i]))
+            kernel[i], around[i], around[n + i] = 1, 0, 0
+    rest = _Window(tuple(kernel), (1,) * n, window.strides, tuple(around), (0,) * n)
+    return _pool(im, x, 0, rest, count_include_pad=True)
 
 
 def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, pads: tuple[int, int]) -> Tensor:
@@ -139,28 +162,16 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     return im.tensor(largest)
 
 
-def _dilated_average(
-    im: ImportContext,
-    x: Tensor,
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Ints,
-    kernel: Ints,
-    pads: Ints,
-    strides: Ints,
-    include: bool,
-) -> Tensor:
+def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: bool) -> Tensor:
     """Sums over windows, divided by the number of elements in each that count."""
-    n, channels = len(kernel), x.shape[1]
-    stride = strides or (1,) * n
-    explicit, tail = _pads(im, x, auto_pad, ceil_mode, kernel, pads, dilations, stride)
+    kernel, pads, n, channels = window.kernel, window.pads, len(window.kernel), x.shape[1]
     if not isinstance(channels, int):
         raise im.refuse("dilations over channels whose number is not fixed", "bind it with --shape")
-    around = (*explicit[:n], *(e + t for e, t in zip(explicit[n:], tail, strict=True)))
-    even = not any(tail) and (include or not any(explicit))
+    even = not any(window.tail) and (include or not any(pads))
     weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
-    params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", dilations) | spatial("stride", stride)
-    params |= pad_params(around) | {"num_output": channels, "group": channels, "weight_data_size": weight.size}
+    params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", window.dilations)
+    params |= spatial("stride", window.strides) | pad_params(window.around)
+    params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
     kind = f"ConvolutionDepthWise{_SUFFIX[n]}"
     blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)
     assert blob.shape is not None
@@ -172,35 +183,11 @@ def _dilated_average(
         size, out = x.shape[i + 2], sums.shape[i + 2]
         if not isinstance(size, int) or not isinstance(out, int):
             raise im.refuse("dilations and pads over a size that is not fixed", "bind it with --shape")
-        first, last = (-explicit[i], size + explicit[n + i]) if include else (0, size)
-        places = np.arange(out)[:, None] * stride[i] - explicit[i] + np.arange(kernel[i]) * dilations[i]
+        first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
+        places = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
         counts = ((places >= first) & (places < last)).sum(1)
         share = share[..., None] / counts
     return im.tensor(binary(im, MUL, sums, Constant(share)))
-
-
-def _pads(
-    im: ImportContext,
-    x: Tensor,
-    auto_pad: str,
-    ceil_mode: int,
-    kernel: Ints,
-    pads: Ints,
-    dilations: Ints,
-    strides: Ints,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The explicit pads, and what `ceil_mode` adds at the ends of the axes."""
-    n = len(kernel)
-    if n not in _SUFFIX or x.rank != n + 2:
-        raise im.refuse(f"a window of {n} dimensions over a tensor of rank {x.rank}")
-    if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
-        # ONNX Runtime pads as if there were no dilations.
-        raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
-    explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilations, strides)
-    if not ceil_mode or auto_pad not in ("NOTSET", ""):
-        return explicit, (0,) * n
-    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    return explicit, _ceil_tail(im, x, extents, explicit, strides)
 
 
 def _ceil_tail(

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
@@ -75,7 +75,7 @@ def dequantize_linear(
     """BinaryOp sub for the zero point, and mul."""
     scale = beside(im, x, x_scale, axis, block_size)
     zero = None if x_zero_point is None else beside(im, x, x_zero_point, axis, block_size)
-    return product(im, centred(im, x, zero), scale)
+    return scaling(im, MUL, centred(im, x, zero), scale)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)
@@ -164,7 +164,7 @@ def qlinear_conv(
         pads=pads,
         strides=strides,
     )
-    factor = quotient(im, product(im, x_scale, beside(im, sums, w_scale, 1)), y_scale)
+    factor = scaling(im, DIV, scaling(im, MUL, x_scale, beside(im, sums, w_scale, 1)), y_scale)
     return quantized(im, binary(im, MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
 
@@ -182,7 +182,7 @@ def qlinear_matmul(
 ) -> Value:
     """MatMul of whole numbers, and as QuantizeLinear of the sums."""
     sums = sums_of(im, a, a_zero_point, b, b_zero_point)
-    factor = quotient(im, product(im, per_row(im, a, a_scale), b_scale), per_row(im, a, y_scale))
+    factor = scaling(im, DIV, scaling(im, MUL, per_row(im, a, a_scale), b_scale), per_row(im, a, y_scale))
     zero = per_row(im, a, y_zero_point)
     return quantized(im, binary(im, MUL, sums, factor), zero, type_of(y_zero_point))
 
@@ -253,18 +253,9 @@ def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
     return binary(im, SUB, x, zero)
 
 
-def product(im: ImportContext, a: Value, b: Value) -> Value:
-    """a * b, as a constant where both are."""
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(im.f32(a.array) * im.f32(b.array))
-    return binary(im, MUL, a, b)
-
-
-def quotient(im: ImportContext, a: Value, b: Value) -> Value:
-    """a / b, as a constant where both are."""
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(im.f32(a.array) / im.f32(b.array))
-    return binary(im, DIV, a, b)
+def scaling(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+    """a * b or a / b, as a constant of 32 bits where both are constants of any."""
+    return arithmetic(im, op_type, *(Constant(im.f32(x.array)) if isinstance(x, Constant) else x for x in (a, b)))
 
 
 def sums_of(im: ImportContext, a: Value, a_zero_point: Value | None, b: Value, b_zero_point: Value | None) -> Tensor:
