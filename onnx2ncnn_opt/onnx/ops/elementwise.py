@@ -8,7 +8,6 @@ Integers are calculated as float32, which holds them exactly up to 2**24.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
@@ -20,10 +19,10 @@ from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form, meeting
-from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value, number_value, turned_over
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers, number_value, turned_over
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Operand, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Operand, Tensor, Value
 
 ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
 FLOOR_DIVIDE = 15
@@ -208,95 +207,6 @@ def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
 def _whole(im: ImportContext, x: Value) -> Value:
     """The result of an operator on integers, within the bounds of its type."""
     return turned_over(im, x) if isinstance(x, Tensor) else x
-
-
-# Exponents that UnaryOp has, exactly.
-_POWERS = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}
-_LARGEST_PRODUCT = 4
-
-
-@onnx_op("Pow", since=7, integers=True)
-def pow_(im: ImportContext, a: Value, b: Value) -> Value:
-    """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
-
-    ncnn's vectorised pow is exp(b * log(a)): garbage for a base of zero or below, where ONNX multiplies or gives NaN.
-    The layer Power takes its time, but is exact.
-    """
-    exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
-    if not is_float(a.dtype):
-        if (
-            isinstance(a, Constant)
-            or exponent is None
-            or exponent not in range(1, _LARGEST_PRODUCT + 1)
-            or a.dtype.itemsize < 4
-        ):
-            reason = f"a power of {a.dtype} other than a constant whole one from 1 to {_LARGEST_PRODUCT}"
-            raise im.refuse(reason, "cast the base to float before")
-        return _whole_power(im, as_numbers(im, a), int(exponent))
-    b = float_value(im, b)
-    if isinstance(a, Tensor) and exponent is not None:
-        return _scalar_power(im, a, exponent)
-    if not _is_positive(a):
-        raise im.refuse(
-            "ncnn's power of two tensors is wrong for a base that is not positive, and this one may be",
-            "clamp the base: x.clamp(min=1e-6).pow(y)",
-        )
-    return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
-
-
-def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
-    if exponent == 1:
-        return x
-    if exponent in _POWERS:
-        return im.unary(x, "UnaryOp", op_type=_POWERS[exponent])
-    if exponent in range(2, _LARGEST_PRODUCT + 1):
-        return _whole_power(im, x, int(exponent))
-    if not np.isfinite(np.float32(exponent)):
-        raise im.refuse(f"the exponent is {exponent}")
-    return im.unary(x, "Power", power=exponent)
-
-
-def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
-    """x to a whole power by squaring."""
-    if exponent == 1:
-        return x
-    half = _whole_power(im, x, exponent // 2)
-    square = im.unary(half, "UnaryOp", op_type=4)
-    return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
-
-
-# Layers that give no number below 0, and of UnaryOp abs, square, square root and exp.
-_NOT_NEGATIVE = ("HardSigmoid", "Sigmoid", "Softmax", "Threshold")
-_NOT_NEGATIVE_UNARY = (0, 4, 5, 7)
-_SAME_NUMBERS = ("Crop", "Flip", "Permute", "Reshape", "Slice", "Tile")
-
-
-def _is_positive(x: Value) -> bool:
-    """Whether every number is surely greater than zero."""
-    return bool((x.array > 0).all()) if isinstance(x, Constant) else _lowest(x.blob) > 0
-
-
-def _lowest(blob: Blob) -> float:
-    """A number that none of a blob's is below."""
-    layer = blob.producer
-    assert layer is not None
-    if layer.type == "Clip":
-        return float(layer["min"])
-    if layer.type in _NOT_NEGATIVE or (layer.type == "UnaryOp" and layer["op_type"] in _NOT_NEGATIVE_UNARY):
-        return 0.0
-    if layer.type == "ReLU" and layer["slope"] == 0:
-        return 0.0
-    if layer.type in _SAME_NUMBERS:
-        return _lowest(layer.inputs[0])
-    if layer.type == "BinaryOp" and layer["with_scalar"]:
-        low, b = _lowest(layer.inputs[0]), float(layer["b"])
-        if layer["op_type"] == MAX:
-            return max(low, b)
-        if layer["op_type"] == ADD:
-            return low + b
-        if layer["op_type"] == MUL and b > 0:
-            return low * b
-    return -math.inf
 
 
 @onnx_op("Sum")

@@ -1,0 +1,131 @@
+"""Bits of integers, by arithmetic on whole numbers: shifts are factors, and a bit is what two floors leave.
+
+The floors of numbers below 0 have the bits of their two's complement.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import number_value, turned_over
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
+
+_FLOOR = 2  # of UnaryOp
+_MOST_BITS = 16  # of two tensors; seven layers each
+_EXACT_BITS = 24
+
+
+@onnx_op("BitShift", since=11, integers=True)
+def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value:
+    """BinaryOp mul by a power of two, and UnaryOp floor to the right."""
+    if direction not in ("LEFT", "RIGHT"):
+        raise im.refuse(f"direction {direction} is not known")
+    width = 8 * x.dtype.itemsize
+    within = (y >= 0) & (y < width)
+    places = np.where(within, y, width).astype(np.float64)
+    moved = number_value(im, x)
+    if direction == "LEFT" and width > _MOST_BITS and (y[within] > _EXACT_BITS).any():
+        raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds")
+    if direction == "LEFT":
+        return _of_type(im, binary(im, MUL, moved, Constant(np.where(within, 2.0**places, 0))), x)
+    return _of_type(im, im.unary(binary(im, MUL, moved, Constant(2.0**-places)), "UnaryOp", op_type=_FLOOR), x)
+
+
+@onnx_op("BitwiseAnd", since=18, integers=True)
+def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
+    """Floors of quotients by powers of two."""
+    return _of_type(im, _common(im, a, b), a)
+
+
+@onnx_op("BitwiseOr", since=18, integers=True)
+def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
+    """a + b, less what is common."""
+    both = binary(im, ADD, a, b)
+    return _of_type(im, binary(im, SUB, both, _common(im, a, b)), a)
+
+
+@onnx_op("BitwiseXor", since=18, integers=True)
+def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
+    """a + b, less what is common to both twice."""
+    both = binary(im, ADD, a, b)
+    return _of_type(im, binary(im, SUB, both, binary(im, MUL, _common(im, a, b), number(2))), a)
+
+
+@onnx_op("BitwiseNot", since=18, integers=True)
+def bitwise_not(im: ImportContext, x: Tensor) -> Value:
+    """-1 - x; of unsigned numbers the largest one minus x."""
+    if x.dtype != np.int64 and x.dtype.itemsize > 2:
+        raise im.refuse(f"the bits of {x.dtype}, of which float32 holds 24", "cast to int64 before, if 24 are enough")
+    largest = -1 if x.dtype.kind == "i" else 2 ** (8 * x.dtype.itemsize) - 1
+    return _of_type(im, binary(im, SUB, number(largest), x), x)
+
+
+def _of_type(im: ImportContext, x: Value, like: Value) -> Tensor:
+    x = im.tensor(x)
+    return turned_over(im, Tensor(x.blob, x.view, held_as_float(like.dtype)))
+
+
+def _common(im: ImportContext, a: Value, b: Value) -> Value:
+    """a & b."""
+    dtype = a.dtype
+    if isinstance(a, Constant):
+        a, b = b, a
+    if isinstance(b, Constant) and b.scalar is not None:
+        return _masked(im, number_value(im, a), int(b.array.reshape(-1)[0]))
+    width = 8 * dtype.itemsize
+    if width > _MOST_BITS:
+        reason = f"bits of {dtype} beside others that are not one constant"
+        raise im.refuse(reason, f"cast to integers of at most {_MOST_BITS} bits before")
+    signed = dtype.kind == "i"
+    of_a, of_b = (_bits(im, number_value(im, x), width, signed=signed) for x in (a, b))
+    weights = [2.0**place for place in range(width)]
+    if signed:
+        weights[-1] *= -1
+    parts = [
+        binary(im, MUL, binary(im, MUL, p, q), number(weight)) for p, q, weight in zip(of_a, of_b, weights, strict=True)
+    ]
+    return reduce(lambda total, part: binary(im, ADD, total, part), parts)
+
+
+def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Value]:
+    """The bits of a number, the lowest first; the sign's is -1."""
+    bits: list[Value] = []
+    while len(bits) < width - signed:
+        above = im.unary(binary(im, MUL, x, number(0.5)), "UnaryOp", op_type=_FLOOR)
+        bits.append(binary(im, SUB, x, binary(im, MUL, above, number(2))))
+        x = above
+    return [*bits, x] if signed else bits
+
+
+def _masked(im: ImportContext, x: Value, mask: int) -> Value:
+    """x & mask: of each run of ones in the mask what is left of x without the bits below and above."""
+    total: Value | None = None
+    place = 0
+    while mask >> place:
+        if not mask >> place & 1:
+            place += 1
+            continue
+        part = _cleared(im, x, place)
+        while mask >> place & 1 and mask >> place != -1:
+            place += 1
+        endless = mask >> place == -1  # the mask is below 0
+        if not endless:
+            part = binary(im, SUB, part, _cleared(im, x, place))
+        total = part if total is None else binary(im, ADD, total, part)
+        if endless:
+            break
+    return binary(im, MUL, x, number(0)) if total is None else total
+
+
+def _cleared(im: ImportContext, x: Value, bits: int) -> Value:
+    """The number with its lowest bits cleared."""
+    if not bits:
+        return x
+    quotient = im.unary(binary(im, MUL, x, number(2.0**-bits)), "UnaryOp", op_type=_FLOOR)
+    return binary(im, MUL, quotient, number(2.0**bits))

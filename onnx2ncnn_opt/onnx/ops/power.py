@@ -1,0 +1,136 @@
+"""Pow: powers of numbers and of tensors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, POW, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
+
+_ABS, _NEG, _FLOOR = 0, 1, 2  # of UnaryOp
+_BEYOND = 1e30  # the logarithm of no number
+
+# Exponents that UnaryOp has, exactly.
+_POWERS = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}
+_LARGEST_PRODUCT = 4
+
+
+@onnx_op("Pow", since=7, integers=True)
+def pow_(im: ImportContext, a: Value, b: Value) -> Value:
+    """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
+
+    ncnn's vectorised pow is exp(b * log(a)): garbage for a base of zero or below, where ONNX multiplies or gives NaN.
+    The layer Power takes its time, but is exact. Of two tensors the sign is put together with the power of the size.
+    """
+    exponent = b.scalar if isinstance(b, Constant) and b.rank <= a.rank else None
+    if not is_float(a.dtype):
+        if (
+            isinstance(a, Constant)
+            or exponent is None
+            or exponent not in range(1, _LARGEST_PRODUCT + 1)
+            or a.dtype.itemsize < 4
+        ):
+            reason = f"a power of {a.dtype} other than a constant whole one from 1 to {_LARGEST_PRODUCT}"
+            raise im.refuse(reason, "cast the base to float before")
+        return _whole_power(im, as_numbers(im, a), int(exponent))
+    b = float_value(im, b)
+    if isinstance(a, Tensor) and exponent is not None:
+        return _scalar_power(im, a, exponent)
+    if not _is_positive(a):
+        return _signed_power(im, float_value(im, a), b)
+    return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+
+
+def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
+    """a ** b for any base: of its size, negative for odd exponents and NaN for broken ones where the base is."""
+    log = im.unary(im.unary(im.tensor(a), "UnaryOp", op_type=_ABS), "Log")
+    # Cut off: the logarithm of 0 times an exponent of 0 would be NaN, and 0 ** 0 is 1.
+    log = im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND)
+    power: Value = im.unary(binary(im, MUL, log, b), "Exp")
+    below: Value = (
+        Constant((a.array < 0).astype(np.float32))
+        if isinstance(a, Constant)
+        else im.unary(im.unary(a, "UnaryOp", op_type=_NEG), "Threshold", threshold=0.0)
+    )
+    odd = arithmetic(im, SUB, b, arithmetic(im, MUL, _floor(im, arithmetic(im, MUL, b, number(0.5))), number(2)))
+    if not isinstance(odd, Constant) or odd.array.any():
+        power = binary(im, MUL, power, _turned(im, arithmetic(im, MUL, odd, below)))
+    broken = arithmetic(im, SUB, b, _floor(im, b))
+    if isinstance(broken, Constant):
+        if not broken.array.any():
+            return power
+        broken = Constant((broken.array > 0).astype(np.float32))
+    else:
+        broken = im.unary(broken, "Threshold", threshold=0.0)
+    wrong = im.tensor(_turned(im, arithmetic(im, MUL, broken, below)))
+    return binary(im, ADD, power, im.unary(wrong, "Log"))
+
+
+def _turned(im: ImportContext, x: Value) -> Value:
+    """1 for 0, -1 for 1."""
+    return arithmetic(im, SUB, number(1), arithmetic(im, MUL, x, number(2)))
+
+
+def _floor(im: ImportContext, x: Value) -> Value:
+    return Constant(np.floor(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=_FLOOR)
+
+
+def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
+    if exponent == 1:
+        return x
+    if exponent in _POWERS:
+        return im.unary(x, "UnaryOp", op_type=_POWERS[exponent])
+    if exponent in range(2, _LARGEST_PRODUCT + 1):
+        return _whole_power(im, x, int(exponent))
+    if not np.isfinite(np.float32(exponent)):
+        raise im.refuse(f"the exponent is {exponent}")
+    return im.unary(x, "Power", power=exponent)
+
+
+def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
+    """x to a whole power by squaring."""
+    if exponent == 1:
+        return x
+    half = _whole_power(im, x, exponent // 2)
+    square = im.unary(half, "UnaryOp", op_type=4)
+    return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
+
+
+# Layers that give no number below 0, and of UnaryOp abs, square, square root and exp.
+_NOT_NEGATIVE = ("HardSigmoid", "Sigmoid", "Softmax", "Threshold")
+_NOT_NEGATIVE_UNARY = (0, 4, 5, 7)
+_SAME_NUMBERS = ("Crop", "Flip", "Permute", "Reshape", "Slice", "Tile")
+
+
+def _is_positive(x: Value) -> bool:
+    """Whether every number is surely greater than zero."""
+    return bool((x.array > 0).all()) if isinstance(x, Constant) else _lowest(x.blob) > 0
+
+
+def _lowest(blob: Blob) -> float:
+    """A number that none of a blob's is below."""
+    layer = blob.producer
+    assert layer is not None
+    if layer.type == "Clip":
+        return float(layer["min"])
+    if layer.type in _NOT_NEGATIVE or (layer.type == "UnaryOp" and layer["op_type"] in _NOT_NEGATIVE_UNARY):
+        return 0.0
+    if layer.type == "ReLU" and layer["slope"] == 0:
+        return 0.0
+    if layer.type in _SAME_NUMBERS:
+        return _lowest(layer.inputs[0])
+    if layer.type == "BinaryOp" and layer["with_scalar"]:
+        low, b = _lowest(layer.inputs[0]), float(layer["b"])
+        if layer["op_type"] == MAX:
+            return max(low, b)
+        if layer["op_type"] == ADD:
+            return low + b
+        if layer["op_type"] == MUL and b > 0:
+            return low * b
+    return -math.inf
