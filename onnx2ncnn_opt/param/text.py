@@ -45,6 +45,10 @@ def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str,
 
 
 def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
+    header = _HEADER.match(data)
+    numbers = [_header_number(token) for token in header.groups()] if header else []
+    if not header or numbers[0] != MAGIC:
+        raise ParamError(f"{file}:1: not an ncnn .param file: it does not start with {MAGIC} and two counts")
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -52,10 +56,6 @@ def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
         raise ParamError(f"{file}:{line}: not a text file: byte {error.start} is not UTF-8") from None
     if (nul := data.find(0)) >= 0:
         raise ParamError(f"{file}:{data.count(10, 0, nul) + 1}: not a text file: byte {nul} is zero")
-    header = _HEADER.match(data)
-    numbers = [_header_number(token) for token in header.groups()] if header else []
-    if not header or numbers[0] != MAGIC:
-        raise ParamError(f"{file}:1: not an ncnn .param file: it does not start with {MAGIC} and two counts")
     at = data.count(b"\n", 0, header.end()) + 1
     layer_count, blob_count = numbers[1:]
     if (

@@ -86,6 +86,7 @@ def test_parameters_that_ncnn_refuses_or_garbles(token: str) -> None:
     [
         (b"", r":1: not an ncnn .param file"),
         (b"7767517", r":1: not an ncnn .param file"),
+        (b"\x08\x08\x12\x07pytorch 2 \xff\n", r":1: not an ncnn .param file"),  # an ONNX model
         (b"7767518\n1 1\nInput in 0 1 x\n", r":1: not an ncnn .param file"),
         (b"\xef\xbb\xbf7767517\n1 1\nInput in 0 1 x\n", r":1: not an ncnn .param file"),
         (b"7767517\n1 1\nInput in 0 1 \xff\n", r":3: not a text file: byte 25 is not UTF-8"),
