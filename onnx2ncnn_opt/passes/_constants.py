@@ -31,11 +31,19 @@ def is_single(const: Layer) -> bool:
     return element_count(const) == 1
 
 
+def is_uniform(const: Layer) -> bool:
+    """Whether all values of a MemoryData are the same float."""
+    if "data" not in const.weights or not const.weights.stored("data").is_float:
+        return False
+    data = const.weights["data"]
+    return bool(data.size and data.flat[0] == data.flat[-1] and (data == data.flat[0]).all())
+
+
 def scalar(const: Layer, x: Blob) -> float:
-    """The one value of a constant that `is_single` beside `x`; refused if it changes the shape of `x`."""
+    """The one value of a constant that `is_uniform` beside `x`; refused if it changes the shape of `x`."""
     data = constant_array(const)
     _require_no_higher_rank(data, const, x)
-    return float(data.reshape(()))
+    return float(data.flat[0])
 
 
 def per_channel(const: Layer, x: Blob, channels: int) -> Array:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._constants import finite_float32, is_single, scalar
+from onnx2ncnn_opt.passes._constants import finite_float32, is_single, is_uniform, scalar
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -11,13 +11,19 @@ _EXCHANGED |= {b: a for a, b in _EXCHANGED.items()}
 
 
 @rewrite(
-    op("BinaryOp", "binary", with_scalar=0)("x", const("constant", is_single)),
-    op("BinaryOp", "binary", with_scalar=0, op_type=frozenset(_EXCHANGED))(const("constant", is_single), "x"),
+    op("BinaryOp", "binary", with_scalar=0)("x", const("constant", is_uniform)),
+    op("BinaryOp", "binary", with_scalar=0, op_type=frozenset(_EXCHANGED))(const("constant", is_uniform), "x"),
     exact=True,
-    kept="nets of other converters, which keep numbers as blobs; other passes look for numbers",
+    kept="numbers that other converters keep as blobs, masks that mask nothing; other passes look for numbers",
 )
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:
-    """x, MemoryData (one value) ── BinaryOp ──   ⇒   x ── BinaryOp (scalar) ──"""
+    """x, MemoryData (one value) ── BinaryOp ──   ⇒   x ── BinaryOp (scalar) ──
+
+    Or many that are the same, where they lie within x.
+    """
+    shape = binary.output.shape
+    within = is_single(constant) or (shape is not None and shape == x.shape)
+    require(within, f"'{constant.name}' may be larger than '{x.name}'")
     value = scalar(constant, x)
     require(finite_float32(value), f"'{constant.name}' is not finite")
     kind = binary["op_type"]
