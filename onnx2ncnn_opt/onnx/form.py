@@ -123,7 +123,12 @@ def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int 
         )
 
     forms = [form for form in _candidates(views, costs, present, needed, whole) if fits(form)]
-    return min(forms, key=lambda form: sum(cost(form) for cost in costs if cost is not None), default=None)
+
+    def price(form: Form) -> tuple[int, int]:
+        """Layers; of what costs as many, Concat takes the form of fewer empty dims, which outputs do without."""
+        return sum(cost(form) for cost in costs if cost is not None), form.dims.count(()) if whole is not None else 0
+
+    return min(forms, key=price, default=None)
 
 
 def _candidates(
