@@ -62,9 +62,15 @@ class NcnnWorker:
         require("ncnn")
         # A file, because a pipe that nobody reads would stop a net that complains at length.
         self._log, self._log_read = tempfile.TemporaryDirectory(prefix="onnx2ncnn_opt."), 0
+        # On a busy machine threads that spin while they wait for each other take minutes for what takes a second.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         with (Path(self._log.name) / "stderr").open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, os.fspath(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+                [sys.executable, os.fspath(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
             )
         return self._process
 
