@@ -150,6 +150,13 @@ class Builder:
             raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
         return self.mat(x, [[axis] for axis in range(1, x.rank)], [0])
 
+    def channel_dims(self, x: Tensor) -> list[list[int]]:
+        """The dims of `channels`; axis 1 alone where an image of one pixel lies so: for layers that take rows too."""
+        every = [[axis] for axis in range(1, x.rank)]
+        if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Form(((1,),), (0,))):
+            return every[:1]
+        return every
+
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
         """The tensor in a form in which each of these axes is a Mat dim of its own (see `View.dim_of`).
 
@@ -319,10 +326,17 @@ class Builder:
 
     # ---- constants
 
+    def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
+        """A tensor without elements: known now, whatever the net calculates. Concat leaves it out."""
+        fixed = [size for size in shape if isinstance(size, int)]
+        if len(fixed) < len(shape):
+            raise self.refuse("it is empty, and has an axis whose size is not fixed", "bind it with --shape")
+        return Constant(np.zeros(fixed, dtype.type))
+
     def memory(self, array: Array) -> Blob:
         """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
         if not array.size:
-            raise self.refuse("a constant is empty, and ncnn has no empty tensors")
+            raise self.refuse("a tensor is empty, and ncnn has no empty tensors")
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
         key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
         if key not in self._memory:

@@ -100,9 +100,12 @@ def meeting(axes: Sequence[Atoms]) -> Atoms:
     return next((atoms for atoms in held if atoms[0].size == size), (Atom(size),) if held else ())
 
 
-def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int | None = None) -> Form | None:
-    """The form that brings aligned views to a common one with the fewest layers.
+def common_form(
+    views: Sequence[View], origin: Sequence[int], costs: Sequence[Cost | None], whole: int | None = None
+) -> Form | None:
+    """The form that brings aligned views to a common one with the fewest layers; of several the tidiest.
 
+    `views` and `origin` are as `align` gives them. A dim that is one axis, and all of it, is what others will ask for.
     `costs` tell for each view how many layers a form takes; None for a constant, which takes any form for free, but has
     no batch. `whole` is an axis that must be a dim of its own. None where no form of at most four dims fits.
     """
@@ -122,13 +125,15 @@ def common_form(views: Sequence[View], costs: Sequence[Cost | None], whole: int 
             and not any(present[axis][i] for axis in form.batch for i, cost in enumerate(costs) if cost is None)
         )
 
-    forms = [form for form in _candidates(views, costs, present, needed, whole) if fits(form)]
+    parts = [tuple(i for i in sorted(needed) if origin[i] == axis) for axis in set(origin)]
 
-    def price(form: Form) -> tuple[int, int]:
+    def price(form: Form) -> tuple[int, int, int]:
         """Layers; of what costs as many, Concat takes the form of fewer empty dims, which outputs do without."""
-        return sum(cost(form) for cost in costs if cost is not None), form.dims.count(()) if whole is not None else 0
+        tidy = sum(group in parts for group in (*form.dims, form.batch))
+        empty = form.dims.count(()) if whole is not None else 0
+        return sum(cost(form) for cost in costs if cost is not None), empty, -tidy
 
-    return min(forms, key=price, default=None)
+    return min(filter(fits, _candidates(views, costs, present, needed, whole)), key=price, default=None)
 
 
 def _candidates(

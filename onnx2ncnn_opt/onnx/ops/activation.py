@@ -78,8 +78,9 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
         return im.unary(x, "PReLU", {"slope_data": slope.array.reshape(1)}, num_slope=1)
     if isinstance(slope, Constant) and 2 <= x.rank <= MAX_DIMS + 1 and slope.array.size == shape[1]:
         weights = {"slope_data": slope.array.reshape(-1)}
-        blob = im.layer("PReLU", im.channels(x), num_slope=slope.array.size, weights=weights)
-        return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
+        dims = im.channel_dims(x)
+        blob = im.layer("PReLU", im.mat(x, dims, [0]), num_slope=slope.array.size, weights=weights)
+        return im.wrap(blob, x.shape, dims, [0])
     negative = im.unary(x, "BinaryOp", op_type=MIN, with_scalar=1, b=0.0)
     return binary(im, ADD, im.unary(x, "ReLU"), binary(im, MUL, negative, slope))
 

@@ -58,7 +58,7 @@ def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
         return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
     fine, origin = aligned
     costs = [_cost(im, x, view) for x, view in zip((a, b), fine, strict=True)]
-    form = common_form(fine, costs)
+    form = common_form(fine, origin, costs)
     if form is None:  # broadcasting takes more than four dims: without it they can be merged
         return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
     left, lying_a = _operand(im, a, fine[0], form)

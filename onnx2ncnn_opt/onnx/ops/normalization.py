@@ -19,11 +19,6 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SQUARE, _SQRT, _RECIPROCAL = 4, 5, 15
 
 
-def _channelwise(im: ImportContext, x: Tensor, kind: str, weights: dict[str, Array], **params: Any) -> Tensor:
-    blob = im.layer(kind, im.channels(x), weights=weights, **params)
-    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
-
-
 def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
     """A vector as it broadcasts along axis 1 of a tensor of `rank`."""
     return im.reshape(param, (*param.shape, *(1,) * (rank - 2)))
@@ -72,7 +67,9 @@ def batch_norm(
         shift = arrays[1] - arrays[2] * factor
         return binary(im, ADD, binary(im, MUL, x, Constant(factor)), Constant(shift))
     weights = dict(zip(("slope_data", "bias_data", "mean_data", "var_data"), arrays, strict=True))
-    return _channelwise(im, x, "BatchNorm", weights, channels=arrays[0].size, eps=epsilon)
+    dims = im.channel_dims(x)
+    blob = im.layer("BatchNorm", im.mat(x, dims, [0]), weights=weights, channels=arrays[0].size, eps=epsilon)
+    return im.wrap(blob, x.shape, dims, [0])
 
 
 def _in_training(
@@ -226,7 +223,8 @@ def lrn(
         raise im.refuse(f"size {size}: ncnn's window lies evenly around its channel")
     if x.rank != 4:
         raise im.refuse(f"the operand has rank {x.rank}")
-    return _channelwise(im, x, "LRN", {}, local_size=size, alpha=alpha, beta=beta, bias=bias)
+    blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
+    return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
 
 
 def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:

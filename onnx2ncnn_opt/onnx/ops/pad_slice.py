@@ -38,16 +38,20 @@ def slice10(
     lengths = {len(starts), len(ends), *(len(given) for given in (axes, steps) if given is not None)}
     if len(lengths) > 1 or (axes is None and len(starts) > x.rank):
         raise im.refuse(f"its starts, ends, axes and steps differ in number, or are more than {x.rank}")
-    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis = im.axis(axes[i] if axes is not None else i, x.rank)
-        x = _slice(im, x, axis, start, end, steps[i] if steps is not None else 1)
+    if steps is not None and 0 in steps:
+        raise im.refuse("the step is 0")
+    which = im.axes(axes if axes is not None else range(len(starts)), x.rank)
+    cuts = list(zip(which, starts, ends, steps or (1,) * len(starts), strict=True))
+    counts = {axis: _count(x.shape[axis], start, end, step) for axis, start, end, step in cuts}
+    if 0 in counts.values():
+        return im.empty([counts.get(axis, size) for axis, size in enumerate(x.shape)], x.dtype)
+    for axis, start, end, step in cuts:
+        x = _slice(im, x, axis, start, end, step)
     return x
 
 
 def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
     size = x.shape[axis]
-    if step == 0:
-        raise im.refuse("the step is 0")
     if isinstance(start, Sym) or isinstance(end, Sym):
         bounds = cut(size, start, end) if step > 0 else None
         if bounds is None:
@@ -70,8 +74,6 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         return x if step == 1 else _every(im, x, axis, step)
     begin, stop, _ = slice(start, end, step).indices(size)
     count = len(range(begin, stop, step))
-    if not count:
-        raise im.refuse(f"[{start}:{end}:{step}] of an axis of size {size} is empty, and ncnn has no empty tensors")
     if step < 0 and count > 1:
         x = flip(im, x, axis)
         begin, step = size - 1 - begin, -step
@@ -80,6 +82,13 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     if begin > 0 or begin + (count - 1) * step + 1 < size:
         x = crop(im, x, axis, begin, begin + (count - 1) * step + 1)
     return x if step == 1 else _every(im, x, axis, step)
+
+
+def _count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
+    """How many elements a slice of an axis has; None where that is not fixed."""
+    if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
+        return None
+    return len(range(size)[start:end:step])
 
 
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
@@ -153,6 +162,15 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
         step = steps.pop() if steps else 1
         stop = indices[-1] + (1 if step > 0 else -1)
         return _slice(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
+    rows, count, step = _rows(indices)
+    if 1 < rows <= step and isinstance(size, int) and 0 <= indices[0] <= size - step * count:
+        # Every step-th element of so many neighbours each, as torch's unfold has them: patches, transposed.
+        lying = _slice(im, x, axis, indices[0], indices[0] + step * count, 1)
+        patches = im.tensor(im.reshape(lying, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
+        few = _slice(im, patches, axis + 1, 0, rows, 1)
+        order = [*range(axis), axis + 1, axis, *range(axis + 2, few.rank)]
+        turned = few.viewed(few.view.transpose(order))
+        return im.tensor(im.reshape(turned, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
     times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
     if 1 < times < len(indices) and indices == [index for index in indices[::times] for _ in range(times)]:
         each = _picked(im, x, axis, indices[::times])
@@ -182,6 +200,15 @@ def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: 
     names = AXES[len(blob.shape)]
     params: dict[str, Any] = {f"out{name}": _OPEN for name in names}
     return im.layer("Crop", blob, **params | {f"{names[dim]}offset": start, f"out{names[dim]}": count})
+
+
+def _rows(indices: list[int]) -> tuple[int, int, int]:
+    """Of rows of so many indices, each a step behind the other, that begin one beside the other: their numbers."""
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    count = next((i for i, (a, b) in enumerate(pairwise(indices), 1) if b - a != step), len(indices))
+    rows = len(indices) // count
+    grid = np.arange(rows)[:, None] + step * np.arange(count) + indices[0]
+    return (rows, count, step) if grid.reshape(-1).tolist() == indices else (1, len(indices), 1)
 
 
 @onnx_op("Pad")

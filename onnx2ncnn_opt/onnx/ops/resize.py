@@ -283,7 +283,8 @@ def _leads_to_size(axis: _Axis) -> bool:
 
 def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[str, Any]) -> Tensor:
     dims = [[1], [2], [3]] if x.rank == 4 else [[1], [], [2]]
-    blob = im.mat(x, dims, [0])
+    # A row is spread out over the image: what a global pooling leaves of each channel.
+    blob = im.mat(x, dims if len(im.channel_dims(x)) > 1 else [[1]], [0])
     height, width = (axes[2], axes[3]) if x.rank == 4 else (_Axis(-1, 1, 1, 1.0), axes[2])
     if isinstance(height.out, int) and isinstance(width.out, int):
         blob = im.layer("Interp", blob, output_height=height.out, output_width=width.out, **params)

@@ -109,7 +109,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     views, origin = aligned
     whole = origin.index(axis)
     tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
-    form = common_form(views, [partial(im.cost, x) for x in tensors], whole)
+    form = common_form(views, origin, [partial(im.cost, x) for x in tensors], whole)
     if form is None:
         raise im.refuse("the operands have no common form of at most four dims")
     made = [im.formed(x, form) for x in tensors]
@@ -154,8 +154,12 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
         sizes = tuple(min(each, size - each * i) for i in range(count))
     if isinstance(size, int) and sum(sizes) != size:
         raise im.refuse(f"parts of {sizes} do not make up the axis of size {size}")
-    if any(part <= 0 for part in sizes):
-        raise im.refuse(f"parts of {sizes}: ncnn has no empty tensors")
+    if any(part < 0 for part in sizes):
+        raise im.refuse(f"parts of {sizes}")
+    if 0 in sizes:
+        whole = iter(_split(im, x, axis, tuple(part for part in sizes if part), None))
+        empty = im.empty((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)
+        return tuple(next(whole) if part else empty for part in sizes)
     if len(sizes) == 1:
         return (x,)
     lying = im.along(x, [axis])
