@@ -155,15 +155,20 @@ def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
     expected = model.values[name][run]
     if result.shape != (expected.shape or (1,)):
         return False
-    error = np.abs(result.reshape(expected.shape).astype(np.float64) - expected)
+    error = _distance(result.reshape(expected.shape), expected)
     for seed in range(3):
         try:
-            moved = np.abs(noisy(model, run, seed)[name].astype(np.float64) - expected)
+            moved = _distance(noisy(model, run, seed)[name], expected)
         except NoFit:
             continue
-        if moved.max() >= error.max() / 3:
+        if moved >= error / 3:
             return True
     return False
+
+
+def _distance(a: Array, b: Array) -> float:
+    """The largest difference; infinite where one is NaN, as powers of a negative base are beside a whole exponent."""
+    return float(np.nan_to_num(np.abs(a.astype(np.float64) - b), nan=np.inf, posinf=np.inf).max())
 
 
 def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
