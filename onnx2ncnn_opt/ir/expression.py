@@ -20,6 +20,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, larger, smaller
 Number: TypeAlias = "Dim | float"
 
 _SIZE = re.compile(r"([0-9])([whdcn])")
+_LITERAL = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.ASCII)
 
 
 class _UnknownError(Exception):
@@ -139,8 +140,18 @@ def _apply(token: str, stack: list[Number]) -> Number:
         return _ROUNDING[token](a) if isinstance(a, float) else a
     if token in _FLOATS_1:
         return _float32(_FLOATS_1[token](_real(stack.pop())))
-    value = float(token)
-    return int(value) if value.is_integer() and re.fullmatch(r"[-+]?\d+(\.0*)?", token) else _float32(value)
+    return _literal(token)
+
+
+def _literal(token: str) -> int | float:
+    """The number that a token begins with, as C's sscanf reads it."""
+    found = _LITERAL.match(token)
+    if found is None:
+        raise ValueError("it is no number")
+    if found[1].lstrip("+-") == "0" and token[found.end() :].startswith(("x", "X")):  # hexadecimal
+        raise _UnknownError
+    value = float(found[1])
+    return int(value) if value.is_integer() and re.match(r"[-+]?\d+(\.0*)?$", found[1]) else _float32(value)
 
 
 def _float32(value: float) -> float:

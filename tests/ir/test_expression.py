@@ -31,6 +31,7 @@ BLOBS = [((2, 3, 5, 7), 4), ((11, 13), 1)]
         ("-1,0,2.9,1e1", [-1, 0, 2, 10]),
         ("*(3,/(1,3))", [1]),  # float32: 3 * 0.33333334 is 1 and not less
         ("0w, 4", [7, 4]),
+        ("0w, 0c,3x,.5e1", [7, 0, 3, 5]),  # a number ends where it is none any more
         ("max(+(0w,1),//(*(0h,0c),3)),-1", [8, -1]),
     ],
 )
@@ -50,6 +51,7 @@ def test_values(text: str, expected: list[int]) -> None:
         ("/(0w,2)", None),
         ("//(12,0w)", None),
         ("and(0w,1)", None),
+        ("0x3", None),
         ("sqrt(0w)", None),
         ("+(0w,0.5)", None),
     ],
@@ -74,7 +76,7 @@ def test_an_unknown_shape_is_unknown() -> None:
         ("//(0w,0)", "'//'"),
         ("/(0w,0)", "'/'"),
         ("2w", "the layer has 2 inputs"),
-        ("0z", "'0z'"),
+        ("z", "'z'"),
         (" *(0w,2)", "' *'"),
         ("sqrt(-1)", "'sqrt'"),
         ("and(1.5,2)", "bits of 1.5"),

@@ -247,7 +247,7 @@ def test_constants_of_16_bits_stay(tmp_path: Path, kind: str) -> None:
         "Input data 0 1 data 0=4 1=3 2=2",
         "Convolution a 1 1 data p 0=4 1=1 5=1 6=8",
         "BatchNorm n 1 1 p q 0=4",
-        "MemoryData c 0 1 c 0=4 1=3 21=0",
+        "MemoryData c 0 1 c 0=3 1=4 21=0",
         "BinaryOp b 2 1 q c out 0=4",
     )
     weights = short(values(8), kind) + raw(values(4)) + NORM + short(values(12, seed=4), kind)
