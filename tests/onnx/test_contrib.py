@@ -118,6 +118,23 @@ def test_multi_head_attention(batch: int, biased: bool, masked: bool, causal: in
     compare_nodes(made, inputs, constants, rel=REL)
 
 
+@pytest.mark.parametrize(("batch", "count", "masked"), list(itertools.product((1, 2), (2, 3), (False, True))))
+def test_packed_operands(batch: int, count: int, masked: bool) -> None:
+    """ONNX Runtime takes them on GPUs only: the reference has them apart."""
+    inputs = {"p": normal(0, batch, 6, 3, count, 4)}
+    if count == 2:
+        inputs["q"] = normal(1, batch, 5, 12)
+    if masked:
+        inputs["m"] = normal(2, 1, 1, 6 if count == 3 else 5, 6)
+    parts, extra = ["q", "k", "v"], ["", "", "m"] if masked else []
+    made = node("MultiHeadAttention", [*(["p", "", ""] if count == 3 else ["q", "p", ""]), *extra], num_heads=3)
+    apart = [helper.make_node("Split", ["p"], [f"{part}5" for part in parts[3 - count :]], axis=3)]
+    apart += [helper.make_node("Reshape", [f"{part}5", "rows"], [part]) for part in parts[3 - count :]]
+    plain = node("MultiHeadAttention", [*parts, *extra], num_heads=3)
+    reference = model_of([*apart, plain], inputs, {"rows": np.array([0, 0, 12])})
+    compare(model_of([made], inputs), inputs, rel=REL, reference=reference)
+
+
 @pytest.mark.parametrize(("batch", "causal", "sizes"), list(itertools.product((1, 2), (0, 1), ((), (12, 12, 6)))))
 def test_attention(batch: int, causal: int, sizes: tuple[int, ...]) -> None:
     attributes = {"qkv_hidden_sizes": sizes} if sizes else {}
@@ -195,6 +212,55 @@ def group_query(
 def test_group_query_attention(shared: int, past: int, packed: bool, attributes: dict[str, Any]) -> None:
     made, inputs, constants = group_query(shared, past, packed, 0, **attributes)
     compare_nodes(made, inputs, constants, rel=REL, outputs=made.output)
+
+
+def counted(mask: list[str]) -> list[Any]:
+    """Lengths as exporters count them in a mask."""
+    return [
+        helper.make_node("ReduceSum", [*mask, "one"], ["sum"], keepdims=0),
+        helper.make_node("Sub", ["sum", "one"], ["last"]),
+        helper.make_node("Cast", ["last"], ["s"], to=onnx.TensorProto.INT32),
+        helper.make_node("Shape", mask, ["sizes"]),
+        helper.make_node("Gather", ["sizes", "one"], ["size"]),
+        helper.make_node("Cast", ["size"], ["t"], to=onnx.TensorProto.INT32),
+    ]
+
+
+def test_lengths_counted_in_a_mask() -> None:
+    """ONNX Runtime does not take sizes that it knows, casted: the reference has numbers."""
+    made, inputs, constants = group_query(2, 3, False, 0)
+    reference = model_of([made], inputs, constants, outputs=made.output)
+    constants |= {"mask": np.ones((2, 4), np.int64), "one": np.array([1])}
+    del constants["s"], constants["t"]
+    model = model_of([*counted(["mask"]), made], inputs, constants, outputs=made.output)
+    compare(model, inputs, rel=REL, reference=reference)
+
+
+def test_lengths_counted_in_a_mask_of_an_open_batch() -> None:
+    made, inputs, constants = group_query(2, 0, False, 0)
+    constants |= {"one": np.array([1]), "zero": np.array([0]), "length": np.array([5])}
+    del constants["s"], constants["t"]
+    ones = [
+        helper.make_node("Shape", ["q"], ["all"]),
+        helper.make_node("Gather", ["all", "zero"], ["batch"]),
+        helper.make_node("Concat", ["batch", "length"], ["wanted"], axis=0),
+        helper.make_node("ConstantOfShape", ["wanted"], ["mask"], value=helper.make_tensor("v", 7, [1], [1])),
+    ]
+    model = model_of([*ones, *counted(["mask"]), made], inputs, constants, outputs=made.output)
+    for value in model.graph.input:
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    compare(model, inputs, rel=REL)
+
+
+def test_lengths_counted_when_the_model_runs() -> None:
+    made, inputs, constants = group_query(2, 3, False, 0)
+    constants["one"] = np.array([1])
+    del constants["s"], constants["t"]
+    inputs["mask"] = np.ones((2, 4), np.int64)
+    with pytest.raises(UnsupportedError) as error:
+        convert(model_of([*counted(["mask"]), made], inputs, constants))
+    assert "how many keys each item has is known only when the model runs" in str(error.value)
+    assert "ones for all 4 keys" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +342,10 @@ def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
     ("made", "reason"),
     [
         (node("SkipSimplifiedLayerNormalization", ["x", "x", "g"], ("y", "mean")), "mean or deviation is used"),
-        (node("MultiHeadAttention", ["x"], num_heads=2), "packed in one operand"),
+        (node("MultiHeadAttention", ["x"], num_heads=2), "3 operands packed in one of shape [1, 4, 8]"),
+        (node("MultiHeadAttention", ["x", "x"], num_heads=2), "2 operands packed in one of shape [1, 4, 8]"),
+        (node("MultiHeadAttention", ["x", "", "x"], num_heads=2), "3 operands packed in one of shape [1, 4, 8]"),
+        (node("MultiHeadAttention", ["packed", "", "", "g"], num_heads=2), "a bias on keys that are split into heads"),
         (node("MultiHeadAttention", ["x", "x", "x", "", "g"], num_heads=2), "a mask of shape [8]"),
         (node("FusedMatMul", ["x", "x"], transBatchA=1), "transBatchA"),
         (node("Attention", ["x", "w", "", "g"], num_heads=2), "a mask of shape [8]"),
@@ -285,7 +354,7 @@ def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
     ],
 )
 def test_refused(made: Any, reason: str) -> None:
-    constants = {"g": normal(0, 8), "w": normal(0, 8, 24)}
+    constants = {"g": normal(0, 8), "w": normal(0, 8, 24), "packed": normal(0, 1, 4, 2, 3, 4)}
     used = {name: array for name, array in constants.items() if name in made.input}
     with pytest.raises(UnsupportedError) as error:
         convert(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))

@@ -109,6 +109,15 @@ def test_one_hot(shape: tuple[int, ...]) -> None:
         compare_nodes(node, {"x": indices}, {"d": np.array([4]), "v": np.array(values, np.float32)})
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+def test_one_hot_of_floats(axis: int) -> None:
+    """Numbers between whole ones are nowhere, unless the size of the axis rounds them."""
+    places = [1, 1.5, -1, -0.5, -3.0000002, 2.9999998, 9, 10, -10, -11, 1e-30, -1e-30, 0, np.nan, np.inf, -np.inf]
+    node = helper.make_node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
+    constants = {"d": np.float32(10), "v": np.array([2.5, -1], np.float32)}
+    compare_nodes(node, {"x": np.array(places, np.float32)}, constants)
+
+
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 def test_scatter_reduces(reduction: str) -> None:
     rng = np.random.default_rng(5)

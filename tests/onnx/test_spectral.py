@@ -26,7 +26,7 @@ TRANSFORMS = list(itertools.product((17, 20), (1, 2), (0, 1), (0, 1), (None, 5, 
 
 @pytest.mark.parametrize(("opset", "parts", "inverse", "onesided", "length"), TRANSFORMS)
 def test_dft(opset: int, parts: int, inverse: int, onesided: int, length: int | None) -> None:
-    if (inverse and onesided) or (parts == 2 and onesided):
+    if onesided and (inverse or parts == 2):
         return
     for shape, axis in (((1, 8, parts), 1), ((2, 7, parts), 1), ((2, 3, 9, parts), 2), ((2, 9, 3, parts), 1)):
         constants: dict[str, Any] = {} if length is None else {"n": np.array(length)}
@@ -60,8 +60,32 @@ def test_windows(kind: str, periodic: int) -> None:
     compare_nodes(nodes, {"x": normal(0, 1, 3, 10)}, {"n": np.array(10)}, rel=1e-6)
 
 
-def test_refused() -> None:
-    node = helper.make_node("DFT", ["x"], ["y"], inverse=1, onesided=1)
-    with pytest.raises(UnsupportedError) as error:
-        convert(model_of([node], {"x": normal(0, 1, 8, 2)}, opset=20))
-    assert "inverse and onesided" in str(error.value)
+@pytest.mark.parametrize(("opset", "size", "length"), [(17, 5, None), (20, 5, 8), (17, 5, 9), (20, 2, 2), (20, 1, 1)])
+def test_dft_to_real_numbers(opset: int, size: int, length: int | None) -> None:
+    for shape, axis in (((1, size, 2), 1), ((2, 3, size, 2), 2), ((2, size, 3, 2), 1)):
+        constants = {} if length is None else {"n": np.array(length)}
+        names = ["x", "" if length is None else "n"]
+        attributes = {"inverse": 1, "onesided": 1}
+        if opset == 20:
+            constants["a"] = np.array(axis)
+            names.append("a")
+        else:
+            attributes["axis"] = axis
+        node = helper.make_node("DFT", names, ["y"], **attributes)
+        compare_nodes(node, {"x": normal(0, *shape)}, constants, opset=opset, rel=REL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "reason"),
+    [
+        ((1, 1, 2), None, "a length of 0"),
+        ((1, 5, 2), 10, "10 real numbers from a spectrum of shape"),
+        ((1, 5, 2), 5, "5 real numbers from a spectrum of shape"),
+        ((1, 5, 1), None, "8 real numbers from a spectrum of shape"),
+    ],
+)
+def test_refused(shape: tuple[int, ...], length: int | None, reason: str) -> None:
+    constants = {} if length is None else {"n": np.array(length)}
+    node = helper.make_node("DFT", ["x", *constants], ["y"], inverse=1, onesided=1)
+    with pytest.raises(UnsupportedError, match=reason):
+        convert(model_of([node], {"x": normal(0, *shape)}, constants, opset=20))

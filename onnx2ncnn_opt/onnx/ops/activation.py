@@ -13,7 +13,8 @@ from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, turned_over
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+from onnx2ncnn_opt.onnx.sizes.cells import decided
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
 
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -194,9 +195,15 @@ def _clip(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
 
 
 @onnx_op("Dropout")
-def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> Value:
-    """Nothing at inference."""
-    return x
+def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
+    """Nothing at inference, where ONNX Runtime's mask is of zeros."""
+    return x, _all(x, np.zeros((), x.dtype))
+
+
+@onnx_op("Dropout", since=10)
+def dropout10(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
+    """Nothing at inference, where ONNX Runtime's mask is of zeros."""
+    return x, _all(x, np.zeros((), np.bool_))
 
 
 @onnx_op("Dropout", since=12)
@@ -207,9 +214,14 @@ def dropout12(
     training_mode: Array | None = None,
     *,
     seed: int | None = None,
-) -> Value:
-    """Nothing at inference; refused where the model was exported to train."""
+) -> tuple[Value, Operand]:
+    """Nothing at inference, where the mask is of ones; refused where the model was exported to train."""
     keeps_all = isinstance(ratio, Constant) and ratio.scalar == 0
     if training_mode is not None and training_mode.any() and not keeps_all:
         raise im.refuse("training_mode is true", "export the model in eval mode")
-    return x
+    return x, _all(x, np.ones((), np.bool_))
+
+
+def _all(x: Value, number: Array) -> Operand:
+    """A tensor of the operand's shape, of which every element is the number."""
+    return decided(Formula(number.reshape((1,) * x.rank), x.shape, number.dtype))

@@ -28,7 +28,7 @@ from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.ops.shape import concat, split2, unsqueeze13
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 
 @onnx_op("Gelu", domain=MICROSOFT)
@@ -208,9 +208,7 @@ def multi_head_attention(
     """SDPA of projected queries, keys and values."""
     if past_sequence_length is not None or cache_indirection is not None:
         raise im.refuse("it has a past_sequence_length or cache_indirection")
-    if key is None or value is None:
-        raise im.refuse("its queries, keys and values are packed in one operand")
-    parts: list[Value] = [query, key, value]
+    parts = _unpacked(im, query, key, value)
     if b is not None:
         cuts = np.cumsum([part.shape[-1] for part in parts[:2] if part.rank == 3])
         if any(part.rank != 3 for part in parts):
@@ -220,6 +218,18 @@ def multi_head_attention(
     mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))
     return merge_heads(im, attend(im, heads, mask, scale or None)), heads[1], heads[2]
+
+
+def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Value]:
+    """Queries, keys and values; those packed in one operand [batch, length, heads, 2 or 3, size] become heads."""
+    if key is not None and value is not None:
+        return [query, key, value]
+    packed, count = (query, 3) if key is None else (key, 2)
+    if value is not None or packed.rank != 5 or packed.shape[3] != count:
+        raise im.refuse(f"{count} operands packed in one of shape {list(packed.shape)}")
+    parts = [im.tensor(gather(im, packed, Constant(np.array(i)), axis=3)) for i in range(count)]
+    heads: list[Value] = [part.viewed(part.view.transpose((0, 2, 1, 3))) for part in parts]
+    return heads if key is None else [query, *heads]
 
 
 @onnx_op("Attention", domain=MICROSOFT, integers=True)
@@ -284,7 +294,7 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
     return Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
 
-@onnx_op("GroupQueryAttention", domain=MICROSOFT)
+@onnx_op("GroupQueryAttention", domain=MICROSOFT, integers=True)
 def group_query_attention(
     im: ImportContext,
     query: Tensor,
@@ -292,8 +302,8 @@ def group_query_attention(
     value: Value | None,
     past_key: Tensor | None,
     past_value: Tensor | None,
-    seqlens_k: Array,
-    total_sequence_length: Array,
+    seqlens_k: Operand,
+    total_sequence_length: Operand,
     cos_cache: Value | None = None,
     sin_cache: Value | None = None,
     *,
@@ -318,8 +328,14 @@ def group_query_attention(
     if not isinstance(length, int) or not isinstance(before, int):
         raise im.refuse("a length that is not fixed", "bind it with --shape")
     total = before + length
-    if (seqlens_k != total - 1).any() or (total_sequence_length != total).any():
-        raise im.refuse(f"items of other lengths than {total}, as many as there are keys")
+    for lengths, most in ((seqlens_k, total - 1), (total_sequence_length, total)):
+        if isinstance(lengths, Tensor):
+            raise im.refuse(
+                "how many keys each item has is known only when the model runs",
+                f"make the mask that they are counted in a constant: ones for all {total} keys",
+            )
+        if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
+            raise im.refuse(f"items of other lengths than {total}, as many as there are keys")
     heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
     if do_rotary:
         if cos_cache is None or sin_cache is None:

@@ -232,22 +232,22 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
 @onnx_op("OneHot", since=9, integers=True)
 def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
     """1 where the distance to a number of the row is 0."""
-    if not np.issubdtype(indices.dtype, np.integer):
-        raise im.refuse(f"indices of type {indices.dtype}")
+    if indices.dtype == np.bool_:
+        raise im.refuse("indices of type bool")
     count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
     if count < 1:
         raise im.refuse(f"depth {count}: ncnn has no empty tensors")
     axis = im.axis(axis, rank)
     numbers = as_float(im, indices)
+    if not np.issubdtype(indices.dtype, np.unsignedinteger):
+        # Sums are rounded to whole numbers where ONNX Runtime's are.
+        below = im.unary(im.unary(numbers, "UnaryOp", op_type=1), "Threshold", threshold=0.0)
+        numbers = im.tensor(binary(im, ADD, numbers, binary(im, MUL, below, Constant(np.array(count, np.float32)))))
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     places = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    hot: Value | None = None
-    for row in (places, places - count) if np.issubdtype(indices.dtype, np.signedinteger) else (places,):
-        distance = im.tensor(binary(im, SUB, column, Constant(row)))
-        above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
-        found = im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
-        hot = found if hot is None else binary(im, ADD, hot, found)
-    assert hot is not None
+    distance = im.tensor(binary(im, SUB, column, Constant(places)))
+    above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
+    hot: Value = im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
     off, on = (float(value) for value in values.astype(np.float64))
     scaled = hot if on - off == 1 else binary(im, MUL, hot, Constant(np.array(on - off, np.float32)))
     return scaled if off == 0 else binary(im, ADD, scaled, Constant(np.array(off, np.float32)))

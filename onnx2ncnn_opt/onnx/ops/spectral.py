@@ -45,13 +45,20 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     size, parts = x.shape[axis], x.shape[-1]
     if axis == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
         raise im.refuse(f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers")
-    if inverse and onesided:
-        raise im.refuse("inverse and onesided: from half of a spectrum to real numbers")
-    count = length[0] if length else size
+    to_real = bool(inverse and onesided)
+    count = length[0] if length else 2 * (size - 1) if to_real else size
     if count < 1:
         raise im.refuse(f"a length of {count}")
-    matrix = _fourier(im, count, min(size, count), onesided, -1 if inverse else 1) / (count if inverse else 1)
-    # [frequencies, re and im, samples, re and im]; samples behind the length do not count.
+    # [results, re and im, operands, re and im]; operands behind the length do not count.
+    if to_real:
+        if parts != 2 or size != count // 2 + 1:
+            raise im.refuse(
+                f"{count} real numbers from a spectrum of shape {list(x.shape)}, which is not padded or cut",
+                f"give it {count // 2 + 1} complex numbers",
+            )
+        matrix = _from_half(im, count)
+    else:
+        matrix = _fourier(im, count, min(size, count), onesided, -1 if inverse else 1) / (count if inverse else 1)
     weight = np.zeros((*matrix.shape[:2], size, parts))
     weight[:, :, : matrix.shape[2]] = matrix[..., :parts]
     outer = [a for a in range(x.rank - 1) if a != axis]
@@ -59,7 +66,7 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     shape = tuple(x.shape[a] for a in outer)
     rows = im.reshape(turned, (product(shape), size * parts))
     spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
-    apart = im.tensor(im.reshape(spectrum, (*shape, len(weight), 2)))
+    apart = im.tensor(im.reshape(spectrum, (*shape, *weight.shape[:2])))
     back = [0] * x.rank
     for i, a in enumerate((*outer, axis, x.rank - 1)):
         back[a] = i
@@ -76,6 +83,15 @@ def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: i
     angle = 2 * np.pi * turns / count
     cos, sin = np.cos(angle), sign * np.sin(angle)
     return np.stack([np.stack([cos, sin], axis=-1), np.stack([-sin, cos], axis=-1)], axis=1)
+
+
+def _from_half(im: ImportContext, count: int) -> Array:
+    """What the first half of a spectrum adds to real samples: [samples, 1, frequencies, 2]."""
+    half = count // 2 + 1
+    # The other half is the first one mirrored, but for frequency 0 and the one in the middle.
+    times = np.array([1 if 2 * k in (0, count) else 2 for k in range(half)])
+    matrix: Array = _fourier(im, count, half, 0, -1)[:, :1] * times[:, None] / count
+    return matrix
 
 
 @onnx_op("STFT", since=17)
