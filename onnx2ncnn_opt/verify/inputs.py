@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,17 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.onnx.binding import InputInfo
+from onnx2ncnn_opt.onnx.binding import InputInfo, parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel
 
 Array = NDArray[Any]
+
+
+class Total(NamedTuple):
+    """An open size that is the sum of others."""
+
+    name: str
+    parts: tuple[str, str]
 
 
 class Lengths(NamedTuple):
@@ -150,8 +158,13 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
     return checked
 
 
-def open_sizes(model: LoadedModel, lengths: Lengths, batches: Collection[str] = ()) -> dict[str, int]:
-    """A value for every size that the model leaves open."""
+def open_sizes(
+    model: LoadedModel, lengths: Lengths, batches: Collection[str] = (), total: Total | None = None
+) -> dict[str, int]:
+    """A value for every size that the model leaves open.
+
+    A name that says a size in others (``past + n``) is taken at its word; `total` is one that only the model knows.
+    """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
         for axis, dim in enumerate(info.shape):
@@ -160,7 +173,20 @@ def open_sizes(model: LoadedModel, lengths: Lengths, batches: Collection[str] = 
                 length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
                 for name in sorted(dim.names()):
                     sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
+    for name in sizes:
+        size = parsed_size(name, {other: sizes[other] for other in sizes if other != name})
+        if isinstance(size, int) and size > 0:
+            sizes[name] = size
+    if total is not None:
+        sizes[total.name] = sum(sizes[part] for part in total.parts)
     return sizes
+
+
+def totals(sizes: Collection[str]) -> Iterator[Total]:
+    """Sizes that may be the sum of two others, as the length of a mask is of what is new and what was before."""
+    for name in reversed(list(sizes)):
+        for parts in combinations([other for other in sizes if other != name], 2):
+            yield Total(name, parts)
 
 
 def _shape(info: InputInfo, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,7 +17,7 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verify.compare import Tolerance, compare, with_quantisation
-from onnx2ncnn_opt.verify.inputs import LENGTHS, check_inputs, draw_inputs, load_inputs, open_sizes
+from onnx2ncnn_opt.verify.inputs import LENGTHS, check_inputs, draw_inputs, load_inputs, open_sizes, totals
 from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
 
 # From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
@@ -25,6 +26,7 @@ Status = Literal["ok", "mismatch", "nan", "shape", "missing", "refused", "crashe
 
 # A net of open sizes has to be right at two values of each.
 _SIZES_EACH = 2
+_MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
 
 _QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm")
 
@@ -130,29 +132,33 @@ class _Run:
 def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> list[_Run]:
     """Runs at two values of every size that is open in the net, or at one where ONNX Runtime takes no others.
 
-    Raises its error where it takes none at all.
+    Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
     fixed, batches = _converted_sizes(model, manifest)
-    runs: list[_Run] = []
+    open_names = [name for name in open_sizes(model, LENGTHS[0]) if name not in fixed]
+    most = _SIZES_EACH if open_names and manifest is not None else 1
     problem: RunError | None = None
-    for lengths in LENGTHS:
-        sizes = {name: size for name, size in open_sizes(model, lengths, batches).items() if name not in fixed}
-        feeds = draw_inputs(model, fixed | sizes, seed=seed)
-        try:
-            reference = runner.run(feeds)
-        except RunError as error:
-            problem = problem or error
-            if not sizes:
+    for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
+        runs: list[_Run] = []
+        for lengths in LENGTHS if open_names else LENGTHS[:1]:
+            drawn = open_sizes(model, lengths, batches, total)
+            sizes = {name: drawn[name] for name in open_names}
+            feeds = draw_inputs(model, fixed | sizes, seed=seed)
+            try:
+                reference = runner.run(feeds)
+            except RunError as error:
+                problem = problem or error
+                if total is not None and not runs:
+                    break  # it is another sum
+                continue
+            if runs and not all(array.size for array in reference.values()):
+                continue
+            runs.append(_Run(sizes, feeds, reference))
+            if len(runs) == most:
                 break
-            continue
-        if runs and not all(array.size for array in reference.values()):
-            continue
-        runs.append(_Run(sizes, feeds, reference))
-        if not sizes or manifest is None or len(runs) == _SIZES_EACH:
-            break
-    if not runs:
-        raise problem or RunError("the model has nothing to run")
-    return runs
+        if runs:
+            return runs
+    raise problem or RunError("the model has nothing to run")
 
 
 def _at(output: OutputReport, sizes: Mapping[str, int]) -> OutputReport:

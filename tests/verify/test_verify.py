@@ -273,6 +273,27 @@ def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> N
         verify_net(write_model(tmp_path, graph.replace("1, -1, 32", "1, 1, 32")), *net, manifest=manifest)
 
 
+@pytest.mark.parametrize("total", ["T", "P + N"])
+def test_an_open_size_may_be_the_sum_of_others(tmp_path: Path, total: str) -> None:
+    graph = """(float[2, N, 4] x, float[2, P, 4] past, float[2, T, 4] mask) => (float[2, T, 4] y) {
+        all = Concat<axis = 1>(past, x)
+        y = Add(all, mask)
+    }"""
+    model = write_model(tmp_path, graph)
+    loaded = onnx.load(model)
+    loaded.graph.input[2].type.tensor_type.shape.dim[1].dim_param = total
+    onnx.save(loaded, model)
+    inputs = [
+        Tensor(name, name, (2, n, 4), "float32", None) for name, n in (("x", "N"), ("past", "P"), ("mask", total))
+    ]
+    manifest = manifest_of(inputs, [Tensor("y", "y", (2, None, 4), "float32", None)])
+    lines = "Input in 0 3 x past mask", "Concat c 2 1 past x all 0=1", "BinaryOp a 2 1 all mask y 0=0"
+    report = verify_net(model, *write_net(tmp_path, *lines), manifest=manifest)
+    assert report.ok
+    assert [sizes[total] for sizes in report.sizes] == [sizes["P"] + sizes["N"] for sizes in report.sizes]
+    assert len(report.sizes) == 2
+
+
 def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[5] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }")
     net = write_net(tmp_path, "Input in 0 1 x", "Reduction m 1 1 x y 0=0 1=1 4=0")
