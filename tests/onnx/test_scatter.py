@@ -1,8 +1,9 @@
-"""Gathers and scatters by constant indices, Trilu, CumSum and OneHot."""
+"""Gathers by constant indices, scatters, Trilu, CumSum and OneHot."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,52 @@ def test_scatter_elements(seed: int) -> None:
     node = helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=axis)
     inputs = {"x": normal(seed, *shape), "u": normal(seed + 1, *smaller)}
     compare_nodes(node, inputs, {"i": indices}, rel=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scatter_nd_at_calculated_places(seed: int) -> None:
+    """Of several updates for one place the last one stays, and infinities stay where they are."""
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 4)))
+    depth, count = int(rng.integers(1, len(shape) + 1)), tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 3)))
+    places = np.stack([rng.integers(-n, n, count) for n in shape[:depth]], axis=-1)
+    inputs = {"x": normal(seed, *shape), "i": places, "u": normal(seed + 1, *count, *shape[depth:])}
+    inputs["x"].flat[0], inputs["u"].flat[-1] = np.inf, -np.inf
+    constants = {name: inputs.pop(name) for name in [("x", "u", "")[seed % 3]] if name}
+    compare_nodes(helper.make_node("ScatterND", ["x", "i", "u"], ["y"]), inputs, constants, opset=18, rel=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scatter_elements_at_calculated_places(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 5)))
+    axis = int(rng.integers(-len(shape), len(shape)))
+    wanted = list(shape)
+    wanted[axis] = int(rng.integers(1, 7))
+    inputs = {"x": normal(seed, *shape), "i": rng.integers(-shape[axis], shape[axis], wanted)}
+    inputs["u"] = normal(seed + 1, *wanted)
+    inputs["x"].flat[0], inputs["u"].flat[-1] = np.inf, -np.inf
+    constants = {name: inputs.pop(name) for name in [("x", "u", "")[seed % 3]] if name}
+    compare_nodes(helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], axis=axis), inputs, constants, rel=0)
+
+
+@pytest.mark.parametrize(
+    ("node", "shapes", "reason"),
+    [
+        (helper.make_node("ScatterElements", ["x", "i", "u"], ["y"]), [(3, 4), (2, 3), (2, 3)], "cover the other axes"),
+        (
+            helper.make_node("ScatterElements", ["x", "i", "u"], ["y"], reduction="add"),
+            [(3, 4), (2, 4), (2, 4)],
+            "reduction add at indices that are calculated",
+        ),
+        (helper.make_node("ScatterND", ["x", "i", "u"], ["y"]), [(3, 4), (2, 1), (2, 3)], "updates of shape"),
+        (helper.make_node("ScatterND", ["x", "i", "u"], ["y"]), [(5000,), (1000, 1), (1000,)], "too many to compare"),
+    ],
+)
+def test_calculated_places_refused(node: Any, shapes: Sequence[tuple[int, ...]], reason: str) -> None:
+    x, i, u = shapes
+    with pytest.raises(UnsupportedError, match=reason):
+        convert(model_of([node], {"x": normal(0, *x), "i": np.zeros(i, np.int64), "u": normal(1, *u)}, opset=18))
 
 
 def test_a_slice_that_is_assigned() -> None:

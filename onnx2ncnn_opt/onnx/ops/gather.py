@@ -51,7 +51,7 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
         indices = im.tensor(indices)
     if isinstance(indices, Constant):
         return pick(im, im.tensor(data), axis, indices.array)
-    _check_indices(im, indices)
+    check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
     size = data.shape[axis]
     kept: Shape = tuple(data.shape[a] for a in others)
@@ -85,7 +85,7 @@ def _sampled(
     im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
 ) -> Blob:
     """From each row of an image, whose width is `size`, the pixels at the places of a row, which lie as `dims` say."""
-    places = _counted(im, indices, size)
+    places = counted(im, indices, size)
     if isinstance(size, Sym):
         # The middle of the pixel as a share of the row.
         middle = im.unary(places, "BinaryOp", op_type=ADD, with_scalar=1, b=0.5)
@@ -133,7 +133,7 @@ def _floats(im: ImportContext, array: Array) -> Array:
     return value.array
 
 
-def _counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
+def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     """The indices as floats, negative ones counted from the front of axes of these sizes."""
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
@@ -142,7 +142,8 @@ def _counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     return im.tensor(binary(im, ADD, indices, binary(im, MUL, negative, _sizes(im, *sizes))))
 
 
-def _check_indices(im: ImportContext, indices: Tensor) -> None:
+def check_indices(im: ImportContext, indices: Tensor) -> None:
+    """Indices are integers."""
     if is_float(indices.dtype) or indices.dtype == np.bool_:
         raise im.refuse(f"indices of type {indices.dtype}")
 
@@ -160,9 +161,9 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
         raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
     if isinstance(indices, Constant):
         return _constant_elements(im, data, indices.array, axis)
-    _check_indices(im, indices)
+    check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
-    wanted = _fixed(im, indices.shape)
+    wanted = fixed(im, indices.shape)
     if isinstance(data, Constant):
         data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(wanted))])
     for a in others:
@@ -175,7 +176,7 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
 
 
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
-    shape = _fixed(im, data.shape)
+    shape = fixed(im, data.shape)
     if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
         raise im.refuse(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
     indices = np.where(indices < 0, indices + shape[axis], indices)
@@ -221,7 +222,7 @@ def gather_nd12(im: ImportContext, data: Value, indices: Operand, *, batch_dims:
     picked = batch_dims + depth
     if isinstance(indices, Tensor):
         return _gather_nd(im, data, indices, data.shape[:picked], batch_dims)
-    sizes = _fixed(im, data.shape[:picked])
+    sizes = fixed(im, data.shape[:picked])
     limits = np.array(sizes[batch_dims:])
     places = indices.array
     if (places < -limits).any() or (places >= limits).any():
@@ -233,17 +234,26 @@ def gather_nd12(im: ImportContext, data: Value, indices: Operand, *, batch_dims:
 
 def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: Shape, batch_dims: int) -> Value:
     """Gather along the axes of `sizes` as one, of which the first `batch_dims` go along with the indices."""
-    _check_indices(im, indices)
+    place = flat_places(im, indices, sizes, batch_dims)
+    return gather(im, im.reshape(data, (product(sizes), *data.shape[len(sizes) :])), place)
+
+
+def flat_places(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
+    """Indices into axes of these sizes, which their last axis lists, as indices into all of them as one."""
+    check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    counted = _counted(im, indices, *sizes[batch_dims:])
-    weighted = im.tensor(binary(im, MUL, counted, _sizes(im, *strides[batch_dims:])))
+    numbers = counted(im, indices, *sizes[batch_dims:])
+    weighted = im.tensor(binary(im, MUL, numbers, _sizes(im, *strides[batch_dims:])))
     place: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
-    for axis, size in enumerate(_fixed(im, sizes[:batch_dims])):
+    for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
         row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (place.rank - axis - 1)))
         place = binary(im, ADD, place, arithmetic(im, MUL, row, _sizes(im, strides[axis])))
-    flat = im.reshape(data, (product(sizes), *data.shape[len(sizes) :]))
-    # Unsigned, as they are: they count from the front already.
-    return gather(im, flat, Tensor(im.tensor(place).blob, im.tensor(place).view, held_as_float(np.dtype(np.uint32))))
+    return as_places(im, place)
+
+
+def as_places(im: ImportContext, x: Value) -> Tensor:
+    """Whole numbers that the net calculated as indices; unsigned, as they are: they count from the front already."""
+    return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
 
 
 def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:
@@ -298,7 +308,8 @@ def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:
     return found.viewed(found.view.transpose([*picked, *rest]))
 
 
-def _fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
+def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
+    """The shape of an operand, none of whose sizes is open."""
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the operand has sizes that are not fixed", "bind them with --shape")
     return known(shape)

@@ -1,4 +1,4 @@
-"""Values placed by constant indices, triangles, running sums, and one-hot vectors."""
+"""Values placed by indices, triangles, running sums, and one-hot vectors."""
 
 from __future__ import annotations
 
@@ -11,53 +11,70 @@ from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, add, binary, max_, min_, mul
+from onnx2ncnn_opt.onnx.ops.division import mod
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, SUB, add, binary, max_, min_, mul
+from onnx2ncnn_opt.onnx.ops.gather import (
+    as_places,
+    check_indices,
+    counted,
+    fixed,
+    flat_places,
+    gather,
+    gather_elements,
+)
 from onnx2ncnn_opt.onnx.ops.logic import where
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, flip, pad2, pick
+from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
+_MOST_PAIRS = 2**22  # of a place and an update, all of which are compared
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": max_, "min": min_}
 
 
 @onnx_op("ScatterND", since=11, integers=True)
-def scatter_nd11(im: ImportContext, data: Value, indices: Array, updates: Value) -> Value:
+def scatter_nd11(im: ImportContext, data: Value, indices: Value, updates: Value) -> Value:
     """Concat of what stays and what is new."""
     return scatter_nd16(im, data, indices, updates)
 
 
 @onnx_op("ScatterND", since=16, integers=True)
-def scatter_nd16(im: ImportContext, data: Value, indices: Array, updates: Value, *, reduction: str = "none") -> Value:
+def scatter_nd16(im: ImportContext, data: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of what stays and what is new, or the reduction of both."""
     depth = indices.shape[-1]
-    if not 1 <= depth <= data.rank:
+    if not isinstance(depth, int) or not 1 <= depth <= data.rank:
         raise im.refuse(f"indices of {depth} axes into rank {data.rank}")
-    return _scatter(im, data, np.moveaxis(indices, -1, 0), updates, data.rank - depth, reduction)
+    if isinstance(indices, Constant):
+        return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
+    return _scatter_rows(im, data, flat_places(im, indices, data.shape[:depth], 0), updates, depth, reduction)
 
 
 @onnx_op("Scatter", since=9, integers=True)
-def scatter(im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0) -> Value:
+def scatter(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
     return scatter_elements11(im, data, indices, updates, axis=axis)
 
 
 @onnx_op("ScatterElements", since=11, integers=True)
-def scatter_elements11(im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0) -> Value:
+def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
     return scatter_elements16(im, data, indices, updates, axis=axis)
 
 
 @onnx_op("ScatterElements", since=16, integers=True)
 def scatter_elements16(
-    im: ImportContext, data: Value, indices: Array, updates: Value, *, axis: int = 0, reduction: str = "none"
+    im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
     """Concat of what stays and what is new, or the reduction of both."""
-    if indices.ndim != data.rank:
-        raise im.refuse(f"indices of rank {indices.ndim} for rank {data.rank}")
-    places: list[Array] = list(np.indices(indices.shape))
-    places[im.axis(axis, data.rank)] = indices
+    if indices.rank != data.rank:
+        raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
+    axis = im.axis(axis, data.rank)
+    if isinstance(indices, Tensor):
+        return _scatter_cells(im, data, indices, updates, axis, reduction)
+    places: list[Array] = list(np.indices(indices.array.shape))
+    places[axis] = indices.array
     return _scatter(im, data, np.stack(places), updates, 0, reduction)
 
 
@@ -66,7 +83,7 @@ def tensor_scatter(
     im: ImportContext,
     past_cache: Value,
     update: Value,
-    write_indices: Array | None = None,
+    write_indices: Value | None = None,
     *,
     axis: int = -2,
     mode: str = "linear",
@@ -76,12 +93,23 @@ def tensor_scatter(
     [batch, length], new = (_size(past_cache, a) for a in (0, along)), _size(update, along)
     if along == 0:
         raise im.refuse("it writes along the axis of the batch")
-    first = np.zeros(batch, np.int64) if write_indices is None else write_indices
-    places = first[:, None] + np.arange(new)
     perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
-    items = np.broadcast_to(np.arange(batch)[:, None], places.shape)
-    index = np.stack([items, places % length if mode == "circular" else places])
-    placed = _scatter(im, _transposed(past_cache, perm), index, _transposed(update, perm), past_cache.rank - 2)
+    cache, rows = _transposed(past_cache, perm), _transposed(update, perm)
+    if isinstance(write_indices, Tensor):
+        begins = im.tensor(im.reshape(as_numbers(im, write_indices), (batch, 1)))
+        row: Value = as_places(im, binary(im, ADD, begins, Constant(np.arange(new, dtype=np.float32))))
+        if mode == "circular":
+            row = mod(im, row, Constant(np.array(length)))
+        behind = length * np.arange(batch, dtype=np.float32)[:, None]
+        flat = im.reshape(as_places(im, binary(im, ADD, row, Constant(behind))), (batch * new,))
+        columns = im.reshape(rows, (batch * new, *rows.shape[2:]))
+        placed = _scatter_rows(im, cache, im.tensor(flat), columns, 2, "none")
+    else:
+        first = np.zeros(batch, np.int64) if write_indices is None else write_indices.array
+        places = first[:, None] + np.arange(new)
+        items = np.broadcast_to(np.arange(batch)[:, None], places.shape)
+        index = np.stack([items, places % length if mode == "circular" else places])
+        placed = _scatter(im, cache, index, rows, past_cache.rank - 2)
     return _transposed(placed, [perm.index(a) for a in range(past_cache.rank)])
 
 
@@ -96,9 +124,7 @@ def _scatter(
     if reduction not in ("none", *_REDUCTIONS):
         raise im.refuse(f"reduction {reduction} is not known")
     outer = data.shape[: data.rank - rest]
-    sizes = [size for size in outer if isinstance(size, int)]
-    if len(sizes) < len(outer):
-        raise im.refuse("the operand has sizes that are not fixed", "bind them with --shape")
+    sizes = fixed(im, outer)
     for index, size in zip(places, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
             raise im.refuse(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
@@ -117,6 +143,60 @@ def _scatter(
     flat, count = np.ravel_multi_index(rows, sizes), math.prod(sizes)
     columns = im.reshape(data, (count, *inner)), im.reshape(updates, (flat.size, *inner))
     return im.reshape(_place_along(im, *columns, flat, 0), data.shape)
+
+
+def _scatter_rows(im: ImportContext, data: Value, places: Tensor, updates: Value, depth: int, reduction: str) -> Value:
+    """Gather of rows from data and updates, from where `places`, into the first axes as one, say that they come."""
+    sizes, inner, count = fixed(im, data.shape[:depth]), data.shape[depth:], fixed(im, places.shape)
+    if updates.shape != (*count, *inner):
+        raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
+    old, new = math.prod(sizes), math.prod(count)
+    source = _sources(im, im.tensor(im.reshape(places, (1, new))), old, reduction)
+    both = concat(im, im.reshape(data, (old, *inner)), im.reshape(updates, (new, *inner)), axis=0)
+    return im.reshape(gather(im, both, as_places(im, im.reshape(source, (old,)))), data.shape)
+
+
+def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Value, axis: int, reduction: str) -> Value:
+    """GatherElements from data and updates."""
+    shape, taken = fixed(im, data.shape), fixed(im, indices.shape)
+    others = [a for a in range(data.rank) if a != axis]
+    if updates.shape != taken or any(taken[a] != shape[a] for a in others):
+        raise im.refuse(
+            f"calculated indices of shape {list(taken)} and updates of shape {list(updates.shape)} for {list(shape)}",
+            f"indices that are calculated must cover the other axes than {axis}",
+        )
+    order, count = [*others, axis], math.prod(shape[a] for a in others)
+    check_indices(im, indices)
+    indices = as_places(im, counted(im, indices, shape[axis]))
+    rows = [im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates)]
+    source = _sources(im, im.tensor(rows[1]), shape[axis], reduction)
+    found = gather_elements(im, concat(im, rows[0], rows[2], axis=1), source, axis=1)
+    return _transposed(im.reshape(found, tuple(shape[a] for a in order)), [order.index(a) for a in range(data.rank)])
+
+
+def _sources(im: ImportContext, places: Tensor, size: int, reduction: str) -> Tensor:
+    """Where each of `size` elements comes from: itself, or behind all of them the last update for its place.
+
+    A row of places for each row of elements.
+    """
+    rows, count = fixed(im, places.shape)
+    if reduction != "none":
+        raise im.refuse(f"reduction {reduction} at indices that are calculated", "export the model with constant ones")
+    if rows * count * size > _MOST_PAIRS:
+        raise im.refuse(f"{count} calculated indices into {size} places, {rows} times: too many to compare")
+    column = as_float(im, places)
+    column = column.viewed(column.view.with_axes((*column.view.axes, ())))
+    hits = _equal(im, column, np.arange(size, dtype=np.float32))
+    numbers = np.arange(size, size + count, dtype=np.float32).reshape(-1, 1)
+    last = reduce(im, im.tensor(binary(im, MUL, hits, Constant(numbers))), "ReduceMax", (1,), 0)
+    return as_places(im, binary(im, MAX, last, Constant(np.arange(size, dtype=np.float32))))
+
+
+def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
+    """1 where the distance to a number is 0, else 0."""
+    distance = im.tensor(binary(im, SUB, x, Constant(numbers)))
+    above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
+    return im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
 
 
 def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inner: Shape, reduction: str) -> Value:
@@ -245,9 +325,7 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
         numbers = im.tensor(binary(im, ADD, numbers, binary(im, MUL, below, Constant(np.array(count, np.float32)))))
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     places = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    distance = im.tensor(binary(im, SUB, column, Constant(places)))
-    above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
-    hot: Value = im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
+    hot = _equal(im, column, places)
     off, on = (float(value) for value in values.astype(np.float64))
     scaled = hot if on - off == 1 else binary(im, MUL, hot, Constant(np.array(on - off, np.float32)))
     return scaled if off == 0 else binary(im, ADD, scaled, Constant(np.array(off, np.float32)))
