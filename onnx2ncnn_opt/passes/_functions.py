@@ -16,14 +16,14 @@ from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB
 _Function: TypeAlias = Callable[..., Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
-_MAX, _MIN = 4, 5
+MAX, MIN = 4, 5
 _BINARY: dict[int, _Function] = {
     ADD: np.add,
     SUB: np.subtract,
     MUL: np.multiply,
     DIV: np.divide,
-    _MAX: np.maximum,
-    _MIN: np.minimum,
+    MAX: np.maximum,
+    MIN: np.minimum,
     RSUB: lambda a, b: b - a,
     RDIV: lambda a, b: b / a,
 }

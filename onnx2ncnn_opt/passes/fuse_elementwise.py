@@ -8,7 +8,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._functions import applied, function_of
+from onnx2ncnn_opt.passes._fold import ADD, RSUB, SUB
+from onnx2ncnn_opt.passes._functions import MAX, MIN, applied, function_of
 from onnx2ncnn_opt.rewrite.edit import remove_all
 from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, attempt, graph_pass
 
@@ -19,6 +20,8 @@ _TOLERANCE = 1e-5
 # With numbers no larger than this, nothing can happen that is too narrow for the places below, or beyond them.
 _LARGEST_NUMBER = 64.0
 _UNBOUNDED = 1e38
+# Who adds or bounds by a number so near to a round one means to keep a logarithm or a quotient behind it finite.
+_GUARD, _ROUND = 2.0**-12, 64
 _LARGEST = float(np.finfo(np.float32).max)
 # What stands for "from 0 on" where a layer knows "above" only.
 _SMALLEST = 1e-37
@@ -39,8 +42,9 @@ def fuse_elementwise(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
     """several layers that make each number of one number of x   ⇒   the activation that gives the same
 
     They are calculated at 40,000 places and up to where squares overflow, and so is the activation, whose parameters
-    follow from a few of them: only what is the same everywhere is replaced, with what overflows before. Not CELU and
-    Softplus, which ncnn calculates no faster than their parts.
+    follow from a few of them: only what is the same everywhere is replaced, with what overflows before. Nothing is that
+    has a small number against zeros, however little it does. Not CELU and Softplus, which ncnn calculates no faster
+    than their parts.
     """
     for root in graph.layers:
         if root.graph is graph and _is_plain(root):
@@ -66,10 +70,26 @@ def _is_plain(layer: Layer) -> bool:
     """Whether a layer makes every element of one of each operand, with numbers of a usual size."""
     if function_of(layer) is None or not layer.inputs or layer["featmask"] or layer["shape_hints"]:
         return False
+    if any(map(_is_guard, _steps(layer))):
+        return False
     if layer.type == "Clip":
         return all(abs(bound) <= _LARGEST_NUMBER or abs(bound) >= _UNBOUNDED for bound in (layer["min"], layer["max"]))
     numbers = [value for value in layer.params.values() if isinstance(value, float)] + [*_coefficients(layer)]
     return all(abs(number) <= _LARGEST_NUMBER for number in numbers) and all(isinstance(n, str) for n in layer.params)
+
+
+def _steps(layer: Layer) -> Sequence[float]:
+    """The numbers that a layer adds or bounds by."""
+    if layer.type == "Clip":
+        return layer["min"], layer["max"]
+    adds = layer.type == "BinaryOp" and layer["with_scalar"] and layer["op_type"] in (ADD, SUB, RSUB, MAX, MIN)
+    return (layer["b"],) if adds else ()
+
+
+def _is_guard(number: float) -> bool:
+    if abs(number) >= _UNBOUNDED:
+        return False
+    return 0 < abs(number - round(number * _ROUND) / _ROUND) < _GUARD
 
 
 def _coefficients(layer: Layer) -> Sequence[float]:
