@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import WEIGHTED, Family
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
 
 # The activation layer, and the activation_type and activation_params that mean the same.
 _FUSED: Mapping[str, Callable[[Layer], tuple[int, tuple[float, ...]]]] = {
@@ -18,10 +18,6 @@ _FUSED: Mapping[str, Callable[[Layer], tuple[int, tuple[float, ...]]]] = {
     "Mish": lambda act: (5, ()),
     "HardSwish": lambda act: (6, (act["alpha"], act["beta"])),
 }
-# ncnn has no vectorised kernels of these, and calculates their activations one by one. They have little else to do, so
-# that an exponential or a branch for each element takes longer there than in a layer of its own.
-_SCALAR = frozenset(f"{kind}DepthWise{rank}" for kind in ("Convolution", "Deconvolution") for rank in ("1D", "3D"))
-_FAST_SCALAR = frozenset({1, 3, 6})  # ReLU without a slope, Clip, HardSwish
 
 
 def _fuse(family: Family) -> Rewrite:
@@ -36,8 +32,6 @@ def _fuse(family: Family) -> Rewrite:
         require_own_weights(layer)
         require_no_activation(layer)
         kind, params = _FUSED[activation.type](activation)
-        is_fast = layer.type not in _SCALAR or kind in _FAST_SCALAR
-        require(is_fast, f"{layer.type} calculates it element by element, which takes longer than a layer of its own")
         return layer.having(activation_type=kind, activation_params=params or None)
 
     return fuse
