@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.ops.division import mod
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, SUB, add, binary, max_, min_, mul
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, SUB, add, binary, max_, min_, mul, number
 from onnx2ncnn_opt.onnx.ops.gather import (
     as_places,
     check_indices,
@@ -32,6 +32,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
 _MOST_PIECES, _MOST_TURNS = 256, 32
 _MOST_PAIRS = 2**22  # of a place and an update, all of which are compared
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": max_, "min": min_}
+_NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 
 @onnx_op("ScatterND", since=11, integers=True)
@@ -43,6 +44,7 @@ def scatter_nd11(im: ImportContext, data: Value, indices: Value, updates: Value)
 @onnx_op("ScatterND", since=16, integers=True)
 def scatter_nd16(im: ImportContext, data: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of what stays and what is new, or the reduction of both."""
+    _check_reduction(im, reduction)
     depth = indices.shape[-1]
     if not isinstance(depth, int) or not 1 <= depth <= data.rank:
         raise im.refuse(f"indices of {depth} axes into rank {data.rank}")
@@ -68,6 +70,7 @@ def scatter_elements16(
     im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
     """Concat of what stays and what is new, or the reduction of both."""
+    _check_reduction(im, reduction)
     if indices.rank != data.rank:
         raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
     axis = im.axis(axis, data.rank)
@@ -113,6 +116,11 @@ def tensor_scatter(
     return _transposed(placed, [perm.index(a) for a in range(past_cache.rank)])
 
 
+def _check_reduction(im: ImportContext, reduction: str) -> None:
+    if reduction not in ("none", *_REDUCTIONS):
+        raise im.refuse(f"reduction {reduction} is not known")
+
+
 def _transposed(x: Value, perm: Sequence[int]) -> Value:
     return Constant(x.array.transpose(perm)) if isinstance(x, Constant) else x.viewed(x.view.transpose(perm))
 
@@ -121,8 +129,6 @@ def _scatter(
     im: ImportContext, data: Value, places: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
     """``data[places] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
-    if reduction not in ("none", *_REDUCTIONS):
-        raise im.refuse(f"reduction {reduction} is not known")
     outer = data.shape[: data.rank - rest]
     sizes = fixed(im, outer)
     for index, size in zip(places, sizes, strict=True):
@@ -146,18 +152,23 @@ def _scatter(
 
 
 def _scatter_rows(im: ImportContext, data: Value, places: Tensor, updates: Value, depth: int, reduction: str) -> Value:
-    """Gather of rows from data and updates, from where `places`, into the first axes as one, say that they come."""
-    sizes, inner, count = fixed(im, data.shape[:depth]), data.shape[depth:], fixed(im, places.shape)
+    """Rows of data and updates, whose `places` are in the first axes as one."""
+    sizes, inner, count = fixed(im, data.shape[:depth]), fixed(im, data.shape[depth:]), fixed(im, places.shape)
     if updates.shape != (*count, *inner):
         raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
     old, new = math.prod(sizes), math.prod(count)
-    source = _sources(im, im.tensor(im.reshape(places, (1, new))), old, reduction)
+    row = im.tensor(im.reshape(places, (1, new)))
+    if reduction != "none":
+        size = math.prod(inner)
+        cells = im.reshape(data, (1, old, size)), im.reshape(updates, (1, new, size))
+        return im.reshape(_combined(im, *cells, _hits(im, row, old, size), reduction), data.shape)
     both = concat(im, im.reshape(data, (old, *inner)), im.reshape(updates, (new, *inner)), axis=0)
-    return im.reshape(gather(im, both, as_places(im, im.reshape(source, (old,)))), data.shape)
+    source = im.reshape(_sources(im, row, old), (old,))
+    return im.reshape(gather(im, both, as_places(im, source)), data.shape)
 
 
 def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Value, axis: int, reduction: str) -> Value:
-    """GatherElements from data and updates."""
+    """Elements of data and updates, whose places along the axis are the indices."""
     shape, taken = fixed(im, data.shape), fixed(im, indices.shape)
     others = [a for a in range(data.rank) if a != axis]
     if updates.shape != taken or any(taken[a] != shape[a] for a in others):
@@ -168,28 +179,51 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     order, count = [*others, axis], math.prod(shape[a] for a in others)
     check_indices(im, indices)
     indices = as_places(im, counted(im, indices, shape[axis]))
-    rows = [im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates)]
-    source = _sources(im, im.tensor(rows[1]), shape[axis], reduction)
-    found = gather_elements(im, concat(im, rows[0], rows[2], axis=1), source, axis=1)
+    old, places, new = (im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates))
+    row = im.tensor(places)
+    if reduction == "none":
+        both = concat(im, old, new, axis=1)
+        found = gather_elements(im, both, _sources(im, row, shape[axis]), axis=1)
+    else:
+        columns = [im.reshape(x, (*x.shape, 1)) for x in (old, new)]
+        found = _combined(im, columns[0], columns[1], _hits(im, row, shape[axis], 1), reduction)
     return _transposed(im.reshape(found, tuple(shape[a] for a in order)), [order.index(a) for a in range(data.rank)])
 
 
-def _sources(im: ImportContext, places: Tensor, size: int, reduction: str) -> Tensor:
+def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
+    """The reduction of data [rows, places, size] and of the updates [rows, count, size] for each place."""
+    combine = _REDUCTIONS[reduction]
+    count = _size(updates, 1)
+    new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
+    x = im.tensor(where(im, im.tensor(im.reshape(hits, (*hits.shape, 1))), new, number(_NEUTRAL[reduction])))
+    # In pairs: ncnn's Reduction begins with the largest finite number.
+    while count > 1:
+        half = count // 2
+        pairs = combine(im, crop(im, x, 1, 0, half), crop(im, x, 1, half, 2 * half))
+        x = im.tensor(concat(im, pairs, crop(im, x, 1, 2 * half, count), axis=1) if count % 2 else pairs)
+        count -= half
+    return combine(im, data, im.reshape(x, data.shape))
+
+
+def _sources(im: ImportContext, places: Tensor, size: int) -> Tensor:
     """Where each of `size` elements comes from: itself, or behind all of them the last update for its place.
 
     A row of places for each row of elements.
     """
-    rows, count = fixed(im, places.shape)
-    if reduction != "none":
-        raise im.refuse(f"reduction {reduction} at indices that are calculated", "export the model with constant ones")
-    if rows * count * size > _MOST_PAIRS:
-        raise im.refuse(f"{count} calculated indices into {size} places, {rows} times: too many to compare")
-    column = as_float(im, places)
-    column = column.viewed(column.view.with_axes((*column.view.axes, ())))
-    hits = _equal(im, column, np.arange(size, dtype=np.float32))
-    numbers = np.arange(size, size + count, dtype=np.float32).reshape(-1, 1)
+    hits = _hits(im, places, size, 1)
+    numbers = size + np.arange(fixed(im, places.shape)[1], dtype=np.float32).reshape(-1, 1)
     last = reduce(im, im.tensor(binary(im, MUL, hits, Constant(numbers))), "ReduceMax", (1,), 0)
     return as_places(im, binary(im, MAX, last, Constant(np.arange(size, dtype=np.float32))))
+
+
+def _hits(im: ImportContext, places: Tensor, size: int, elements: int) -> Tensor:
+    """1 where a place of [rows, count] is one of `size`, else 0; refused where this, times elements, is too much."""
+    rows, count = fixed(im, places.shape)
+    if rows * count * size * elements > _MOST_PAIRS:
+        raise im.refuse(f"{count} calculated indices into {size} places, {rows * elements} times: too many to compare")
+    column = as_float(im, places)
+    column = column.viewed(column.view.with_axes((*column.view.axes, ())))
+    return _equal(im, column, np.arange(size, dtype=np.float32))
 
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
@@ -209,8 +243,8 @@ def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inne
     outer = data.shape[: data.rank - len(inner)]
     rows = im.reshape(data, (product(outer), *inner))
     new = im.reshape(updates, (places.size, *inner))
-    for number in range(turn.max() + 1):
-        which = order[turn[order] == number]
+    for k in range(turn.max() + 1):
+        which = order[turn[order] == k]
         result = _REDUCTIONS[reduction](im, _rows(im, rows, places[which], 0), _rows(im, new, which, 0))
         rows = _place_along(im, rows, result, places[which], 0)
     return im.reshape(rows, data.shape)
