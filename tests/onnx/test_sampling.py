@@ -102,6 +102,29 @@ def test_roi_align(opset: int, mode: str, ratio: int, scale: float, count: int) 
 
 
 @pytest.mark.parametrize(
+    ("opset", "mode", "ratio", "scale", "count"),
+    list(itertools.product((10, 16), ("half_pixel", "output_half_pixel"), (0, 1, 2), (1.0, 0.5), (1, 4))),
+)
+def test_the_largest_in_constant_regions(opset: int, mode: str, ratio: int, scale: float, count: int) -> None:
+    """Regions that end where they begin have no samples if these are not counted."""
+    attributes = {} if opset == 10 else {"coordinate_transformation_mode": mode}
+    node = helper.make_node(
+        "RoiAlign",
+        ["x", "r", "i"],
+        ["y"],
+        mode="max",
+        output_height=3,
+        output_width=2,
+        sampling_ratio=ratio,
+        spatial_scale=scale,
+        **attributes,
+    )
+    rois = np.concatenate([ROIS[: count - 1], [[6, 6, 6, 6]]]).astype(np.float32)
+    constants = {"r": rois, "i": np.arange(count) % 2}
+    compare_nodes(node, {"x": normal(0, 2, 3, 8, 9)}, constants, opset=opset, rel=REL)
+
+
+@pytest.mark.parametrize(
     ("image", "block", "dilation", "pad", "stride", "batch"),
     [
         ((5, 5), (1, 5), (1, 1), (0, 0, 0, 0), (1, 1), 1),

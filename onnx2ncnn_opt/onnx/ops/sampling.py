@@ -11,8 +11,10 @@ from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.gather import gather_nd11
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
+from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -21,6 +23,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 _SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
 _PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
 _MOST_REGIONS = 256
+_MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
 _ROUND = 18  # of UnaryOp: halves to even
 
 
@@ -231,9 +234,13 @@ def roi_align16(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Tensor:
-    """One ROIAlign for each region, and Concat."""
-    if mode != "avg":
-        raise im.refuse(f"mode {mode}: ncnn averages only")
+    """One ROIAlign for each region, and Concat; maxima in constant regions are those of constant pixels."""
+    if mode not in ("avg", "max"):
+        raise im.refuse(f"mode {mode} is not known")
+    if mode == "max" and not isinstance(rois, Constant):
+        raise im.refuse(
+            "mode max in regions that are calculated: ncnn averages only", "use mode avg, or make the regions constant"
+        )
     count = rois.shape[0]
     if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
         raise im.refuse("in which image a region is, is known only when the model runs", "convert it for one image")
@@ -242,6 +249,11 @@ def roi_align16(
     which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
     if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
         raise im.refuse(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
+    is_centred = coordinate_transformation_mode == "half_pixel"
+    if mode == "max" and isinstance(rois, Constant):
+        ends = rois.array.astype(np.float32) * np.float32(spatial_scale) - np.float32(0.5 if is_centred else 0)
+        size = output_height, output_width
+        return _largest(im, x, which, ends, size, sampling_ratio, is_centred=is_centred)
     image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(which.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
@@ -254,7 +266,7 @@ def roi_align16(
             pooled_height=output_height,
             spatial_scale=spatial_scale,
             sampling_ratio=sampling_ratio,
-            aligned=int(coordinate_transformation_mode == "half_pixel"),
+            aligned=int(is_centred),
             version=1,
         )
         for i, row in zip(which.tolist(), rows, strict=True)
@@ -263,6 +275,56 @@ def roi_align16(
     if count == 1:
         return im.wrap(parts[0], shape, [[1], [2], [3]], dtype=x.dtype)
     return im.wrap(im.layer("Concat", *parts, axis=0), shape, [[0, 1], [2], [3]], dtype=x.dtype)
+
+
+def _largest(
+    im: ImportContext, x: Tensor, images: Array, ends: Array, size: tuple[int, int], ratio: int, *, is_centred: bool
+) -> Tensor:
+    """The largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
+    if not all(isinstance(n, int) for n in x.shape):
+        raise im.refuse("mode max in an image of sizes that are not fixed", "bind them with --shape")
+    batch, channels, height, width = known(x.shape)
+    places, weights = [], []
+    for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):
+        rows, of_rows = _around(top, bottom, height, size[0], ratio, is_centred=is_centred)
+        columns, of_columns = _around(left, right, width, size[1], ratio, is_centred=is_centred)
+        place = (image * height + rows[:, None, :, None]) * width + columns[None, :, None, :]
+        places.append(place.reshape(size[0] * size[1], -1))
+        weights.append((of_rows[:, None, :, None] * of_columns[None, :, None, :]).reshape(places[-1].shape))
+    most = max(1, *(place.shape[1] for place in places))
+    if len(places) * size[0] * size[1] * most > _MOST_PIXELS:
+        raise im.refuse(f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(places)} regions")
+    # Cells of fewer pixels look at the first one again, without weight where they have none at all.
+    place = np.concatenate([_widened(place, most) for place in places])
+    weight = np.concatenate([_widened(weight, most) for weight in weights])
+    flat = im.reshape(x.viewed(x.view.transpose((0, 2, 3, 1))), (batch * height * width, channels))
+    pixels = gather_nd11(im, flat, Constant(place[..., None]))
+    weighted = im.tensor(binary(im, MUL, pixels, Constant(weight[..., None].astype(np.float32))))
+    largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(places), *size, channels)))
+    return largest.viewed(largest.view.transpose((0, 3, 1, 2)))
+
+
+def _widened(x: Array, width: int) -> Array:
+    missing = [(0, 0), (0, width - x.shape[1])]
+    return np.pad(x, missing, mode="edge") if x.shape[1] else np.pad(x, missing)
+
+
+def _around(
+    begin: np.float32, end: np.float32, length: int, cells: int, ratio: int, *, is_centred: bool
+) -> tuple[Array, Array]:
+    """The pixels around the samples of each cell along an axis, and their weights: [cells, 2 * samples]."""
+    # In float32, and in ONNX Runtime's order of operations, that the same samples are outside.
+    extent = end - begin if is_centred else max(end - begin, np.float32(1))
+    cell = extent / np.float32(cells)
+    samples = ratio if ratio > 0 else max(int(np.ceil(cell)), 0)
+    inside = (np.arange(samples, dtype=np.float32) + np.float32(0.5)) * cell / np.float32(max(samples, 1))
+    place = begin + np.arange(cells, dtype=np.float32)[:, None] * cell + inside
+    low = np.clip(np.floor(place), 0, length - 1)
+    share = np.where(low == length - 1, 0, np.maximum(place, 0) - low)
+    outside = (place < -1) | (place > length)
+    pixels = np.stack([low, np.minimum(low + 1, length - 1)], axis=-1).astype(np.int64)
+    weights = np.where(outside[..., None], 0, np.stack([1 - share, share], axis=-1))
+    return pixels.reshape(cells, -1), weights.astype(np.float32).reshape(cells, -1)
 
 
 @onnx_op("Col2Im", since=18, batch=0)
