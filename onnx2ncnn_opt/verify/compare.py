@@ -134,9 +134,9 @@ def _numbers(actual: Array, reference: Array) -> Array:
     """ncnn's array for an integer reference, read as the type that it turns out to hold."""
     if actual.dtype == np.float32:
         bits = actual.view(np.int32)
-        # As floats, int32s below 2**23 are subnormal, and negative ones are NaN.
+        # As floats, int32s below 2**23 are subnormal, and negative ones are NaN. Zeros are none, though -0.0 has a bit.
         unlikely = ~(np.abs(actual) >= np.finfo(np.float32).tiny)
-        if np.array_equal(bits, reference) or (unlikely.all() and bits.any()):
+        if np.array_equal(bits, reference) or (unlikely.all() and actual.any()):
             return bits.astype(np.float64)
     return actual.astype(np.float64)
 

@@ -89,6 +89,10 @@ def test_integers_are_values_or_bits(values: list[int]) -> None:
         assert compare(reference.astype(np.float32), reference).ok
 
 
+def test_zeros_below_0_are_zeros() -> None:
+    assert compare(np.array([-0.0, 0.0], np.float32), np.array([0, 0])).ok
+
+
 def test_wrong_bits_are_told_as_the_numbers_that_they_are() -> None:
     bits = np.array([-1, 5], np.int32).view(np.float32)
     assert compare(bits, np.array([-1, 7])).max_abs == 2

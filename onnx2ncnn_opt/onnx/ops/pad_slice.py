@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.sizes.movement import cut
+from onnx2ncnn_opt.onnx.sizes.movement import cut, taken
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 _OPEN = -233  # Crop: to the end
@@ -61,8 +61,11 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         return x if step == 1 else _every(im, x, axis, step)
     if isinstance(size, Sym):
         if step < 0:
-            first = 0 if start >= 2**31 - 1 else -1 - start
-            return _slice(im, flip(im, x, axis), axis, first, -1 - end, -step)
+            first: Dim = 0 if start >= 2**31 - 1 else -1 - start
+            if start < 0 and not at_least(size + start, 0):  # at least the first element is taken
+                first = smaller(first, size - 1)
+            last = -1 - end if end > -(2**31) + 1 else 2**31 - 1
+            return _slice(im, flip(im, x, axis), axis, first, last, -step)
         if end == 0:  # the whole axis to ncnn
             raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors")
         if start < 0 and not at_least(size + start, 0):  # ncnn would take elements before the axis
@@ -72,8 +75,8 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         elif start != 0 or end < 2**31 - 1:
             x = crop(im, x, axis, start, end if end < 2**31 - 1 else _OPEN)
         return x if step == 1 else _every(im, x, axis, step)
-    begin, stop, _ = slice(start, end, step).indices(size)
-    count = len(range(begin, stop, step))
+    places = taken(size, start, end, step)
+    begin, count = places.start, len(places)
     if step < 0 and count > 1:
         x = flip(im, x, axis)
         begin, step = size - 1 - begin, -step
@@ -88,7 +91,7 @@ def _count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     """How many elements a slice of an axis has; None where that is not fixed."""
     if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
         return None
-    return len(range(size)[start:end:step])
+    return len(taken(size, start, end, step))
 
 
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:

@@ -148,7 +148,7 @@ def _slice(x: Sequence[Formula], attributes: Attributes) -> Formula:
 def _cut(x: Formula, axis: int, start: Dim, end: Dim, step: int) -> Formula:
     size = x.shape[axis]
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
-        found = range(size)[start:end:step]
+        found = taken(size, start, end, step)
         first: Dim = found.start if found else 0
         count: Dim = len(found)
     else:
@@ -164,6 +164,11 @@ def _cut(x: Formula, axis: int, start: Dim, end: Dim, step: int) -> Formula:
     else:
         cells = _progression(x.cells, axis, first)
     return Formula(cells, with_size(x.shape, axis, count), x.dtype)
+
+
+def taken(size: int, start: int, end: int, step: int) -> range:
+    """The places that a slice takes; backwards from before the axis it is the first one, where Python takes none."""
+    return range(size)[0 if step < 0 and start < -size else start : end : step]
 
 
 def _progression(cells: Array, axis: int, first: Dim) -> Array:
