@@ -201,7 +201,8 @@ class RandomModel:
             given[name] = tuple(
                 size if all(other[i] == size for other in shapes) else f"{name}_{i}" for i, size in enumerate(shapes[0])
             )
-        needed, nodes = set(outputs), []
+        needed = set(outputs)
+        nodes: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
             if needed.intersection(node.output) - given.keys():
                 nodes.insert(0, node)
@@ -250,9 +251,10 @@ def _draw_inputs(builder: Builder, kinds: str, is_open: bool) -> None:
     """One to three inputs; later ones often have to do with the first."""
     sizes: dict[str, list[int]] = {}
     for number in range(builder.choice((1, 1, 2, 2, 3))):
-        shape: Declared = _input_shape(builder)
+        fixed = _input_shape(builder)
+        shape: Declared = fixed
         if is_open:
-            shape = tuple(_open(builder, size, sizes) if builder.chance(0.4) else size for size in shape)
+            shape = tuple(_open(builder, size, sizes) if builder.chance(0.4) else size for size in fixed)
         if number and builder.chance(0.6):
             shape = _related(builder, builder.inputs["x0"])
         runs = [tuple(sizes[s][i] if isinstance(s, str) else s for s in shape) for i in range(3 if is_open else 1)]

@@ -111,7 +111,8 @@ def slice_(b: Builder) -> None:
 def _bounds(b: Builder, size: int) -> tuple[int, int, int]:
     """Start, end and step of a slice that leaves something."""
     if b.chance(0.3):  # such as mean something for any size
-        return b.choice(((1, END, 1), (1, END, 2), (0, -1, 1), (0, 2, 1), (-2, END, 1), (1, -1, 1), (-1, -END, -1)))
+        rows = (1, END, 1), (1, END, 2), (0, -1, 1), (0, 2, 1), (-2, END, 1), (1, -1, 1), (-1, -END, -1)
+        return rows[b.number(0, len(rows) - 1)]
     step = b.choice((1, 1, 1, 2, 3, -1, -2))
     first, last = sorted((b.number(0, size - 1), b.number(0, size - 1)))
     start, end = (first, last + 1) if step > 0 else (last, first - 1 if first else -END)
@@ -279,7 +280,8 @@ def slope(b: Builder) -> None:
     """PRelu by slopes of any shape that broadcasts."""
     x = b.pick("f", FIRST)
     shape = b.shape(x)
-    b.node("PRelu", x, b.floats(1 if b.chance(0.5) else size for size in shape[b.number(0, len(shape)) :]))
+    one = 1.0 if all(array.shape == shape for array in b.values[x]) else 0.0  # they do not make x larger
+    b.node("PRelu", x, b.floats(size if b.chance(one / 2) else 1 for size in shape[b.number(0, len(shape)) :]))
 
 
 def matmul(b: Builder) -> None:
@@ -736,11 +738,11 @@ def gate(b: Builder) -> None:
 def _written_out(b: Builder, x: str, *, is_centred: bool) -> None:
     """A normalisation along some axis."""
     axis = b.choice((-1, -1, 1, b.axis(len(b.shape(x)))))
-    axes = (lambda: {"axes": [axis]}) if b.opset < 18 else dict
+    axes: dict[str, Any] = {"axes": [axis]} if b.opset < 18 else {}
     given = [b.ints(axis)] if b.opset >= 18 else []
-    centred = b.node("Sub", x, b.node("ReduceMean", x, *given, **axes())) if is_centred else x
+    centred = b.node("Sub", x, b.node("ReduceMean", x, *given, **axes)) if is_centred else x
     square = b.node("Pow", centred, b.constant(np.float32(2))) if b.chance(0.5) else b.node("Mul", centred, centred)
-    spread = b.node("ReduceMean", square, *given, **axes())
+    spread = b.node("ReduceMean", square, *given, **axes)
     root = b.node("Sqrt", b.node("Add", spread, b.constant(np.float32(0.1))))
     y = b.node("Div", centred, root) if b.chance(0.5) else b.node("Mul", centred, b.node("Reciprocal", root))
     if b.chance(0.5):

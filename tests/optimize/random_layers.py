@@ -313,8 +313,8 @@ class RandomNet:
             self.pad(x)
         elif kind < 0.41:
             results = [x]
-            for type, operands, params in rng.choice(WRITTEN_OUT):
-                results.append(self.add(type, [results[i] for i in operands], params) or x)
+            for type, operands, given in rng.choice(WRITTEN_OUT):
+                results.append(self.add(type, [results[i] for i in operands], given) or x)
         else:
             type, draw = rng.choice(ONE)
             params = draw(rng, [size for size in x.shape or () if isinstance(size, int)])

@@ -266,13 +266,17 @@ def _pad(im: ImportContext, x: Tensor, pads: Sizes, mode: str, value: float, axe
         x = _pad_openly(im, x, axis, *sides, mode, value)
     given = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if a not in open_ and (pads[i] or pads[n + i])}
     amounts = {axis: (known([begin])[0], known([end])[0]) for axis, (begin, end) in given.items()}
+    grown = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
+    shrinks_openly = any(min(sides) < 0 and isinstance(x.shape[axis], Sym) for axis, sides in amounts.items())
+    if mode == "constant" and grown and shrinks_openly:  # first, so that nothing is empty in between
+        x, grown = _padding(im, x, grown, mode, value), {}
     for axis, (begin, end) in amounts.items():
         if begin < 0 or end < 0:
             size = x.shape[axis]
             if isinstance(size, int) and -min(begin, 0) - min(end, 0) >= size:
                 raise im.refuse(f"pads {pads} take away all of an axis")
             x = crop(im, x, axis, max(0, -begin), min(end, 0) or _OPEN)
-    amounts = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
+    amounts = grown
     for axis, (begin, end) in amounts.items():
         size = x.shape[axis]
         if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:

@@ -194,7 +194,7 @@ def cut(size: Dim, start: Dim, end: Dim) -> tuple[Dim, Dim] | None:
         end = size
     bounds: list[Dim] = []
     for bound in (start, end):
-        if at_least(bound, 0):
+        if bound == size or at_least(bound, 0):
             bounds.append(smaller(bound, size))
         elif at_least(-bound, 1):
             bounds.append(size - smaller(size, -bound))
