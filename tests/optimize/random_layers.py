@@ -150,7 +150,8 @@ def _padding(rng: Random, shape: Sequence[int]) -> Params | None:
     return {
         **{side: rng.randint(0, 1) for side in ("top", "bottom", "left", "right")},
         "type": kind,
-        "value": 0.0 if kind else rng.choice((0.0, 0.0, 0.5, -3.402823e38)),
+        # Not the lowest number: ncnn's Sigmoid is never 0, not even of that.
+        "value": 0.0 if kind else rng.choice((0.0, 0.0, 0.5)),
     }
 
 
