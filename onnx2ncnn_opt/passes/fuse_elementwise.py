@@ -166,7 +166,7 @@ def _guesses(at: dict[float, float], layers: Sequence[Layer]) -> Iterator[Layer]
     rise, middle = (at[_PROBE] - at[-_PROBE]) / (2 * _PROBE), at[0.0]
     ratio, other = at[_PROBE] / _PROBE, -at[-_PROBE] / _PROBE
     steepness, centre = (ratio - other) / (2 * _PROBE), (ratio + other) / 2
-    yield from _having("ReLU", slope=-at[-1.0])
+    yield from _having("ReLU", slope=0.0 - at[-1.0])
     low, high = at[-_FAR], at[_FAR]
     yield from _having("Clip", min=-_LARGEST if low <= -_FAR else low, max=_LARGEST if high >= _FAR else high)
     yield from _having("ELU", alpha=bottom)
