@@ -146,16 +146,19 @@ class Builder:
 
     def channels(self, x: Value) -> Blob:
         """The tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
-        if x.rank - 1 > MAX_DIMS or x.rank < 2:
-            raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
-        return self.mat(x, [[axis] for axis in range(1, x.rank)], [0])
+        return self.mat(x, self._channel_dims(x), [0])
 
     def channel_dims(self, x: Tensor) -> list[list[int]]:
         """The dims of `channels`; axis 1 alone where an image of one pixel lies so: for layers that take rows too."""
-        every = [[axis] for axis in range(1, x.rank)]
+        every = self._channel_dims(x)
         if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Form(((1,),), (0,))):
             return every[:1]
         return every
+
+    def _channel_dims(self, x: Value) -> list[list[int]]:
+        if not 2 <= x.rank <= MAX_DIMS + 1:
+            raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
+        return [[axis] for axis in range(1, x.rank)]
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
         """The tensor in a form in which each of these axes is a Mat dim of its own (see `View.dim_of`).
