@@ -12,7 +12,7 @@ from exports import MODELS, ROOT, refilled
 
 from onnx2ncnn_opt import convert, passes
 from onnx2ncnn_opt.api import Conversion
-from onnx2ncnn_opt.errors import UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import GraphError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
@@ -226,3 +226,13 @@ def test_what_an_older_release_lacks_is_refused_by_name() -> None:
     convert(model).verify().check()
     with pytest.raises(UnsupportedError, match="operation 20 needs ncnn 20260521 or newer, not 20250503"):
         convert(model, release=20250503)
+
+
+def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
+    """NaN goes through the passes, and not into a file."""
+    graph = "(float[4] x) => (float[4] y) { y = Add(x, c) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(np.nan), "c"))
+    with pytest.raises(GraphError, match="NaN cannot be written"):
+        convert(model).save(tmp_path / "net")
+    assert not list(tmp_path.iterdir())

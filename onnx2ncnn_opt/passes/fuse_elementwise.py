@@ -87,7 +87,7 @@ def _steps(layer: Layer) -> Sequence[float]:
 
 
 def _is_guard(number: float) -> bool:
-    if abs(number) >= _UNBOUNDED:
+    if not abs(number) < _UNBOUNDED:  # NaN, too
         return False
     return 0 < abs(number - round(number * _ROUND) / _ROUND) < _GUARD
 
