@@ -112,6 +112,8 @@ def resize11(
         region = _region(im, x.rank, which, roi)
         sampling = replace(sampling, region=region, outside=extrapolation_value)
     given = sizes if sizes else scales
+    if np.ndim(() if scales is None else scales) != 1:
+        raise im.refuse("its scales are no list")
     if given is not None and len(given) not in (0, len(which)):
         raise im.refuse(f"{len(given)} sizes or scales for {len(which)} axes")
     if sizes and keep_aspect_ratio_policy != "stretch":
@@ -161,6 +163,8 @@ def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
 
 
 def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
+    if np.ndim(scales) != 1:
+        raise im.refuse("its scales are no list")
     if len(scales) != x.rank:
         raise im.refuse(f"{len(scales)} scales for rank {x.rank}")
     if not all(0 < factor < np.inf for factor in scales):
