@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes, plugins
 from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError
+from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -111,8 +112,6 @@ class Optimized:
     @property
     def caches(self) -> list[str]:
         """Outputs that only ncnn can read: the keys and values that attention keeps for the next run."""
-        from onnx2ncnn_opt.verify.nets import caches
-
         found = caches(self.graph)
         return [blob.name for blob in self.graph.outputs if blob in found]
 

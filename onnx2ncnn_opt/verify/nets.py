@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
@@ -25,18 +26,6 @@ _MOVES = frozenset(
     {"Concat", "Crop", "ExpandDims", "Flatten", "Flip", "Noop", "Padding", "Permute", "Reshape", "Slice", "Split"}
     | {"Squeeze", "Tile"}
 )
-
-
-def caches(graph: Graph) -> set[Blob]:
-    """What attention keeps of keys and values from run to run: inputs that may be unset, and outputs.
-
-    How they lie in memory is ncnn's business: numbers that are fed into them, or read out of them, mean nothing.
-    """
-    found: set[Blob] = set()
-    for layer in graph:
-        if layer.type in ("SDPA", "MultiHeadAttention") and layer["kv_cache"]:
-            found.update((*layer.inputs[-2:], *layer.outputs[1:]))
-    return found
 
 
 def draw_feeds(graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0) -> dict[Blob, Array]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -237,3 +239,14 @@ def test_wrong_usage(tmp_path: Path, args: list[str], code: int, message: str) -
     assert (ended.code, ended.out) == (code, "")
     assert message in " ".join(ended.err.split())
     assert names(tmp_path) == before
+
+
+def test_without_verification_nothing_of_onnx_is_loaded(tmp_path: Path) -> None:
+    net(tmp_path)
+    code = (
+        "import sys; from onnx2ncnn_opt.cli.main import main;"
+        "code = main(['optimize', 'in.param', 'in.bin', '-o', 'out', '--no-verify']);"
+        "print('loaded', sorted({'ncnn', 'onnx', 'onnx_ir', 'onnxruntime'} & set(sys.modules))); sys.exit(code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "loaded []")

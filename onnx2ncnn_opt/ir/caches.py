@@ -1,0 +1,17 @@
+"""The keys and values that attention keeps from run to run."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+
+
+def caches(graph: Graph) -> set[Blob]:
+    """What attention keeps of keys and values: inputs that may be unset, and outputs.
+
+    How they lie in memory is ncnn's business: numbers that are fed into them, or read out of them, mean nothing.
+    """
+    found: set[Blob] = set()
+    for layer in graph:
+        if layer.type in ("SDPA", "MultiHeadAttention") and layer["kv_cache"]:
+            found.update((*layer.inputs[-2:], *layer.outputs[1:]))
+    return found
