@@ -236,3 +236,22 @@ def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="NaN cannot be written"):
         convert(model).save(tmp_path / "net")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [("PRelu", ["Convolution", "PReLU"]), ("Mul", ["Convolution"])],
+)
+def test_a_constant_that_was_expanded_is_one_for_each_channel(operator: str, expected: list[str]) -> None:
+    """As BlazePalm has it: the slopes of the channels, expanded to the size of what they are for."""
+    converted = convert(
+        onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+            g (float[1,2,5,7] x) => (float[1,3,5,7] y)
+            <float[3,2,1,1] w = {{1, 2, 3, 4, 5, 6}}, float[1,3,1,1] k = {{0.5, 0.25, 2}}, int64[4] s = {{1,3,5,7}}> {{
+                a = Conv(x, w)
+                b = Expand(k, s)
+                y = {operator}(a, b)
+            }}""")
+    )
+    converted.verify().check()
+    assert [layer.type for layer in converted.graph if layer.type != "Input"] == expected

@@ -81,6 +81,7 @@ from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_binaryop_with_clip import replace_binaryop_with_clip
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
+from onnx2ncnn_opt.passes.shrink_memorydata import shrink_memorydata
 from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
 from onnx2ncnn_opt.rewrite.rule import Pass
@@ -96,6 +97,7 @@ PASSES: tuple[Pass, ...] = (
     eliminate_flatten_after_innerproduct,
     fold_views,
     fuse_memorydata_view,
+    shrink_memorydata,
     eliminate_reshape_before_binaryop,
     eliminate_reshape_before_innerproduct,
     eliminate_reshape_after_reduction,

@@ -23,6 +23,7 @@ _SECTION = re.compile(r"^## ", re.MULTILINE)
 _BLOCK = re.compile(r"^```(before|after|weights|feeds|outputs)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _UNCHANGED = re.compile(r"^unchanged: (.*)$", re.MULTILINE)
 _TABLE_SIZE = 256
+_EQUAL = "equal:"
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,19 @@ def updated(case: Case, after: str | None, reason: str) -> str:
 def fill_weights(graph: Graph, given: str = "") -> None:
     """Random weights of the sizes in the layer table.
 
-    `given` has lines ``layer.weight what``, where `what` is a number for all elements, or an encoding.
+    `given` has lines ``layer.weight what``, where `what` is a number for all elements, an encoding, or the axes of a
+    MemoryData along which its elements are equal.
     """
     wanted = dict(line.split() for line in given.splitlines())
     rng = np.random.default_rng(0)
     for layer in graph:
         for block in weight_blocks(layer):
             values = _values(rng, layer, block.name, block.count)
-            layer.weights[block.name] = _stored(values, wanted.pop(f"{layer.name}.{block.name}", "fp32"))
+            what = wanted.pop(f"{layer.name}.{block.name}", "fp32")
+            if what.startswith(_EQUAL):
+                _, axes, what = f"{what}:fp32".split(":")[:3]
+                values = _repeated(values, layer, axes)
+            layer.weights[block.name] = _stored(values, what)
     assert not wanted, f"no such weights: {wanted}"
 
 
@@ -115,6 +121,14 @@ def _values(rng: np.random.Generator, layer: Layer, name: str, count: int) -> Ar
     if layer.type == "PReLU":
         return rng.uniform(0.1, 0.5, count)
     return rng.standard_normal(count)
+
+
+def _repeated(values: Array, layer: Layer, axes: str) -> Array:
+    shape = cast(tuple[int, ...], layer.output.shape)
+    small = values.reshape(shape)
+    for axis in map(int, axes.split(",")):
+        small = small.take([0], axis)
+    return np.broadcast_to(small, shape).reshape(-1)
 
 
 def _stored(values: Array, what: str) -> Array | Weight:

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
+
+_PACK = 4  # slices of the outermost axis that ncnn packs, where their number allows it
+_SHORT = 32  # elements of a row, with which a BinaryOp that broadcasts is as fast as one that does not
+
+
+@graph_pass(exact=False, kept="slopes and masks that exporters store in the full size")
+def shrink_memorydata(graph: Graph) -> Iterator[Change | Miss]:
+    """x, MemoryData (equal slices) ── BinaryOp (MatMul, SDPA) ──   ⇒   x, MemoryData (one slice) ── BinaryOp ──
+
+    Where the layer broadcasts the one slice to the same shape. Rows that are short stay: broadcasting them is slower.
+    """
+    for constant in graph.layers:
+        if constant.type == "MemoryData" and constant.output.users and not constant.output.is_output:
+            yield from attempt(constant, _shrink, graph, constant)
+
+
+def _shrink(graph: Graph, constant: Layer) -> Change | None:
+    blob = constant.output
+    block, shape = constant.weights.stored("data"), known(blob.shape or ())
+    axes = set.intersection(*(_broadcast_axes(user, blob) for user in blob.users))
+    if not axes:
+        return None
+    data = block.data.reshape(shape)
+    equal = [axis for axis in sorted(axes) if _is_equal_along(data, axis)]
+    if not equal:
+        return None
+    small = data[tuple(slice(0, 1) if axis in equal else slice(None) for axis in range(data.ndim))]
+    for user in blob.users:
+        if user.type == "BinaryOp":
+            require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")
+    if all(user.type == "SDPA" for user in blob.users):
+        small = small[0]  # of a mask of one head ncnn's Vulkan code reads more, unless it has two dims
+    sizes = dict.fromkeys("whdc") | dict(zip(AXES[small.ndim], small.shape, strict=True))
+    stored = replace(block, data=np.ascontiguousarray(small).reshape(-1))
+    new = graph.replace(constant, constant.having(**sizes, weights={"data": stored}))
+    blob.shape = small.shape
+    return Change((constant,), (new, *blob.users))
+
+
+def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
+    """The axes of a constant along which `user` needs one slice only: its other operand has all of them."""
+    shape = known(blob.shape or ())
+    if user.type == "SDPA":
+        is_mask = user["attn_mask"] and user.inputs.index(blob) == 3 and user.inputs.count(blob) == 1
+        return {0} if is_mask and len(shape) == 3 and shape[0] > 1 else set()
+    others = [other for other in user.inputs if other is not blob]
+    if user.type not in ("BinaryOp", "MatMul") or len(user.inputs) != 2 or len(others) != 1:
+        return set()
+    other = others[0].shape
+    if other is None or len(shape) < 2 or len(other) < len(shape):
+        return set()
+    found = {axis for axis, size in enumerate(shape) if size > 1 and other[axis] == size}
+    if user.type == "MatMul":
+        return {axis for axis in found if axis < len(shape) - 2} if len(other) == len(shape) else set()
+    return found
+
+
+def _is_equal_along(data: Array, axis: int) -> bool:
+    """Whether all slices along an axis have the same bits."""
+    bits = data.view(f"u{data.itemsize}")
+    first = bits.take([0], axis)
+    return bool((bits.take([-1], axis) == first).all() and (bits == first).all())
+
+
+def _is_fast(user: Layer, small: Sequence[int]) -> bool:
+    """Whether the BinaryOp works on rows that are long enough, or on whole channels."""
+    shape = user.output.shape
+    if shape is None or not isinstance(shape[-1], int):
+        return False
+    packed = _PACK if isinstance(shape[0], int) and shape[0] % _PACK == 0 else 1
+    return all(size == 1 for size in small[1:]) or shape[-1] * packed >= _SHORT
