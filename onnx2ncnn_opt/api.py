@@ -16,7 +16,7 @@ from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationErro
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
-from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
@@ -91,6 +91,7 @@ class Conversion:
             ncnn=str(self.release),
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
+            values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
         )
 
     @contextmanager
@@ -138,6 +139,7 @@ def convert(
     model: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     batch_axes: Mapping[str, int | None] | None = None,
     optimize: bool = True,
@@ -150,7 +152,8 @@ def convert(
     """Convert an ONNX model to an ncnn graph.
 
     `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. `shapes` binds the sizes of
-    inputs by name; sizes that stay open are open in the net too. `outputs` are values to convert up to, instead of the
+    inputs by name; sizes that stay open are open in the net too. `values` binds whole inputs to a number, bool or
+    array, which become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the
     model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip`
     names passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
     run the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators
@@ -159,14 +162,16 @@ def convert(
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: `shapes`, `outputs`, `batch_axes`, `skip`, `storage` or `custom` do not fit.
+        UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage` or `custom` do not fit.
     """
     chosen = plugins.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
     requested = parse_custom(custom)
     plugins.installed_ops()
-    loaded = load_model(model, shapes=shapes, outputs=outputs, opaque={(op.domain, op.name) for op in requested})
+    loaded = load_model(
+        model, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
+    )
     imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types(), custom=requested)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnx2ncnn_opt.errors import UsageError
 
 FORMAT = 1
@@ -29,6 +32,32 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """An input of the model that the net does not have, because the conversion bound it to `value`.
+
+    `dtype` is numpy's name; `value` is a number, a bool, or nested tuples of them in the input's shape.
+    """
+
+    name: str
+    dtype: str
+    value: Any
+
+    @classmethod
+    def of(cls, name: str, array: NDArray[Any]) -> Bound:
+        """The entry for an array."""
+        plain = array if array.dtype.kind in "biuf" else array.astype(np.float64)  # bfloat16
+        return cls(name, array.dtype.name, _frozen(plain.tolist()))
+
+    def array(self) -> NDArray[Any]:
+        """The value as an array; the type is the input's, which the model knows."""
+        return np.asarray(self.value)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
 class Source:
     """The model that was converted: the hash of its file (None for a model that has none) and its ONNX opset."""
 
@@ -46,7 +75,11 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything in the file. `tool` wrote it, `ncnn` is the version of the runtime that it is meant for."""
+    """Everything in the file.
+
+    `tool` wrote it, `ncnn` is the version of the runtime that it is meant for, `values` are inputs that became
+    constants.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -55,6 +88,7 @@ class Manifest:
     ncnn: str
     layers: LayerCount
     passes: tuple[str, ...]
+    values: tuple[Bound, ...] = ()
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -92,6 +126,7 @@ class _Reader:
             ncnn=self.get(data, "ncnn", str),
             layers=LayerCount(self.get(layers, "layers.before", int), self.get(layers, "layers.after", int)),
             passes=self.items(data, "passes", str),
+            values=tuple(self.value(e, f"values[{i}]") for i, e in enumerate(self.optional(data, "values", dict))),
         )
 
     def tensors(self, data: Any, where: str) -> tuple[Tensor, ...]:
@@ -110,6 +145,20 @@ class _Reader:
             batch_axis=axis,
         )
 
+    def value(self, entry: Any, where: str) -> Bound:
+        value = self.get(entry, f"{where}.value", bool, int, float, list)
+        try:
+            numeric = np.asarray(value).dtype.kind in "biuf"
+        except ValueError:  # lists of different lengths
+            numeric = False
+        if not numeric:
+            raise UsageError(f"{self.path}: {where}.value has to be numbers, not {json.dumps(value)[:80]}")
+        return Bound(self.get(entry, f"{where}.name", str), self.get(entry, f"{where}.dtype", str), _frozen(value))
+
+    def optional(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
+        """As `items`; nothing where a file of an older version has no such list."""
+        return self.items(data, where, *kinds) if where in data else ()
+
     def items(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
         values = self.get(data, where, list)
         for i, value in enumerate(values):
@@ -124,7 +173,7 @@ class _Reader:
 
     def check(self, value: Any, where: str, *kinds: type) -> Any:
         # JSON's true would pass for an int.
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise UsageError(f"{self.path}: {where} has to be of type {names}, not {json.dumps(value)[:80]}")
         return value

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -71,6 +71,7 @@ def convert(
     model: Path,
     output: str | None,
     shapes: dict[str, list[int]],
+    values: dict[str, Any],
     inputs: Path | None,
     seed: int,
     outputs: tuple[str, ...],
@@ -109,6 +110,7 @@ def convert(
         conversion = api.convert(
             model,
             shapes=shapes,
+            values=values,
             outputs=[name for names in outputs for name in names.split(",")],
             batch_axes=dict(map(_batch_axis, batch_axes)),
             optimize=not no_optimize,

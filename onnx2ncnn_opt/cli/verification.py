@@ -31,6 +31,31 @@ def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return shapes
 
 
+def _values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Values by input name, from ``name=16000``, ``name=true`` or ``name=0.5,0.25``; the name may have "=" in it."""
+    bound: dict[str, Any] = {}
+    for text in values:
+        name, _, value = text.rpartition("=")
+        numbers = [_number(part.strip()) for part in value.strip("[]").split(",")]
+        if not name or None in numbers:
+            raise click.BadParameter(f"'{text}' is not of the form name=16000, name=true or name=0.5,0.25", ctx, param)
+        if name in bound:
+            raise click.BadParameter(f"two values for input '{name}'", ctx, param)
+        bound[name] = numbers[0] if len(numbers) == 1 else numbers
+    return bound
+
+
+def _number(text: str) -> bool | int | float | None:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
 def shape_option(metavar: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option --shape, as `shapes`: sizes by input name."""
     return click.option("--shape", "shapes", multiple=True, callback=_shapes, metavar=metavar, help=help)
@@ -43,12 +68,20 @@ def seed_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --shape, --inputs and --seed, as `shapes`, `inputs` and `seed`."""
+    """The options --shape, --value, --inputs and --seed, as `shapes`, `values`, `inputs` and `seed`."""
     shape = shape_option("NAME:SIZES", "Shape of an input, e.g. x:1,3,224,224; may be given several times.")
+    value = click.option(
+        "--value",
+        "values",
+        multiple=True,
+        callback=_values,
+        metavar="NAME=VALUE",
+        help="Bind an input to a number, true, false, or numbers with commas: it is no input of the net then.",
+    )
     inputs = click.option(
         "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays to verify with, by the inputs' names."
     )
-    return shape(inputs(seed_option()(command)))
+    return shape(value(inputs(seed_option()(command))))
 
 
 def output_rows(report: VerifyReport) -> list[OutputRow]:

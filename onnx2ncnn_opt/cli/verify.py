@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,6 +29,7 @@ def verify(
     bin: Path,
     manifest_path: Path | None,
     shapes: dict[str, list[int]],
+    values: dict[str, Any],
     inputs: Path | None,
     seed: int,
 ) -> None:
@@ -40,7 +42,7 @@ def verify(
 
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with working(f"running {param} against {model}", sys.stderr):
-        report = verify_net(model, param, bin, manifest=manifest, feeds=inputs, shapes=shapes, seed=seed)
+        report = verify_net(model, param, bin, manifest=manifest, feeds=inputs, shapes=shapes, values=values, seed=seed)
     notes = [f"note: {note}"] if note else []
     show(
         [

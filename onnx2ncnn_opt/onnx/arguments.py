@@ -43,12 +43,12 @@ def _arguments(im: ImportContext, op: OnnxOp, operands: list[Item | None]) -> li
     further = [Input("input", op.variadic, False)] * (len(operands) - len(op.inputs))
     missing = [None] * (len(op.inputs) - len(operands))
     return [
-        _argument(im, op, declared, operand)
-        for declared, operand in zip((*op.inputs, *further), (*operands, *missing), strict=True)
+        _argument(im, op, i, declared, operand)
+        for i, (declared, operand) in enumerate(zip((*op.inputs, *further), (*operands, *missing), strict=True))
     ]
 
 
-def _argument(im: ImportContext, op: OnnxOp, declared: Input, operand: Item | None) -> Any:
+def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: Item | None) -> Any:
     if operand is None:
         if not declared.optional:
             raise Refusal(f"input {declared.name} is missing")
@@ -63,10 +63,8 @@ def _argument(im: ImportContext, op: OnnxOp, declared: Input, operand: Item | No
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")
     if declared.type in (Array, Ints, Sizes, Constant):
         if isinstance(operand, Tensor):
-            raise Refusal(
-                f"input {declared.name} must be constant",
-                "it is calculated when the model runs; export the model with a fixed value for it",
-            )
+            hint = "it is calculated when the model runs; export the model with a fixed value for it"
+            raise Refusal(f"input {declared.name} must be constant", im.value_hint(i, hint))
         if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
             raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
         listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)

@@ -41,11 +41,16 @@ class InputInfo(TensorInfo):
 
 
 def bind(
-    inputs: Sequence[onnx_ir.Value], outputs: Sequence[onnx_ir.Value], shapes: Mapping[str, Sequence[int]]
+    inputs: Sequence[onnx_ir.Value],
+    outputs: Sequence[onnx_ir.Value],
+    shapes: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, int] | None = None,
+    named: Iterable[str] = (),
 ) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
     """Inputs and outputs with the sizes of `shapes` in place of symbols, the same value wherever a symbol occurs.
 
     Sizes left open stay symbols: by the name the model gives them, else by a new one made of input name and axis.
+    `sizes` are symbols that are bound already, `named` other names that have to be inputs.
 
     Raises:
         ModelError: an input is no tensor, or has no shape and none was given.
@@ -54,12 +59,12 @@ def bind(
     taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}
     declared = [TensorInfo(_name(value), _dtype(value, "input"), _shape(value, taken)) for value in inputs]
     known = {info.name: info for info in declared}
-    for name in shapes:
+    for name in (*shapes, *named):
         if name not in known:
             raise UsageError(f"no input is called '{name}'; {_listing(declared)}")
-    values: dict[str, int] = {}
-    for name, sizes in shapes.items():
-        _match(known[name], sizes, values, declared)
+    values = dict(sizes or {})
+    for name, given in shapes.items():
+        _match(known[name], given, values, declared)
     bound = []
     for info in declared:
         shape = tuple(shapes[info.name]) if info.name in shapes else info.shape

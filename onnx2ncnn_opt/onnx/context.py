@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +10,12 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.onnx.binding import parsed_size
+from onnx2ncnn_opt.onnx.binding import InputInfo, parsed_size
 from onnx2ncnn_opt.onnx.builder import Builder
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Formula, Item, Operand, Tensor
+
+MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
 
 
 class Incomplete(Exception):
@@ -61,6 +64,37 @@ class ImportContext(Builder, ABC):
         """The nodes that read the node's first output."""
         return self._node.outputs[0].consumers()
 
+    def value_hint(self, operand: int, otherwise: str = "") -> str:
+        """How to make an operand of the node constant: by binding the inputs that it is computed from to values.
+
+        `otherwise` where it comes from more than a few flags, thresholds and sizes.
+        """
+        names = self._flags_behind(self._node.inputs[operand])
+        options = " ".join(f"--value {name}=..." for name in names)
+        return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
+
+    def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
+        """The inputs that a value is computed from; none where one is no flag, or a subgraph is on the way."""
+        inputs = {info.name: info for info in self._model.inputs}
+        found: set[str] = set()
+        seen, left = {value}, [value]
+        while left:
+            current = left.pop()
+            node = None if current is None else current.producer()
+            if current is None or current.const_value is not None:
+                continue
+            if node is None:
+                info = inputs.get(current.name or "")
+                if info is None or not _is_flag(info):
+                    return []
+                found.add(info.name)
+            elif any(attribute.type is onnx_ir.AttributeType.GRAPH for attribute in node.attributes.values()):
+                return []
+            elif node.op_type not in ("Shape", "Size"):
+                left += [operand for operand in node.inputs if operand not in seen]
+                seen.update(node.inputs)
+        return [name for name in inputs if name in found]
+
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
         """The shape that the model declares for a value; None where it declares none.
 
@@ -90,3 +124,10 @@ class ImportContext(Builder, ABC):
         `trips` is how often that is meant to happen, for the message that refuses a loop which comes to too much.
         Raises Incomplete where some of its nodes were refused.
         """
+
+
+def _is_flag(info: InputInfo) -> bool:
+    """Whether an input may well be a flag, a threshold or a size: one number, or a few integers."""
+    shape = [size for size in info.shape if isinstance(size, int)]
+    most = 1 if info.dtype.is_floating_point() else MOST_FLAGS
+    return len(shape) == len(info.shape) and math.prod(shape) <= most

@@ -9,7 +9,7 @@ import stat
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import constants, structure
 from onnx2ncnn_opt.onnx.binding import InputInfo, TensorInfo, bind
+from onnx2ncnn_opt.onnx.bound import bind_values
 
 LARGEST_MESSAGE = 2**31 - 1  # what protobuf can parse
 
@@ -42,7 +43,8 @@ class LoadedModel:
     initializers; every constant in it is an array that was checked against its data. `inputs` are the graph's inputs
     that are no constants. `opsets` holds a version for each domain ('' is ONNX's own). `source_sha256` is that of the
     main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
-    from memory. `producer` is the exporter, with version.
+    from memory. `producer` is the exporter, with version. `values` are the inputs that the caller bound to a value,
+    which are constants of the graph.
     """
 
     graph: onnx_ir.Graph
@@ -53,6 +55,7 @@ class LoadedModel:
     folder: Path | None
     name: str
     producer: str
+    values: Mapping[str, Array] = field(default_factory=dict)
 
     def initializer(self, name: str) -> Array:
         """The array of an initializer, as stored and not copied; KeyError where there is none of that name."""
@@ -73,31 +76,34 @@ def load_model(
     source: Any,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     opaque: Collection[tuple[str, str]] = (),
 ) -> LoadedModel:
     """Read a model from a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram.
 
-    `shapes` binds the sizes of inputs by name. `outputs` are values to give instead of the model's outputs: what they
-    do not depend on goes, inputs too. `opaque` operators (domain and name) are not looked into, even where the model
-    defines them as functions. Objects that are passed in are not changed, but an onnx_ir.Model whose
-    nodes are out of order is sorted.
+    `shapes` binds the sizes of inputs by name, `values` whole inputs (see `bind_values`). `outputs` are values to give
+    instead of the model's outputs: what they do not depend on goes, inputs too. `opaque` operators (domain and name)
+    are not looked into, even where the model defines them as functions. Objects that are passed in are not changed, but
+    an onnx_ir.Model whose nodes are out of order is sorted.
 
     Raises:
         ModelError: the model is broken, unsafe to open, or of an unknown opset.
-        UsageError: `source` is no model, `shapes` does not fit the inputs, or there are no such `outputs`.
+        UsageError: `source` is no model, `shapes` or `values` do not fit the inputs, or there are no such `outputs`.
     """
     opened = _open(source)
     model = opened.model
     structure.name_domains(model)
     structure.inline_functions(model, opaque)
     structure.check_opset(model)
+    bound, sizes = bind_values(model.graph, values, shapes or {}) if values else ({}, {})
     if outputs:
         structure.cut(model.graph, outputs)
     structure.strip(model.graph)
     structure.lift_constants(model)
     constants.settle(model.graph)
-    inputs, results = bind(model.graph.inputs, model.graph.outputs, shapes or {})
+    open_shapes = {name: given for name, given in (shapes or {}).items() if name not in bound}
+    inputs, results = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
     return LoadedModel(
         graph=model.graph,
         inputs=inputs,
@@ -107,6 +113,7 @@ def load_model(
         folder=opened.folder,
         name=opened.stem or model.graph.name or "model",
         producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
+        values=bound,
     )
 
 

@@ -44,6 +44,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [_port("output", tensor) for tensor in manifest.outputs]
         blocks += [f"rewrite: {event}" for event in summary.applied]
         blocks += [f"near miss: {event}" for event in summary.near_misses]
+    blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
     blocks.append(f"layers: {manifest.layers.before} -> {manifest.layers.after}")
     passes = Counter(event.pass_name for event in summary.applied)
     if passes:
@@ -61,6 +62,12 @@ def _port(kind: str, tensor: Tensor) -> str:
     shape = ", ".join("?" if size is None else str(size) for size in tensor.shape)
     batch = "" if tensor.batch_axis is None else f", without its batch axis {tensor.batch_axis}"
     return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"
+
+
+def _value(value: object) -> str:
+    """A value as it is given on the command line, shortened."""
+    text = str(value).lower() if isinstance(value, (bool, tuple)) else str(value)
+    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def storage_lines(name: str, count: int, kept: Sequence[str], *, is_own: bool = False) -> list[Block]:

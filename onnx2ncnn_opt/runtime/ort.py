@@ -20,11 +20,18 @@ class OrtRunner:
     """An ONNX model on ONNX Runtime's CPU provider.
 
     `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
-    than 2 GB. `outputs` are values of the graph to compute instead of its outputs. Raises RunError if ONNX Runtime
-    refuses the model.
+    than 2 GB. `outputs` are values of the graph to compute instead of its outputs. `values` are fed in every run to the
+    inputs of their names, as far as the outputs need those. Raises RunError if ONNX Runtime refuses the model.
     """
 
-    def __init__(self, model: Path | bytes, *, outputs: Collection[str] = (), threads: int = 1) -> None:
+    def __init__(
+        self,
+        model: Path | bytes,
+        *,
+        outputs: Collection[str] = (),
+        values: Mapping[str, Array] | None = None,
+        threads: int = 1,
+    ) -> None:
         require("onnxruntime")
         import onnxruntime  # type: ignore[import-untyped]
         from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
@@ -48,10 +55,13 @@ class OrtRunner:
             )
         except self._errors as error:
             raise RunError(f"ONNX Runtime refuses {self._name}: {error}") from error
+        with_default = self._session.get_overridable_initializers()
+        taken = {value.name for value in (*self._session.get_inputs(), *with_default)}
+        self._values = {name: array for name, array in (values or {}).items() if name in taken}
 
     def input_names(self) -> list[str]:
         """The inputs that have to be fed, in the model's order."""
-        return [value.name for value in self._session.get_inputs()]
+        return [value.name for value in self._session.get_inputs() if value.name not in self._values]
 
     def output_names(self) -> list[str]:
         """The outputs, in the model's order."""
@@ -60,7 +70,7 @@ class OrtRunner:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         try:
-            results = self._session.run(None, dict(feeds))
+            results = self._session.run(None, {**self._values, **feeds})
         except self._errors as error:
             raise RunError(f"ONNX Runtime failed on {self._name}: {error}") from error
         return dict(zip(self.output_names(), results, strict=True))

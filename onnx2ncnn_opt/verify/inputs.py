@@ -138,8 +138,15 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
-    """The arrays in the model's order and element types; raises UsageError where they do not fit its inputs."""
+    """The arrays in the model's order and element types; raises UsageError where they do not fit its inputs.
+
+    Inputs that are bound to a value may be among them, with that value.
+    """
     names = [info.name for info in model.inputs]
+    for name, value in model.values.items():
+        if name in arrays and not np.array_equal(arrays[name], value):
+            raise UsageError(f"input {name} is bound to {value.tolist()!r:.80}, but an array of other values is given")
+    arrays = {name: array for name, array in arrays.items() if name not in model.values}
     if set(arrays) != set(names):
         raise UsageError(f"the model has the inputs {', '.join(names)}; given are {', '.join(arrays) or 'none'}")
     sizes: dict[str, int] = {}

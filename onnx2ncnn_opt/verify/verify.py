@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import Sym
@@ -82,6 +82,7 @@ def verify_net(
     manifest: Manifest | None = None,
     feeds: Mapping[str, Array] | Path | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     seed: int = 0,
     tolerance: Tolerance | None = None,
@@ -90,21 +91,23 @@ def verify_net(
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
-    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of
-    `shapes`, of the manifest, or at small ones. Sizes that the manifest leaves open are run at two values, such that
-    ONNX Runtime takes. `tolerance` is that of `tolerance_of` the model by default. `outputs` are values to compare
-    instead of the model's outputs. With a manifest arrays have to have exactly the model's shapes; without one, sizes
-    of 1 do not count, as other converters drop them freely. `exact` takes ncnn's plain kernels in place of the ones
-    that it would choose. Whatever is wrong with the net is in the report; each run may take `timeout` seconds.
+    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of `shapes`,
+    of the manifest, or at small ones. Sizes that the manifest leaves open are run at two values, such that ONNX Runtime
+    takes. `values` are inputs that the net has constants for, those of the manifest by default. `tolerance` is that of
+    `tolerance_of` the model by default. `outputs` are values to compare instead of the model's outputs. With a manifest
+    arrays have to have exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them
+    freely. `exact` takes ncnn's plain kernels in place of the ones that it would choose. Whatever is wrong with the net
+    is in the report; each run may take `timeout` seconds.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together.
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
-    loaded = load_model(model, shapes=shapes, outputs=outputs)
+    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
+    loaded = load_model(model, shapes=shapes, values=bound, outputs=outputs)
     threads = os.cpu_count() or 1
-    model_runner = OrtRunner(model, outputs=outputs, threads=threads)
+    model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads)
     if feeds is None:
         runs = _drawn_runs(loaded, model_runner, manifest, seed)
     else:

@@ -341,3 +341,28 @@ def test_custom_operators(tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.lines("custom") == [["made.up::Op", "is", "Mine", "(0=alpha,", "1=beta)"]]
     assert "\nMine " in (tmp_path / "model.ncnn.param").read_text()
+
+
+def test_an_input_is_bound_to_a_value(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        "(float[1, 8] x, bool up, float[2] t) => (float[1, 8] y) {"
+        " y = If(up) <"
+        " then_branch = a () => (float[1, 8] p) { s = ReduceSum<keepdims = 0>(t) p = Sub(x, s) },"
+        " else_branch = b () => (float[1, 8] q) { q = Neg(x) }> }",
+    )
+    refused = run(tmp_path, "convert", "model.onnx")
+    assert (refused.code, names(tmp_path)) == (1, {"model.onnx"})
+    assert "bind it with --value up=..." in refused.err
+    ended = run(tmp_path, "convert", "model.onnx", "--value", "up=true", "--value", "t=0.5,1e-1")
+    assert (ended.code, ended.err) == (0, "")
+    manifest = read_manifest(tmp_path / "model.ncnn.json")
+    assert [entry.name for entry in manifest.inputs] == ["x"]
+    assert {entry.name: entry.value for entry in manifest.values} == {
+        "up": True,
+        "t": (0.5, pytest.approx(0.1)),
+    }
+    assert "bound: up = true" in ended.out
+    assert run(tmp_path, "verify", "model.onnx", "model.ncnn.param", "model.ncnn.bin").code == 0
+    for wrong in ("up", "up=", "=1", "up=yes", "up=1,,2"):
+        assert run(tmp_path, "convert", "model.onnx", "--value", wrong).code == 2

@@ -16,13 +16,11 @@ from onnx2ncnn_opt.onnx.ops.lists import stacked, unstacked
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Operand, Tensor, Value
 
-_BIND = "bind sizes with --shape, or cut it out"
-
 
 @onnx_op("If", integers=True)
 def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branch: onnx_ir.Graph) -> tuple[Item, ...]:
     """The branch that a known condition takes."""
-    return im.inlined(then_branch if _holds(im, cond) else else_branch)
+    return im.inlined(then_branch if _holds(im, cond, 0) else else_branch)
 
 
 @onnx_op("Loop", integers=True)
@@ -36,7 +34,7 @@ def loop(
     going = Constant(np.array(True)) if cond is None else cond
     state: Sequence[Item] = initial
     rows: list[Sequence[Item]] = []
-    while len(rows) != trips and _holds(im, going):
+    while len(rows) != trips and _holds(im, going, 1):
         trip = Constant(np.array(len(rows), np.int64))
         going, *results = im.inlined(body, trip, going, *state, trips=trips)
         state = results[: len(initial)]
@@ -48,13 +46,17 @@ def _trip_count(im: ImportContext, m: Item) -> int:
     if isinstance(m, Constant):
         return max(0, int(m.array.reshape(-1)[0]))
     if isinstance(m, Tensor):
-        raise im.refuse("its trip count is calculated when the model runs, and ncnn has no loops")
+        reason = "its trip count is calculated when the model runs, and ncnn has no loops"
+        raise im.refuse(reason, im.value_hint(0))
     raise im.refuse("its trip count depends on a size that is not fixed, and ncnn has no loops", "bind it with --shape")
 
 
-def _holds(im: ImportContext, condition: Item) -> bool:
+def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
+    """Whether a condition is true, which began as this operand of the node."""
+    if isinstance(condition, Formula):
+        raise im.refuse("its condition depends on a size that is not fixed", "bind it with --shape")
     if not isinstance(condition, Constant):
-        raise im.refuse("its condition is known only when the model runs", _BIND)
+        raise im.refuse("its condition is known only when the model runs", im.value_hint(operand, "cut it out"))
     return bool(condition.array.all())
 
 
