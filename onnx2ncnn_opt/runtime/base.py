@@ -62,7 +62,7 @@ def require(package: str) -> None:
     """Raise UsageError with the way to get it if a runtime is not installed, or too old (without importing it)."""
     if importlib.util.find_spec(package) is None:
         problem = "is not installed"
-    elif package in OLDEST and _numbers(version(package)) < _numbers(OLDEST[package]):
+    elif package in OLDEST and is_older(version(package), OLDEST[package]):
         problem = f"is {version(package)}, but has to be {OLDEST[package]} or newer"
     else:
         return
@@ -70,6 +70,11 @@ def require(package: str) -> None:
         f"verification needs the package {package}, which {problem}; `pip install -U onnx2ncnn-opt[verify]` gets it, "
         f"`--no-verify` does without"
     )
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether one version is before another, both like 1.0.20261020."""
+    return _numbers(version) < _numbers(than)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

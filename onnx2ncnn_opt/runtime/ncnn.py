@@ -1,14 +1,8 @@
-"""ncnn, in a child process: a net that is wrong may end that process, but never the caller's."""
+"""ncnn in a process of its own, here or on a device: a net that is wrong may end that process, but not the caller's."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,31 +11,29 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, require
+from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, is_older
+from onnx2ncnn_opt.runtime.child import Child, Ended
+from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _WORKER = Path(__file__).with_name("_ncnn_worker.py")
 
-# Storage in 16 bits is a choice of the deployment, not of the net: it is never used to judge one.
-_FP32 = dict.fromkeys(
-    ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_packed", "use_bf16_storage"), False
-)
 # Winograd alone costs about 3e-4 on a 3x3 convolution. Without these, equal layers give equal bits.
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
-_SAID_AT_MOST = 2000
+_SECONDS_TO_START = 60.0
 
 
 class NcnnWorker:
-    """A child process that runs nets, one at a time; it is started when first needed, and again after a crash.
+    """A process that runs nets, one at a time; it is started when first needed, and again after a crash.
 
     Use as a context manager (or `close` it), and give it to several `NcnnRunner`s to save the start of a process each.
     """
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, target: Target = LOCAL) -> None:
+        self.target = target
+        self._child: Child | None = None
         self._runner: NcnnRunner | None = None
-        self._log: tempfile.TemporaryDirectory[str] | None = None
-        self._log_read = 0
+        self._sent: set[str] = set()
 
     def __enter__(self) -> NcnnWorker:
         return self
@@ -50,79 +42,86 @@ class NcnnWorker:
         self.close()
 
     def close(self) -> None:
-        """End the child process; a later run starts another."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-        if self._log is not None:
-            self._log.cleanup()
-        self._process = self._runner = self._log = None
+        """End the process; a later run starts another."""
+        if self._child is not None:
+            self._child.close()
+        self._child = self._runner = None
+        self._sent = set()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        require("ncnn")
-        # A file, because a pipe that nobody reads would stop a net that complains at length.
-        self._log, self._log_read = tempfile.TemporaryDirectory(prefix="onnx2ncnn_opt."), 0
-        # On a busy machine threads that spin while they wait for each other take minutes for what takes a second.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        with (Path(self._log.name) / "stderr").open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, os.fspath(_WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=environment,
-            )
-        return self._process
+    def start(self) -> Child:
+        """The process; raises UsageError where it cannot be had, or has not what it needs."""
+        if self._child is not None:
+            return self._child
+        target = self.target
+        target.require()
+        config = {"vulkan": target.vulkan, "files": not target.shares_files}
+        seconds = _SECONDS_TO_START * target.patience
+        try:
+            child = Child(target.command, _WORKER, config, seconds=seconds, remote=target.is_remote)
+        except Ended as end:
+            raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`, which {end}") from end
+        greeting, oldest = child.greeting, OLDEST["ncnn"]
+        problem = greeting.get("missing", "")
+        if not problem and is_older(greeting["ncnn"], oldest):
+            problem = f"its ncnn is {greeting['ncnn']}, but has to be {oldest} or newer"
+        if problem:
+            child.close()
+            hint = "" if target.is_local else "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
+            raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`: {problem}{hint}")
+        self._child = child
+        return child
+
+    @property
+    def device(self) -> str:
+        """What the target is, for people: "x86-64", "aarch64"."""
+        return self.target.described(self.start().greeting)
+
+    @property
+    def note(self) -> str:
+        """What there is to add to `device`: "qemu", the name of a GPU or a host; empty for this machine's CPU."""
+        return self.target.noted(self.start().greeting)
 
     @contextmanager
-    def session(self, runner: NcnnRunner) -> Iterator[subprocess.Popen[bytes]]:
+    def session(self, runner: NcnnRunner) -> Iterator[Child]:
         """The process with `runner`'s net in it; its end, by itself or by the runner's timeout, raises CrashError."""
-        process = self._process or self._start()
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            process.kill()
-
-        timer = threading.Timer(runner.timeout, expire)
-        timer.start()
-        in_step = False
+        child = self.start()
         try:
-            if self._runner is not runner:
-                self._runner = None
-                runner.load(process)
-                self._runner = runner
-            yield process
-            in_step = True
-        except (EOFError, OSError) as end:
-            code = process.wait()
-            reason = f"did not finish within {runner.timeout:g} s" if expired.is_set() else _cause(code)
-            raise CrashError(f"ncnn {reason} on {runner.param}{self.said()}") from end
-        except RunError:
-            in_step = True  # an error that the process has told, and gone on from
-            raise
-        finally:
-            timer.cancel()
-            if not in_step:
-                # Whatever else the process has to say would be taken for the answer to the next request.
-                self.close()
+            with child.within(runner.timeout * self.target.patience):
+                if self._runner is not runner:
+                    self._runner = None
+                    runner.load(child)
+                    self._runner = runner
+                yield child
+        except Ended as end:
+            self._child = self._runner = None
+            self._sent = set()
+            raise CrashError(f"ncnn {end.how} on {runner.param}{end.said}") from end
 
-    def said(self, until: int | None = None) -> str:
-        """What ncnn wrote to stderr since this was last asked (up to a position in it), as the end of a message."""
-        assert self._log is not None
-        with (Path(self._log.name) / "stderr").open("rb") as stderr:
-            stderr.seek(self._log_read)
-            size = -1 if until is None else until - self._log_read
-            text = stderr.read(size).decode(errors="replace").strip()
-            self._log_read = stderr.tell()
-        return f"; ncnn says: {text[-_SAID_AT_MOST:]}" if text else ""
+    def file(self, path: Path) -> str:
+        """The name of a file for the process, which gets its bytes first where it does not see this machine's files."""
+        if self.target.shares_files:
+            return str(path.absolute())
+        child = self.start()
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        name = hashlib.sha256(data).hexdigest()
+        if name not in self._sent:
+            child.send({"do": "put", "name": name, "size": len(data)}, data)
+            answer = child.receive()
+            if "error" in answer:
+                raise RunError(f"{path} cannot be stored on the device: {answer['error']}")
+            self._sent.add(name)
+        return name
 
 
 class NcnnRunner:
     """One net, ready to run.
 
-    `exact` turns winograd, sgemm and packing off, so that two nets of equal layers give equal bits; 16 bit storage is
-    off in any case. `timeout` is in seconds, for each run. Paths are read when the net is first used.
+    `mode` is one of MODES. `exact` turns winograd, sgemm and packing off, so that two nets of equal layers give equal
+    bits. `timeout` is in seconds, for each run, and longer on a slow target. `threads` are as many as the target has
+    cores by default. Paths are read when the net is first used. `worker` says where it runs.
     """
 
     def __init__(
@@ -130,13 +129,16 @@ class NcnnRunner:
         param: Path,
         bin: Path,
         *,
+        mode: str = "fp32",
         exact: bool = False,
         timeout: float = 300.0,
-        threads: int = 1,
+        threads: int | None = 1,
         worker: NcnnWorker | None = None,
     ) -> None:
         self.param, self.bin, self.timeout = param, bin, timeout
-        self._options = {**_FP32, **(_EXACT if exact else {}), "num_threads": threads}
+        self._options: dict[str, int] = {**MODES[mode], **(_EXACT if exact else {})}
+        if threads is not None:
+            self._options["num_threads"] = threads
         self._worker = NcnnWorker() if worker is None else worker
         self._owns_worker = worker is None
         self._names: dict[str, Any] = {}
@@ -180,6 +182,7 @@ class NcnnRunner:
         outputs = self.output_names() if outputs is None else outputs
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         request = {
+            "do": "run",
             "feeds": [
                 {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
                 for blob, feed in given.items()
@@ -189,12 +192,12 @@ class NcnnRunner:
         results: dict[str, Array | Failure] = {}
         fed = False
         try:
-            with self._worker.session(self) as process:
-                _send(process, request, *(feed.array for feed in given.values()))
-                self._receive(process)
+            with self._worker.session(self) as child:
+                child.send(request, *(feed.array for feed in given.values()))
+                self._receive(child)
                 fed = True
                 for fetch in wanted:
-                    results[fetch.blob] = self._fetched(process, fetch)
+                    results[fetch.blob] = _fetched(child, fetch)
         except CrashError as death:
             if not fed:
                 raise
@@ -203,10 +206,11 @@ class NcnnRunner:
             results.update(dict.fromkeys(others, Failure(f"not reached: ncnn died on '{first}'", crashed=True)))
         return results
 
-    def load(self, process: subprocess.Popen[bytes]) -> None:
+    def load(self, child: Child) -> None:
         """Put the net into the worker's process; called by it."""
-        _send(process, {"param": os.fspath(self.param), "bin": os.fspath(self.bin), "options": self._options})
-        self._names = self._receive(process)
+        param, bin = self._worker.file(self.param), self._worker.file(self.bin)
+        child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
+        self._names = self._receive(child)
 
     def _loaded(self) -> dict[str, Any]:
         if not self._names:
@@ -214,38 +218,19 @@ class NcnnRunner:
                 pass
         return self._names
 
-    def _receive(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        answer = _answer(process)
+    def _receive(self, child: Child) -> dict[str, Any]:
+        answer = child.receive()
         if "error" in answer:
-            raise RunError(f"ncnn refuses {self.param}: {answer['error']}{self._worker.said(answer['log'])}")
+            raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.said(answer['mark'])}")
         return answer
 
-    def _fetched(self, process: subprocess.Popen[bytes], fetch: Fetch) -> Array | Failure:
-        answer = _answer(process)
-        if "error" in answer:
-            return Failure(answer["error"] + self._worker.said(answer["log"]))
-        array = np.empty(answer["shape"], answer["dtype"])
-        assert process.stdout is not None
-        if process.stdout.readinto(array.reshape(-1).view(np.uint8).data) < array.nbytes:  # type: ignore[attr-defined]
-            raise EOFError
-        return array.view(np.int32) if fetch.integer and array.itemsize == 4 else array
 
-
-def _send(process: subprocess.Popen[bytes], message: dict[str, Any], *arrays: Array) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(message).encode() + b"\n")
-    for array in arrays:  # reshape puts any array into C order
-        process.stdin.write(array.reshape(-1).view(np.uint8).data)
-    process.stdin.flush()
-
-
-def _answer(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line.endswith(b"\n"):
-        raise EOFError
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+def _fetched(child: Child, fetch: Fetch) -> Array | Failure:
+    answer = child.receive()
+    if "error" in answer:
+        return Failure(answer["error"] + child.said(answer["mark"]))
+    array = child.receive_array(answer)
+    return array.view(np.int32) if fetch.integer and array.itemsize == 4 else array
 
 
 def _feed(blob: str, feed: Feed | Array) -> Feed:
@@ -275,12 +260,3 @@ def as_ncnn(array: Array) -> Array:
     else:
         dtype = np.float32
     return np.atleast_1d(array).astype(dtype, copy=False)
-
-
-def _cause(code: int) -> str:
-    """How a process ended, from its return code."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"crashed with {name}{hint}"

@@ -199,8 +199,8 @@ def test_a_refused_net_ends_nothing_but_the_net_before_it(tmp_path: Path, worker
 def test_an_interrupt_is_for_the_caller_alone(tmp_path: Path, worker: NcnnWorker) -> None:
     # The terminal sends it to both.
     relu = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker)
-    with worker.session(relu) as process:
-        process.send_signal(signal.SIGINT)
+    with worker.session(relu) as child:
+        child.process.send_signal(signal.SIGINT)
     assert "y" in relu.run({"x": X})
 
 
@@ -219,10 +219,10 @@ def test_paths_with_odd_characters(tmp_path: Path, worker: NcnnWorker) -> None:
 def test_a_closed_worker_leaves_no_process_and_starts_again(tmp_path: Path) -> None:
     worker = NcnnWorker()
     runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker)
-    with worker.session(runner) as process:
+    with worker.session(runner) as child:
         pass
     worker.close()
-    assert process.poll() is not None
+    assert child.process.poll() is not None
     assert "y" in runner.run({"x": X})
     worker.close()
 

@@ -1,0 +1,148 @@
+"""What a worker process has in common with others; sent to it over its stdin by runtime/child.py, never imported.
+
+It runs in any Python from 3.8 on, perhaps on another machine, where nothing of this package is installed. Messages on
+stdin and stdout are one line of JSON; the arrays that it describes ("dtype", "shape") follow it as raw bytes. stderr
+carries what the libraries print, and marks: a word between two zero bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+GREETING = b"onnx2ncnn-opt worker\n"
+
+
+class Missing(Exception):
+    """Something that the worker needs is not to be had here; the message says what, and is told to people."""
+
+
+class Worker:
+    """Answers requests until its stdin ends; a request {"do": "x", ...} is the method do_x, called by keywords."""
+
+    # What a step may fail with and the process go on; anything else is a fault of the worker, and ends it.
+    errors: tuple[type[Exception], ...] = (MemoryError, OSError)
+
+    def __init__(self, requests: IO[bytes], answers: IO[bytes], folder: str | None) -> None:
+        self.requests, self.answers, self.folder = requests, answers, folder
+        self.marks = 0
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Import what is needed; returns what the caller should know. Raises Missing or ImportError."""
+        raise NotImplementedError
+
+    def read_array(self, described: dict[str, Any]) -> np.ndarray[Any, Any]:
+        """The array that follows a request."""
+        import numpy as np
+
+        array = np.empty(described["shape"], described["dtype"])
+        view = array.reshape(-1).view(np.uint8).data
+        while view:
+            count = self.requests.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                sys.exit(0)
+            view = view[count:]
+        return array
+
+    def answer(self, message: dict[str, Any], array: np.ndarray[Any, Any] | None = None) -> None:
+        """Send a message, and the array that belongs to it."""
+        if array is not None:
+            message = {**message, "dtype": array.dtype.str, "shape": array.shape}
+        self.answers.write(json.dumps(message).encode() + b"\n")
+        if array is not None:
+            self.answers.write(array.tobytes())
+        self.answers.flush()
+
+    def attempt(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a step returns, or None after its error has been told."""
+        try:
+            return step(*args, **kwargs)
+        except self.errors as error:
+            self.answer({"error": str(error) or type(error).__name__, "mark": self.mark()})
+            return None
+
+    def mark(self) -> str:
+        """A mark on stderr: the end of what was printed up to now."""
+        self.marks += 1
+        sys.stderr.flush()
+        write_mark(str(self.marks))
+        return str(self.marks)
+
+    def serve(self) -> None:
+        """Answer one request after the other."""
+        for line in self.requests:
+            request = json.loads(line)
+            try:
+                getattr(self, "do_" + request.pop("do"))(**request)
+            except MemoryError:  # arrays that were announced are still on their way: there is no going on
+                sys.exit("out of memory")
+
+
+def write_mark(word: str) -> None:
+    """A word that the caller finds among what is printed."""
+    os.write(2, b"\0" + word.encode() + b"\0")
+
+
+def supervise(child: int, life: int, folder: str | None) -> None:
+    """Wait for the process that works, tell how it ended if not by itself, and end it when the caller has gone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends that process, and this one has to clean up
+    poll = select.poll()
+    for stream in (life, 0, 1):
+        poll.register(stream, 0)  # an end that hangs up is always told
+    while life not in [stream for stream, _ in poll.poll()]:
+        poll.unregister(0)
+        poll.unregister(1)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.WIFSIGNALED(status):
+        write_mark("crashed " + str(os.WTERMSIG(status)))
+    elif status:
+        write_mark("ended " + str(os.WEXITSTATUS(status)))
+    os._exit(1 if status else 0)
+
+
+def main(kind: type[Worker]) -> None:
+    """Run a worker; the first line on stdin is its configuration."""
+    # The caller decides when to stop; and a crash must not leave a core file of the size of the model.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except ImportError:
+        pass  # Windows writes no core files
+    # On a busy machine threads that spin while they wait for each other take minutes for what takes a second.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    config = json.loads(sys.stdin.buffer.readline())
+    folder = tempfile.mkdtemp(prefix="onnx2ncnn-opt-") if config["files"] else None
+    if hasattr(os, "fork"):  # another process sees a crash, wherever it happens
+        life, work = os.pipe()
+        child = os.fork()
+        if child:
+            os.close(work)
+            supervise(child, life, folder)
+        os.close(life)
+    # Whatever libraries print goes to stderr, so that stdout carries nothing but answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    worker = kind(sys.stdin.buffer, answers, folder)
+    try:
+        greeting = worker.start(config)
+    except (ImportError, Missing) as error:
+        greeting = {"missing": str(error)}
+    answers.write(GREETING)
+    worker.answer({**greeting, "mark": worker.mark()})
+    if "missing" not in greeting:
+        worker.serve()

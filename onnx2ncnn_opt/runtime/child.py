@@ -1,0 +1,254 @@
+"""A worker in a process of its own: it is started, spoken with, stopped in time, and its end is put into words.
+
+The process may be on another machine: all that it needs goes over its stdin, its own program first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.runtime._worker import GREETING
+from onnx2ncnn_opt.runtime.base import Array
+
+# Reads files of a program, and runs them as one. Modules of the folder that it happens to run in are none of ours.
+_BOOTSTRAP = (
+    "import sys;sys.path[:]=filter(None,sys.path);s=sys.stdin.buffer;n=lambda:int(s.readline());"
+    "[exec(compile(s.read(n()),'worker','exec'),globals())for _ in range(n())]"
+)
+_COMMON = Path(__file__).with_name("_worker.py")
+_END = re.compile(rb"\0(crashed|ended) (\d+)\0")
+
+_SAID_AT_MOST = 2000
+_KEPT_AT_MOST = 1 << 20
+# What a login may print before the worker does.
+_LINES_BEFORE_GREETING = 200
+_PATIENCE = 2.0  # seconds for what takes no time, but another process has to do
+
+
+class Ended(Exception):
+    """The process has ended, by itself or because it took too long.
+
+    `how` is like "crashed with SIGSEGV", `said` what it printed before, as the end of a message.
+    """
+
+    def __init__(self, how: str, said: str = "") -> None:
+        super().__init__(how + said)
+        self.how, self.said = how, said
+
+
+class TimeUp(Ended):
+    """The process took too long, and was ended."""
+
+
+class Child:
+    """A process that runs a worker.
+
+    `command` starts Python, here or anywhere else; `program` is the worker, after what all have in common. With
+    `remote` the process is reached by something that may end without it. `config` is for the worker; the answer to it
+    is `greeting`, whose "missing" says what the worker lacks. Raises Ended where no worker comes to life, with what was
+    said instead.
+    """
+
+    def __init__(
+        self, command: Sequence[str], program: Path, config: Mapping[str, Any], *, seconds: float, remote: bool = False
+    ) -> None:
+        self._remote = remote
+        quoted = shlex.quote(_BOOTSTRAP)
+        if command[0] == "ssh":  # it hands its arguments to a shell
+            self._start([*command, "-c", quoted], program, config, seconds)
+            return
+        try:
+            self._start([*command, "-c", _BOOTSTRAP], program, config, seconds)
+        except Ended as first:
+            if not remote or isinstance(first, TimeUp):
+                raise
+            try:  # other commands may do so as well (adb shell), and say so by nothing but a syntax error
+                self._start([*command, "-c", quoted], program, config, seconds)
+            except Ended:
+                raise first from None
+
+    def _start(self, command: Sequence[str], program: Path, config: Mapping[str, Any], seconds: float) -> None:
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that all of it can be stopped, and an interrupt is for the caller alone
+            )
+        except OSError as error:
+            raise Ended(f"cannot be started: {error}") from error
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._stderr = _Printed(self.process.stderr)
+        with self.within(seconds):
+            sources = [path.read_bytes() for path in (_COMMON, program)]
+            self._stdin.write(b"%d\n" % len(sources))
+            for source in sources:
+                self._stdin.write(b"%d\n%s" % (len(source), source))
+            self.send(config)
+            for _ in range(_LINES_BEFORE_GREETING):
+                line = self._stdout.readline(_KEPT_AT_MOST)
+                if line.endswith(GREETING):
+                    break
+                if not line:
+                    raise EOFError
+            else:
+                raise EOFError
+            self.greeting = self.receive()
+        self.said(self.greeting["mark"])
+
+    def send(self, message: Mapping[str, Any], *arrays: Array | bytes) -> None:
+        """A message, and the arrays or bytes that follow it."""
+        self._stdin.write(json.dumps(message).encode() + b"\n")
+        for array in arrays:  # reshape puts any array into C order
+            self._stdin.write(array if isinstance(array, bytes) else array.reshape(-1).view(np.uint8).data)
+        self._stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """The next answer; raises EOFError where there is none."""
+        line = self._stdout.readline()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:  # half a line, or the words of something in between
+            raise EOFError from None
+        return answer
+
+    def receive_array(self, described: Mapping[str, Any]) -> Array:
+        """The array that follows an answer."""
+        array = np.empty(described["shape"], described["dtype"])
+        if self._stdout.readinto(array.reshape(-1).view(np.uint8).data) < array.nbytes:  # type: ignore[attr-defined]
+            raise EOFError
+        return array
+
+    def said(self, mark: str | None = None) -> str:
+        """What was printed since this was last asked, up to a mark or the end, as the end of a message."""
+        return _as_end(self._stderr.until(mark))
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """A time limit; raises Ended where the process ends in it, or is ended by it."""
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self._signal()
+
+        timer = threading.Timer(seconds, expire)
+        timer.start()
+        finished = False
+        try:
+            yield
+            finished = True
+        except (EOFError, OSError) as end:
+            how, said = self._ended()
+            if expired.is_set():
+                raise TimeUp(f"did not finish within {seconds:g} s", said) from end
+            raise Ended(how, said) from end
+        except Error:  # of a process that has told it, and goes on
+            finished = True
+            raise
+        finally:
+            timer.cancel()
+            if not finished:
+                # Whatever else the process has to say would be taken for the answer to the next request.
+                self.close()
+
+    def close(self) -> None:
+        """End the process, and wait until it has gone."""
+        self._signal()
+        for stream in (self._stdin, self._stdout):
+            with suppress(OSError):  # what could not be sent
+                stream.close()
+        self.process.wait()
+
+    def _signal(self) -> None:
+        """End the process and its own, without waiting for anything that it has to say."""
+        for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+            try:
+                if hasattr(os, "killpg"):
+                    os.killpg(self.process.pid, kill)
+                else:
+                    self.process.kill()
+            except ProcessLookupError:
+                return
+            try:
+                self.process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+    def _ended(self) -> tuple[str, str]:
+        """How the process ended, and what was printed last."""
+        try:
+            code: int | None = self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:  # it has closed its stdout, or talks nonsense
+            code = None
+            self._signal()
+        printed = self._stderr.until(None)
+        told = _END.search(printed)
+        said = _as_end(_END.sub(b"", printed))
+        if told:
+            number = int(told[2])
+            return (_crash(number) if told[1] == b"crashed" else f"ended with exit code {number}"), said
+        if code is None:
+            return "gave an answer that is none", said
+        if self._remote:
+            return f"ended with exit code {code} and no word of the worker (a lost connection?)", said
+        return (_crash(-code) if code < 0 else f"ended with exit code {code}"), said
+
+
+class _Printed:
+    """What a process prints; a thread takes it, as a pipe that nobody reads would stop a process that complains."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._text, self._has_ended = b"", False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            for part in iter(lambda: os.read(stream.fileno(), 1 << 16), b""):
+                with self._changed:
+                    self._text = (self._text + part)[-_KEPT_AT_MOST:]
+                    self._changed.notify()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify()
+
+    def until(self, mark: str | None) -> bytes:
+        """The text up to a mark, or to the end; as far as it has come if that does not come soon."""
+        end = b"\0%s\0" % mark.encode() if mark is not None else None
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or (end is not None and end in self._text), _PATIENCE)
+            if end is None or end not in self._text:
+                text, self._text = self._text, b""
+            else:
+                text, _, self._text = self._text.partition(end)
+        return text
+
+
+def _as_end(printed: bytes) -> str:
+    """The last of what was printed, as the end of a message."""
+    text = printed.decode(errors="replace").strip()
+    return f"; it says: {text[-_SAID_AT_MOST:]}" if text else ""
+
+
+def _crash(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"crashed with {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"

@@ -1,0 +1,120 @@
+"""Where ncnn runs: this machine's CPU, its GPU, an emulated phone's CPU, or any Python that a command starts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.runtime import base
+
+# How numbers are stored and computed with. Every option that decides it is set in each mode, whatever the defaults of
+# a release are: fp16 is what ncnn does by itself on a device that can.
+MODES: Mapping[str, Mapping[str, bool]] = {
+    mode: {
+        **dict.fromkeys(("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"), mode == "fp16"),
+        **dict.fromkeys(("use_bf16_packed", "use_bf16_storage"), mode == "bf16"),
+    }
+    for mode in ("fp32", "fp16", "bf16")
+}
+
+QEMU_VARIABLE = "ONNX2NCNN_OPT_QEMU_AARCH64"
+_NAMES = "vulkan, qemu-aarch64, ssh:user@host, or a command that starts Python"
+_MACHINES = {"x86_64": "x86-64", "AMD64": "x86-64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A Python with numpy and ncnn.
+
+    `command` starts it; with `shares_files` it sees the files of this machine, else they are sent. `is_remote` is about
+    a command that may lose it. Time limits are multiplied by `patience`. `note` follows the machine in reports.
+    """
+
+    command: tuple[str, ...]
+    note: str = ""
+    vulkan: bool = False
+    shares_files: bool = True
+    is_remote: bool = False
+    patience: float = 1.0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is the Python that runs this."""
+        return self.command == _HERE
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What a net is verified in unless somebody chooses: fp32, and what the device does by itself."""
+        return ("fp32",) if self == LOCAL else ("fp32", "fp16")
+
+    def require(self) -> None:
+        """Raise UsageError where it is seen without starting anything that ncnn cannot run there."""
+        if self.is_local:
+            base.require("ncnn")
+
+    def described(self, greeting: Mapping[str, str]) -> str:
+        """Names for reports: the machine, and what to add in brackets."""
+        machine = _MACHINES.get(greeting["machine"], greeting["machine"])
+        return f"Vulkan on {machine}" if self.vulkan else machine
+
+    def noted(self, greeting: Mapping[str, str]) -> str:
+        """What follows the machine in brackets, empty for this one."""
+        return greeting.get("gpu", "") if self.vulkan else self.note
+
+
+_HERE = (sys.executable,)
+LOCAL = Target(_HERE)
+
+
+def find_target(on: str | None) -> Target:
+    """The target of ``--on``, this machine's CPU for None; raises UsageError where there is none of that name."""
+    if on is None:
+        return LOCAL
+    if on == "vulkan":
+        return Target(_HERE, vulkan=True)
+    if on == "qemu-aarch64":
+        return Target((_qemu_python(),), note="qemu", is_remote=True, patience=10.0)
+    if on.startswith("ssh:"):
+        host = on.removeprefix("ssh:")
+        if not host or host.startswith("-") or any(character.isspace() for character in host):
+            raise UsageError(f"--on ssh: takes user@host, not '{host}'")
+        # Nobody is there to type a password, and a connection that is gone is noticed within a minute.
+        alive = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20")
+        return Target(("ssh", "-T", *alive, "--", host, "python3"), note=host, shares_files=False, is_remote=True)
+    try:
+        command = tuple(shlex.split(on))
+    except ValueError as error:
+        raise UsageError(f"--on '{on}' is no command: {error}") from error
+    if not command:
+        raise UsageError(f"--on takes {_NAMES}")
+    return Target(command, note=on, shares_files=False, is_remote=True)
+
+
+def check_modes(modes: tuple[str, ...]) -> tuple[str, ...]:
+    """The modes, each once; raises UsageError for one that does not exist."""
+    for mode in modes:
+        if mode not in MODES:
+            raise UsageError(f"there is no mode '{mode}'; modes are {', '.join(MODES)}")
+    return tuple(dict.fromkeys(modes))
+
+
+def qemu_folder() -> Path:
+    """Where the emulated Python is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "onnx2ncnn-opt" / "qemu-aarch64"
+
+
+def _qemu_python() -> str:
+    given = os.environ.get(QEMU_VARIABLE)
+    python = Path(given) if given else qemu_folder() / "python"
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise UsageError(
+            f"there is no aarch64 Python at {python}; `python -m onnx2ncnn_opt.runtime.qemu_aarch64` prepares one on "
+            f"Debian and Ubuntu in a minute, and {QEMU_VARIABLE} names another"
+        )
+    return os.fspath(python)
