@@ -6,14 +6,14 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes, plugins
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError
-from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
@@ -55,6 +55,7 @@ class Conversion:
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
     `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
     written without passes. `custom` says which operators became layers of their own, and what their parameters are.
+    `minimum` are dynamic dimensions that must not be smaller.
     """
 
     model: LoadedModel
@@ -68,6 +69,7 @@ class Conversion:
     release: int = NEWEST
     storage: Storage | None = None
     custom: tuple[CustomOp, ...] = ()
+    minimum: Mapping[Dim, int] = field(default_factory=dict)
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -92,6 +94,7 @@ class Conversion:
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
             values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
+            minimum={str(size): least for size, least in self.minimum.items()},
         )
 
     @contextmanager
@@ -194,6 +197,7 @@ def convert(
         release=release,
         storage=plan,
         custom=imported.custom,
+        minimum=imported.minimum,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class Manifest:
     """Everything in the file.
 
     `tool` wrote it, `ncnn` is the version of the runtime that it is meant for, `values` are inputs that became
-    constants.
+    constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes for which the net is
+    right.
     """
 
     inputs: tuple[Tensor, ...]
@@ -89,6 +91,7 @@ class Manifest:
     layers: LayerCount
     passes: tuple[str, ...]
     values: tuple[Bound, ...] = ()
+    minimum: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -127,6 +130,7 @@ class _Reader:
             layers=LayerCount(self.get(layers, "layers.before", int), self.get(layers, "layers.after", int)),
             passes=self.items(data, "passes", str),
             values=tuple(self.value(e, f"values[{i}]") for i, e in enumerate(self.optional(data, "values", dict))),
+            minimum=self.minimum(data),
         )
 
     def tensors(self, data: Any, where: str) -> tuple[Tensor, ...]:
@@ -154,6 +158,10 @@ class _Reader:
         if not numeric:
             raise UsageError(f"{self.path}: {where}.value has to be numbers, not {json.dumps(value)[:80]}")
         return Bound(self.get(entry, f"{where}.name", str), self.get(entry, f"{where}.dtype", str), _frozen(value))
+
+    def minimum(self, data: Any) -> dict[str, int]:
+        sizes = self.get(data, "minimum", dict) if "minimum" in data else {}
+        return {size: self.check(least, f"minimum.{size}", int) for size, least in sizes.items()}
 
     def optional(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
         """As `items`; nothing where a file of an older version has no such list."""

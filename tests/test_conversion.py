@@ -17,6 +17,7 @@ from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.rewrite.events import Applied
+from onnx2ncnn_opt.verify.verify import verify_net
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)
@@ -255,3 +256,26 @@ def test_a_constant_that_was_expanded_is_one_for_each_channel(operator: str, exp
     )
     converted.verify().check()
     assert [layer.type for layer in converted.graph if layer.type != "Input"] == expected
+
+
+def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None:
+    """Where one of them is 1, the model's tensors lose an axis more: the net is not for that size, and says so."""
+    graph = "(float[batch, 8, h, 1] x) => (float y) { s = Squeeze(x) y = Softmax<axis = 1>(s) }"
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}'), path)
+    conversion = convert(path)
+    report = conversion.verify()
+    report.check()
+    assert len(report.sizes) == 2
+    assert all(size > 1 for sizes in report.sizes for size in sizes.values())
+    files = conversion.save(tmp_path / "net")
+    manifest = read_manifest(files.manifest)
+    assert manifest.minimum == {"batch": 2, "h": 2}
+    with pytest.raises(UsageError, match="the net is for batch of 2 or more, not 1; convert the model with a --shape"):
+        verify_net(path, files.param, files.bin, manifest=manifest, shapes={"x": (1, 8, 5, 1)})
+    feeds = {"x": np.zeros((3, 8, 1, 1), np.float32)}
+    with pytest.raises(UsageError, match="the net is for h of 2 or more, not 1"):
+        verify_net(path, files.param, files.bin, manifest=manifest, feeds=feeds)
+    fixed = convert(path, shapes={"x": (1, 8, 5, 1)})
+    assert not fixed.minimum
+    fixed.verify().check()

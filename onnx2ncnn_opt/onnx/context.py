@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.dim import Dim, at_least
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.onnx.binding import InputInfo, parsed_size
 from onnx2ncnn_opt.onnx.builder import Builder
@@ -29,6 +29,7 @@ class ImportContext(Builder, ABC):
         super().__init__(types, [value.name for value in (*model.inputs, *model.outputs)])
         self._model = model
         self._node: onnx_ir.Node
+        self._minimum: dict[Dim, int] = {}
 
     @property
     def opset(self) -> int:
@@ -47,6 +48,14 @@ class ImportContext(Builder, ABC):
         if len(set(result)) != len(result):
             raise self.refuse(f"axes {list(axes)} of a tensor of rank {rank}")
         return result
+
+    def demand(self, size: Dim, least: int) -> None:
+        """Let the net be right only where a dynamic dimension is `least` or more; nothing where it surely is.
+
+        For a fixed size there is nothing to demand.
+        """
+        if not isinstance(size, int) and not at_least(size, least):
+            self._minimum[size] = max(least, self._minimum.get(size, least))
 
     @property
     def output_count(self) -> int:

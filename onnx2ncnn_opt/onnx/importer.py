@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError
-from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -47,12 +47,16 @@ class Port:
 
 @dataclass(frozen=True)
 class Imported:
-    """The ncnn graph of a model, and its inputs and outputs in ONNX order."""
+    """The ncnn graph of a model, and its inputs and outputs in ONNX order.
+
+    `minimum` are dynamic dimensions below which the model is another one than the net (see `ImportContext.demand`).
+    """
 
     graph: Graph
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     custom: tuple[CustomOp, ...]
+    minimum: Mapping[Dim, int]
 
 
 def import_model(
@@ -102,7 +106,7 @@ class _Walk(ImportContext):
             raise UnsupportedError(self._refused)
         outputs = self._outputs()
         self._prune()
-        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()))
+        return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
     # ---- nodes
 

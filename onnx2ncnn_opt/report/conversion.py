@@ -45,6 +45,8 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [f"rewrite: {event}" for event in summary.applied]
         blocks += [f"near miss: {event}" for event in summary.near_misses]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
+    for size, least in manifest.minimum.items():
+        blocks.append(f"note: {size} has to be {least} or more in this net; bind it with --shape where it is not")
     blocks.append(f"layers: {manifest.layers.before} -> {manifest.layers.after}")
     passes = Counter(event.pass_name for event in summary.applied)
     if passes:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.binding import parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
@@ -112,6 +113,8 @@ def verify_net(
         runs = _drawn_runs(loaded, model_runner, manifest, seed)
     else:
         given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
+        if small := _too_small(given, manifest):
+            raise UsageError(small)
         runs = [_Run({}, given, model_runner.run(given))]
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
     reports: list[list[OutputReport]] = []
@@ -141,12 +144,16 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
     open_names = [name for name in open_sizes(model, LENGTHS[0]) if name not in fixed]
     most = _SIZES_EACH if open_names and manifest is not None else 1
     problem: RunError | None = None
+    small = ""
     for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
         runs: list[_Run] = []
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
             drawn = open_sizes(model, lengths, batches, total)
             sizes = {name: drawn[name] for name in open_names}
             feeds = draw_inputs(model, fixed | sizes, seed=seed)
+            if too_small := _too_small(feeds, manifest):
+                small = too_small
+                continue
             try:
                 reference = runner.run(feeds)
             except RunError as error:
@@ -161,7 +168,26 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
                 break
         if runs:
             return runs
-    raise problem or RunError("the model has nothing to run")
+    raise problem or UsageError(small)
+
+
+def _too_small(feeds: Mapping[str, Array], manifest: Manifest | None) -> str:
+    """What is wrong with arrays of dynamic dimensions that are below the net's minimum; empty where they are not."""
+    if manifest is None or not manifest.minimum:
+        return ""
+    sizes = {
+        dim: size
+        for entry in manifest.inputs
+        for dim, size in zip(entry.shape, feeds[entry.name].shape if entry.name in feeds else (), strict=False)
+        if isinstance(dim, str)
+    }
+    for text, least in manifest.minimum.items():
+        size = parsed_size(text, sizes)
+        if isinstance(size, int) and size < least:
+            return (
+                f"the net is for {text} of {least} or more, not {size}; convert the model with a --shape of that size"
+            )
+    return ""
 
 
 def _at(output: OutputReport, sizes: Mapping[str, int]) -> OutputReport:

@@ -48,8 +48,12 @@ def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
 
 @onnx_op("Squeeze", integers=True)
 def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
-    """Axes of size 1 go."""
-    gone = set(im.axes(axes, x.rank)) if axes is not None else {i for i, n in enumerate(x.shape) if n == 1}
+    """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
+    if axes is None:
+        axes = tuple(i for i, size in enumerate(x.shape) if size == 1)
+        for size in x.shape:
+            im.demand(size, 2)
+    gone = set(im.axes(axes, x.rank))
     if any(x.shape[axis] != 1 for axis in gone):
         raise im.refuse(f"axes {sorted(gone)} of {_text(x.shape)} are not all of size 1")
     return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
