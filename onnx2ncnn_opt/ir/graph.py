@@ -146,6 +146,17 @@ class Layer:
             self.spec if type in (None, self.type) else None,
         )
 
+    def without_defaults(self) -> Layer:
+        """The layer itself, after the parameters that have their default value are left out."""
+        for name in [name for name in self.params if isinstance(name, str) and self._is_default(name)]:
+            del self.params[name]
+        return self
+
+    def _is_default(self, name: str) -> bool:
+        assert self.spec is not None
+        value, default = self.params[name], self.spec.by_name[name].default_in(_Resolved(self))
+        return tuple(value) == tuple(default) if isinstance(value, (tuple, list)) else bool(value == default)
+
 
 class _Resolved(Mapping[str, Any]):
     """Parameters with defaults, as the table's formulas read them."""

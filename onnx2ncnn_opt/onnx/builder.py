@@ -76,9 +76,7 @@ class Builder:
         self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
     ) -> tuple[Blob, ...]:
         """Append a layer and return its output blobs, with their shapes; parameters at their default are left out."""
-        new = self._layer(kind, inputs, params, weights)
-        for key in [key for key in new.params if _is_default(new, str(key))]:
-            del new.params[key]
+        new = self._layer(kind, inputs, params, weights).without_defaults()
         return self._append(new, infer_shapes_of(new, outputs))
 
     def custom(
@@ -388,9 +386,3 @@ def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]
 def _differ(a: Shape, b: Shape) -> bool:
     """Whether shapes surely differ: open sizes may be equal by what ONNX demands of them, and not by their names."""
     return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))
-
-
-def _is_default(layer: Layer, name: str) -> bool:
-    assert layer.spec is not None
-    value, default = layer.params[name], layer.spec.by_name[name].default_in(layer.resolved)
-    return tuple(value) == tuple(default) if isinstance(value, (tuple, list)) else bool(value == default)

@@ -40,6 +40,7 @@ from onnx2ncnn_opt.passes.eliminate_identity import eliminate_identity
 from onnx2ncnn_opt.passes.eliminate_nan_check_after_softmax import eliminate_nan_check_after_softmax
 from onnx2ncnn_opt.passes.eliminate_noop import eliminate_noop
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata
+from onnx2ncnn_opt.passes.eliminate_padding_taps import eliminate_padding_taps
 from onnx2ncnn_opt.passes.eliminate_pooling1x1 import eliminate_pooling1x1
 from onnx2ncnn_opt.passes.eliminate_reshape_after_global_pooling import eliminate_reshape_after_global_pooling
 from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import eliminate_reshape_after_reduction
@@ -137,6 +138,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_groupnorm,
     *fuse_norm_affine.PASSES,
     *fuse_padding.PASSES,
+    eliminate_padding_taps,
     *fuse_affine.PASSES,
     *fuse_gemm.PASSES,
     fuse_innerproduct_dropout,

@@ -1,0 +1,111 @@
+"""The axes that a convolution, deconvolution or pooling slides over: sizes, taps and pads of each, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.rewrite.rule import require
+
+# ncnn's names of the axes, outermost first, by the last letters of the layer's type.
+_AXES = {"1D": "w", "3D": "dhw"}
+SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
+_SAME_UPPER, _SAME_LOWER = -233, -234
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a layer slides along an axis of `size`: tap i of output o is at o * stride + i * dilation - before."""
+
+    axis: str
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    behind: int
+
+    @property
+    def extent(self) -> int:
+        """The elements from the first tap to the last."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def outputs(self) -> int:
+        """The number of positions of a convolution's output."""
+        return (self.size + self.before + self.behind - self.extent) // self.stride + 1
+
+    @property
+    def live_taps(self) -> tuple[int, ...]:
+        """The taps that read an element of the blob, and not padding alone."""
+        last = (self.outputs - 1) * self.stride
+        return tuple(i for i in range(self.kernel) if self._reads(i * self.dilation - self.before, last))
+
+    def _reads(self, first: int, span: int) -> bool:
+        """Whether one of first, first + stride, ... first + span is an element."""
+        inside = max(first, first % self.stride)  # the first of them that is not negative
+        return inside <= first + span and inside < self.size
+
+
+def axes_of(layer: Layer) -> str:
+    """The axes that the layer slides over, by ncnn's names, outermost first."""
+    return _AXES.get(layer.type[-2:], "hw")
+
+
+def has_known_sizes(layer: Layer) -> bool:
+    """Whether the sizes of the axes that a layer slides over are numbers."""
+    shape, axes = layer.inputs[0].shape, axes_of(layer)
+    return shape is not None and len(shape) == len(axes) + 1 and all(isinstance(size, int) for size in shape[1:])
+
+
+def windows(layer: Layer) -> tuple[Window, ...]:
+    """The windows of a convolution, outermost axis first; refused where sizes are open, or pads not understood."""
+    require(has_known_sizes(layer), f"the sizes of '{layer.inputs[0].name}' are not known")
+    assert layer.inputs[0].shape is not None
+    axes = axes_of(layer)
+    pads = {axis: tuple(layer[f"pad_{side}"] for side in SIDES[axis]) for axis in axes}
+    flat = [pad for pair in pads.values() for pad in pair]
+    mode = flat[0] if len(set(flat)) == 1 else 0
+    require(min(flat) >= 0 or mode in (_SAME_UPPER, _SAME_LOWER), f"'{layer.name}' has negative pads")
+    found = []
+    for axis, size in zip(axes, layer.inputs[0].shape[1:], strict=True):
+        assert isinstance(size, int)
+        kernel, stride, dilation = (int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation"))
+        before, behind = pads[axis]
+        if mode in (_SAME_UPPER, _SAME_LOWER):
+            total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
+            require(total >= 0, f"'{layer.name}' skips elements of '{layer.inputs[0].name}' at its end")
+            # ncnn puts the odd one of the depth behind it in both modes.
+            before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
+            require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
+            behind = total - before
+        found.append(Window(axis, size, kernel, stride, dilation, before, behind))
+    return tuple(found)
+
+
+def weight_of(layer: Layer) -> Array:
+    """The stored weights of a convolution, of any encoding, as (outputs, inputs of a group, kernel sizes)."""
+    sizes = [int(layer[f"kernel_{axis}"]) for axis in axes_of(layer)]
+    data, rows = layer.weights.stored("weight_data").data, int(layer["num_output"])
+    require(data.size % (rows * prod(sizes)) == 0, f"the weights of '{layer.name}' do not divide into taps")
+    return data.reshape(rows, -1, *sizes)
+
+
+def reordered(weight: Weight, array: Array) -> Weight:
+    """Stored numbers in another order, or some of them, in the encoding that they have."""
+    return Weight(array.reshape(-1), weight.encoding, weight.table, weight.tag)
+
+
+def window_params(found: Sequence[Window]) -> dict[str, Any]:
+    """The parameters of a convolution that slides so."""
+    params: dict[str, Any] = {}
+    for window in found:
+        axis, (before, behind) = window.axis, SIDES[window.axis]
+        params |= {f"kernel_{axis}": window.kernel, f"stride_{axis}": window.stride}
+        params |= {f"dilation_{axis}": window.dilation}
+        params |= {f"pad_{before}": window.before, f"pad_{behind}": window.behind}
+    return params

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.passes._families import WEIGHTED
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._windows import Window, axes_of, has_known_sizes, reordered, weight_of, window_params, windows
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Refused, require, rewrite
+
+_TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
+
+
+def _kept(window: Window) -> range:
+    """The taps that stay: from the first to the last that reads an element, and more where pads would get negative."""
+    live = window.live_taps
+    if not live:
+        return range(window.kernel)
+    head = min(live[0], window.before // window.dilation)
+    tail = min(window.kernel - 1 - live[-1], window.behind // window.dilation)
+    return range(head, window.kernel - tail)
+
+
+def _may_lose_taps(layer: Layer) -> bool:
+    """Whether a kernel has taps that read padding alone; where sizes are unknown, whether it is dilated."""
+    if not has_known_sizes(layer):
+        return any(layer[f"dilation_{axis}"] > 1 and layer[f"kernel_{axis}"] > 1 for axis in axes_of(layer))
+    try:
+        return any(len(_kept(window)) < window.kernel for window in windows(layer))
+    except Refused:
+        return False
+
+
+@rewrite(op(_TYPES, "layer", _may_lose_taps), exact=False, kept="dilated convolutions of small maps, as in DeepLab")
+def eliminate_padding_taps(layer: Layer) -> Layer:
+    """x ── Convolution (taps that read padding alone) ──   ⇒   x ── Convolution (smaller kernel) ──"""
+    require_own_weights(layer)
+    found = windows(layer)
+    require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
+    require(np.isfinite(layer.weights["weight_data"]).all(), f"'{layer.name}' multiplies its padding with infinities")
+    weight = weight_of(layer)
+    smaller = []
+    for axis, window in enumerate(found, weight.ndim - len(found)):
+        taps = _kept(window)
+        weight = weight.take(taps, axis)
+        head, tail = taps.start, window.kernel - taps.stop
+        dilation = window.dilation if len(taps) > 1 else 1
+        before, behind = window.before - head * window.dilation, window.behind - tail * window.dilation
+        smaller.append(replace(window, kernel=len(taps), dilation=dilation, before=before, behind=behind))
+    stored = reordered(layer.weights.stored("weight_data"), weight)
+    new = layer.having(weights={"weight_data": stored}, weight_data_size=weight.size, **window_params(smaller))
+    return new.without_defaults()
