@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.dim import Shape
-from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
-from onnx2ncnn_opt.passes._views import Steps, Writer, cost, shape_after, shortest, step_of, steps_of
+from onnx2ncnn_opt.passes._views import Steps, Writer, chain_above, cost, shape_after, shortest, step_of, steps_of
 from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
 
 
@@ -13,7 +13,8 @@ from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, requir
 def move_views_before_slice(graph: Graph) -> Iterator[Change | Miss]:
     """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
 
-    For equal parts: the number of the part becomes the outermost axis, and the views happen once for all of them.
+    For equal parts: the number of the part becomes the outermost axis, and the views happen once for all of them,
+    together with those before the Slice. So the pairs of ShuffleNetV2 become ShuffleChannel and Slice.
     """
     writer = Writer(graph)
     for layer in graph.layers:
@@ -29,6 +30,13 @@ def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
         chain.append(blob.users[0])
         blob = chain[-1].output
     return tuple(chain)
+
+
+def _chain_above(blob: Blob) -> tuple[Layer, ...]:
+    """The views above the Slice that nothing else reads."""
+    chain = chain_above(blob)
+    shared = [at for at, layer in enumerate(chain) if layer.output.uses != 1]
+    return chain[shared[-1] + 1 :] if shared else chain
 
 
 def _move(writer: Writer, layer: Layer) -> Change | None:
@@ -50,17 +58,21 @@ def _move(writer: Writer, layer: Layer) -> Change | None:
     axis = layer["axis"] % len(x.shape)
     steps = _with_parts(parts, axis, part, way)
     result = shape_after(part, way)
-    short = shortest(x.shape, steps) if steps else None
-    old = [cost(steps_of(chain)) for chain in chains]
+    above = _chain_above(x)
+    source = above[0].input if above else x
+    assert source.shape is not None
+    short = shortest(source.shape, (*steps_of(above), *steps)) if steps else None
+    old = [cost(steps_of(chain)) for chain in (above, *chains)]
     fewer = short is not None and cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old))
     require(fewer, "all parts at once need as many views")
     assert short is not None
-    whole = writer.lay(x, short, before=layer, like=chains[0])
+    whole = writer.lay(source, short, before=layer, like=above or chains[0])
     writer.graph.set_inputs(layer, [whole])
     layer.params["axis"] = 0
     layer.params["slices"] = (result[0],) * parts if isinstance(result[0], int) else (-233,) * parts
     layer.params.pop("indices", None)
-    removed: list[Layer] = []
+    writer.prune(above)
+    removed = list(above)
     for blob, chain in zip(layer.outputs, chains, strict=True):
         blob.shape = result
         writer.take_over(chain[-1].output, blob)
