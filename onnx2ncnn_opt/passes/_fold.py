@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,12 @@ from onnx2ncnn_opt.rewrite.rule import require
 
 ADD, SUB, MUL, DIV, RSUB, RDIV = 0, 1, 2, 3, 7, 8
 
+# What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
+# what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
+_MOST_OFFSET = 2.0**11
+# Between these, a factor neither overflows nor loses digits before another one brings the numbers back.
+_LEAST_FACTOR, _MOST_FACTOR = 2.0**-64, 2.0**64
+
 
 class Affine(NamedTuple):
     """One factor and one offset per channel, in float64."""
@@ -25,6 +33,8 @@ class Affine(NamedTuple):
 def fold(layer: Layer, affine: Affine) -> Layer:
     """The layer with ``output * scale + shift`` calculated into it; weights that change become float32."""
     scale, shift = affine
+    own, reach = _own_offset(layer), partial(_reach, layer, scale)
+    require_offsets_fold((own * scale, shift), own * scale + shift, reach)
     if layer.type == "BatchNorm":
         slope, bias = _blocks(layer, "slope_data", "bias_data")
         return layer.having(weights=_stored(layer, slope_data=slope * scale, bias_data=bias * scale + shift))
@@ -39,6 +49,29 @@ def fold(layer: Layer, affine: Affine) -> Layer:
     if bias_term or shift.any():
         bias_term, weights["bias_data"] = 1, shift
     return layer.having(bias_term=bias_term, weights=_stored(layer, **weights))
+
+
+def require_offsets_fold(offsets: Sequence[Array], left: Array, reach: Callable[[], Array]) -> None:
+    """Refuse to make one offset of several that are far larger than what they leave, element by element.
+
+    ``x * 10 + 12582912 - 12582912`` rounds: what is added goes beyond float32's digits, and what is taken away brings
+    back what they could hold. `left` is the one offset, and `reach` what numbers of size 1 at most add to it (asked
+    only where it matters); numbers of about that size are what nets calculate with.
+    """
+    largest = np.max([np.broadcast_to(np.abs(offset), left.shape) for offset in offsets], axis=0)
+    enough = np.maximum(np.abs(left), 1.0)
+    if (largest > _MOST_OFFSET * enough).any():
+        rounds = largest > _MOST_OFFSET * np.maximum(enough, reach())
+        require(not rounds.any(), "offsets far larger than what they leave may be there to round")
+
+
+def one_factor(first: float, second: float) -> float:
+    """One factor for two; refused where one may be there to overflow, or to flush small numbers to zero."""
+    both = first * second
+    for factor in (abs(first), abs(second)):
+        within = _LEAST_FACTOR * min(abs(both), 1.0) <= factor <= _MOST_FACTOR * max(abs(both), 1.0)
+        require(within, "factors far from what they come to may be there to overflow")
+    return both
 
 
 def require_foldable(layer: Layer) -> None:
@@ -121,6 +154,22 @@ def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
         return Affine(one / value, zero)
     require(kind != RDIV, f"'{op.name}' divides by the blob")
     return {ADD: Affine(one, value), SUB: Affine(one, -value), RSUB: Affine(-one, value)}[kind]
+
+
+def _own_offset(layer: Layer) -> Array:
+    """What a layer that `fold` takes adds to each channel by itself."""
+    if layer.type == "BatchNorm":
+        return batchnorm_affine(layer).shift
+    (bias,) = _blocks(layer, "bias_data") if layer["bias_term"] else (np.zeros(channels(layer)),)
+    return bias
+
+
+def _reach(layer: Layer, scale: Array) -> Array:
+    """What each channel of a layer, times `scale`, comes to at most for numbers up to 1, without its offset."""
+    if layer.type == "BatchNorm":
+        return np.asarray(np.abs(batchnorm_affine(layer).scale * scale))
+    weight = layer.weights["scale_data" if layer.type == "Scale" else "weight_data"]
+    return np.asarray(np.abs(weight.reshape(len(scale), -1)).sum(axis=1, dtype=np.float64) * np.abs(scale))
 
 
 def _known_shape(layer: Layer) -> Shape:

@@ -19,6 +19,7 @@ from onnx2ncnn_opt.passes._fold import (
     batchnorm_affine,
     channels,
     linear,
+    require_offsets_fold,
     require_own_weights,
     scale_affine,
 )
@@ -56,8 +57,11 @@ def _fuse(name: str, source: Op, family: Family) -> Rewrite:
         weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
         moved = (by_group * shift.reshape(group, 1, each, 1)).sum(axis=(2, 3)).reshape(-1)
         if shift.any():
-            bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else 0.0
-            weights["bias_data"] = stored(layer, "bias_data", np.asarray(bias + moved))
+            bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros_like(moved)
+            reached, added = (np.abs(by_group * each.reshape(group, 1, -1, 1)) for each in (scale, shift))
+            offsets, reach = (values.sum(axis=(2, 3)).reshape(-1) for values in (added, reached))
+            require_offsets_fold((bias, offsets), bias + moved, lambda: reach)
+            weights["bias_data"] = stored(layer, "bias_data", bias + moved)
         bias_term = 1 if shift.any() else layer["bias_term"]
         return layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.passes._constants import constant_array, finite_float32
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB, one_factor, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._linear import factor, offset
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
@@ -31,12 +32,12 @@ def fuse_binaryop_binaryop(
 ) -> Layer | list[Layer]:
     """x ── BinaryOp (constant) ── BinaryOp (constant) ──   ⇒   x ── BinaryOp (constant) ──
 
-    Two factors, or two offsets.
+    Two factors, or two offsets, unless they are there to round.
     """
     is_factor = outer["op_type"] in _FACTORS
     if first is None or second is None:
         require(not is_factor or (inner["b"] and outer["b"]), "a factor or divisor is 0")
-        value = factor(inner) * factor(outer) if is_factor else offset(inner) + offset(outer)
+        value = one_factor(factor(inner), factor(outer)) if is_factor else _sum(offset(inner), offset(outer))
         require(finite_float32(value), "the constants together are too large")
         return outer.having(inputs=[x], op_type=MUL if is_factor else ADD, b=value)
     a, b = constant_array(first), constant_array(second)
@@ -46,7 +47,15 @@ def fuse_binaryop_binaryop(
     require(fits and (a.ndim == len(x.shape or ()) or a.shape == b.shape), "the constants lie along different axes")
     both = np.asarray(a * b if is_factor else a + b)
     require(both.size <= max(a.size, b.size), "the constants together would be larger")
+    if not is_factor:
+        require_offsets_fold((a, b), both, partial(np.ones, both.shape))
     sizes = dict.fromkeys("whdc") | dict(zip(AXES[both.ndim], both.shape, strict=True))
     constant = second.having(load_type=None, **sizes, weights={"data": stored(second, "data", both).reshape(-1)})
     constant.outputs = (Blob(f"{second.output.name}_both", both.shape),)
     return [constant, outer.having(inputs=[x, constant.output])]
+
+
+def _sum(first: float, second: float) -> float:
+    both = first + second
+    require_offsets_fold((np.array(first), np.array(second)), np.array(both), partial(np.ones, ()))
+    return both

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, linear
-from onnx2ncnn_opt.passes._gemm import offset_per_column, require_constant_b, scaled_columns, with_c
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, linear, require_offsets_fold
+from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_columns, with_c
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
@@ -35,6 +37,8 @@ def _fuse(name: str, kinds: frozenset[int], one_sided: frozenset[int]) -> Rewrit
             weights["B_data"] = scaled_columns(gemm, scale)
         require(gemm["alpha"] or not shift.any(), f"Gemm '{gemm.name}' has alpha 0")
         c = offset_per_column(gemm) * scale
+        own = gemm["alpha"] * c
+        require_offsets_fold((own, shift), own + shift, partial(_reach, gemm, scale))
         return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
     return fuse
@@ -48,6 +52,11 @@ def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
         return per_channel(constant, gemm.output, columns)
     require(gemm.output.shape is not None, f"the shape of '{gemm.output.name}' is unknown")
     return per_column(constant, gemm.output, columns)
+
+
+def _reach(gemm: Layer, scale: Array) -> Array:
+    """What each column, times `scale`, comes to at most for numbers up to 1, without its offset."""
+    return np.asarray(np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
 
 
 PASSES = (

@@ -8,6 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import in_form, step_of
@@ -196,7 +197,7 @@ def _trace(blob: Blob, is_source: object, depth: int = 12) -> _Trace | None:
     if step is not None:
         above.index = in_form(above.index, (step,))
     elif is_scaling:
-        above.factor *= factor(layer)
+        above.factor = one_factor(above.factor, factor(layer))
     else:
         axis = layer["axis"] % above.index.ndim
         at = layer.outputs.index(blob)

@@ -11,7 +11,19 @@ import numpy as np
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, per_channel
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, Affine, linear, require_own_weights, scale_affine
+from onnx2ncnn_opt.passes._fold import (
+    ADD,
+    DIV,
+    MUL,
+    RDIV,
+    RSUB,
+    SUB,
+    Affine,
+    linear,
+    require_offsets_fold,
+    require_own_weights,
+    scale_affine,
+)
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
@@ -28,7 +40,9 @@ def _fold(norm: Layer, affine: Affine) -> Layer:
     weights = {"gamma_data": stored(norm, "gamma_data", gamma * affine.scale)}
     if norm.type != "RMSNorm":
         beta = norm.weights["beta_data"].astype(np.float64) if has else np.zeros(size)
-        weights["beta_data"] = stored(norm, "beta_data", beta * affine.scale + affine.shift)
+        moved = beta * affine.scale
+        require_offsets_fold((moved, affine.shift), moved + affine.shift, lambda: np.abs(gamma * affine.scale))
+        weights["beta_data"] = stored(norm, "beta_data", moved + affine.shift)
     return norm.having(affine=None, weights=weights)
 
 

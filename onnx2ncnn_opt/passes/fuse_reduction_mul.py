@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from math import prod
 
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import finite_float32
+from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import close, factor, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
@@ -18,11 +20,11 @@ def fuse_reduction_mul(x: Blob, reduction: Layer, by: Layer) -> Layer:
 
     A sum divided by the number of its elements is a mean.
     """
-    coeff = reduction["coeff"] * factor(by)
+    coeff = one_factor(reduction["coeff"], factor(by))
     require(finite_float32(coeff), "the factors together are too large")
     if reduction["operation"] == _SUM and x.shape is not None:
         axes = range(len(x.shape)) if reduction["reduce_all"] else reduction["axes"]
         sizes = [x.shape[axis] for axis in axes]
-        if all(isinstance(size, int) for size in sizes) and close(coeff * prod(sizes), 1.0):
+        if all(isinstance(size, int) for size in sizes) and close(coeff * prod(known(sizes)), 1.0):
             return reduction.having(operation=_MEAN, coeff=None)
     return reduction.having(coeff=coeff)

@@ -12,10 +12,11 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -174,22 +175,25 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Change | Miss]:
     The same for a factor of the keys, and with views between.
     """
     for sdpa in graph.layers:
-        if not _SDPA.fits(sdpa):
-            continue
-        for blob in sdpa.inputs[:2]:
-            scaling = _scaling_of(blob)
-            width = blob.shape[-1] if blob.shape else None
-            if scaling is None:
-                continue
-            scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
-            if scale is None:
-                yield Miss((scaling, sdpa), f"the scale depends on the width of '{blob.name}', which is open")
-                continue
-            users = scaling.output.users
-            sdpa.params["scale"] = scale * factor(scaling)
-            graph.redirect(scaling.output, scaling.input)
-            graph.remove(scaling)
-            yield Change((scaling,), (*users, sdpa))
+        if _SDPA.fits(sdpa):
+            for blob in sdpa.inputs[:2]:
+                yield from attempt(sdpa, _absorb, graph, sdpa, blob)
+
+
+def _absorb(graph: Graph, sdpa: Layer, blob: Blob) -> Change | None:
+    """Take the factor of queries or keys into the scale."""
+    scaling = _scaling_of(blob)
+    if scaling is None:
+        return None
+    width = blob.shape[-1] if blob.shape else None
+    scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
+    require(scale is not None, f"the scale depends on the width of '{blob.name}', which is open")
+    assert scale is not None
+    sdpa.params["scale"] = one_factor(scale, factor(scaling))
+    users = scaling.output.users
+    graph.redirect(scaling.output, scaling.input)
+    graph.remove(scaling)
+    return Change((scaling,), (*users, sdpa))
 
 
 def _scaling_of(blob: Blob) -> Layer | None:
