@@ -28,6 +28,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _FINEST = 64  # parts of a scale that open sizes are multiplied by
 _NEAREST, _BILINEAR, _BICUBIC = 1, 2, 3
+_SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mode came
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,19 @@ class _Axis:
 @onnx_op("Upsample", since=7, batch=0, integers=True)
 def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
+    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
 
 
 @onnx_op("Upsample", since=9, batch=0, integers=True)
 def upsample9(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
+    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
 
 
 @onnx_op("Resize", since=10, batch=0, integers=True)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
-    """Interp; coordinates are asymmetric, nearest rounds down."""
-    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric"))
+    """Interp; coordinates are asymmetric, nearest rounds down, or up where an axis shrinks."""
+    return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
 
 
 @onnx_op("Resize", since=11, batch=0, integers=True)
@@ -106,7 +107,8 @@ def resize11(
     )
     which = im.axes(axes, x.rank) if axes is not None else list(range(x.rank))
     if sampling.crops:
-        if not sizes or keep_aspect_ratio_policy != "stretch":
+        given_scales = scales is not None and not np.array_equal(scales, np.ones_like(scales))
+        if given_scales or keep_aspect_ratio_policy != "stretch":
             # ONNX takes them as those of the region, ONNX Runtime as those of the whole axis.
             raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
         region = _region(im, x.rank, which, roi)
@@ -187,6 +189,13 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
 
 
 def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+    cut = [a for a in axes if sampling.crops and sampling.region[a.axis] != (0.0, 1.0)]
+    if any(a.out == a.size for a in cut):
+        raise im.refuse("a region that becomes as large as all: ONNX Runtime does not cut it out")
+    # As ONNX Runtime does: a scale that changes no size moves nothing where no other size changes, nor with antialias.
+    changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
+    if all(a.out == a.size for a in axes):
+        return x
     if not is_float(x.dtype):
         if sampling.mode != "nearest" or sampling.crops:
             raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between whole numbers")
@@ -194,12 +203,6 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
             raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly")
         y = _resize(im, as_float(im, x), axes, sampling)
         return Tensor(y.blob, y.view, held_as_float(x.dtype))
-    changed = [a for a in axes if a.out != a.size or a.scale != 1]
-    if sampling.crops:
-        cut = [a for a in axes if sampling.region[a.axis] != (0.0, 1.0)]
-        if cut and not changed:
-            raise im.refuse("a region that becomes as large as all: ONNX Runtime does not cut it out")
-        changed = [a for a in axes if a in cut or a in changed]
     if sampling.mode not in ("nearest", "linear", "cubic"):
         raise im.refuse(f"mode {sampling.mode}")
     if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest not in _ROUNDING:
@@ -208,8 +211,6 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
         raise im.refuse(f"an axis of more than {_LONGEST} elements")
     if any(isinstance(a.out, int) and a.out < 1 for a in changed):
         raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors")
-    if not changed:
-        return x
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
         params = _interp(axes, changed, sampling)
         if params is not None:
@@ -256,8 +257,12 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
         if axis.size == 1:
             return True
-        plain = sampling.coordinates == "asymmetric" and sampling.nearest == "floor"
-        halves = sampling.coordinates == "half_pixel" and sampling.nearest.startswith("round_prefer")
+        shrinks = not at_least(axis.out - axis.size, 0)
+        rounds_down = sampling.nearest == "floor" or (sampling.nearest == _SIMPLE and not shrinks)
+        plain = sampling.coordinates == "asymmetric" and rounds_down
+        halves = (sampling.coordinates == "half_pixel" and sampling.nearest.startswith("round_prefer")) or (
+            sampling.coordinates == "tf_half_pixel_for_nn" and rounds_down
+        )
         if axis.scale is None:
             # Of n and 2n - 1 or 2n + 1 no quotient is whole but the first, so that rounding moves none across.
             return plain and axis.size in (axis.out // 2, (axis.out + 1) // 2)
@@ -311,35 +316,46 @@ def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> 
 
 # ---- ONNX's sampling, after the operator's specification (Resize, opset 19)
 
-_COORDINATES: dict[str, Callable[[Array, int, int, float], Array]] = {
-    "half_pixel": lambda i, size, out, scale: (i + 0.5) / scale - 0.5,
-    "half_pixel_symmetric": lambda i, size, out, scale: size / 2 * (1 - out / (size * scale)) + (i + 0.5) / scale - 0.5,
-    "pytorch_half_pixel": lambda i, size, out, scale: (i + 0.5) / scale - 0.5 if out > 1 else i * 0.0,
-    "align_corners": lambda i, size, out, scale: i * (size - 1) / (out - 1) if out > 1 else i * 0.0,
+_f32 = np.float32
+# index, size before, size after, scale: all in float32, each step rounded as ONNX Runtime does
+# (who adds to the offset of half_pixel_symmetric in float64). At ties the last bit
+# decides which element is nearest.
+_COORDINATES: dict[str, Callable[[Array, Any, Any, Any], Array]] = {
+    "half_pixel": lambda i, size, out, scale: (i + _f32(0.5)) / scale - _f32(0.5),
+    "half_pixel_symmetric": lambda i, size, out, scale: (
+        np.float64((size / _f32(2)) * (_f32(1) - out / (scale * size))) + (i + 0.5).astype(np.float64) / scale - 0.5
+    ).astype(np.float32),
+    "pytorch_half_pixel": lambda i, size, out, scale: (i + _f32(0.5)) / scale - _f32(0.5) if out > 1 else i * _f32(0),
+    "tf_half_pixel_for_nn": lambda i, size, out, scale: (i + _f32(0.5)) / scale,
+    "align_corners": lambda i, size, out, scale: i * (size - _f32(1)) / (out - _f32(1)) if out > 1 else i * _f32(0),
     "asymmetric": lambda i, size, out, scale: i / scale,
 }
 
-_ROUNDING: dict[str, Callable[[Array], Array]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
+# What is so near to the middle between two elements is a tie for ONNX Runtime.
+_TIE = 1e-6
+# The position, and whether the axis shrinks.
+_ROUNDING: dict[str, Callable[[Array, bool], Array]] = {
+    "round_prefer_floor": lambda x, shrinks: np.ceil(x - (0.5 + _TIE)),
+    "round_prefer_ceil": lambda x, shrinks: np.floor(x + (0.5 + _TIE)),
+    "floor": lambda x, shrinks: np.floor(x),
+    "ceil": lambda x, shrinks: np.ceil(x),
+    _SIMPLE: lambda x, shrinks: np.ceil(x) if shrinks else np.floor(x),
 }
 
 
 def _positions(axis: _Axis, sampling: _Sampling) -> Array:
-    """Where each element of the result is on the operand's axis, both of known sizes."""
-    size, out = axis.size, axis.out
-    assert isinstance(size, int)
-    assert isinstance(out, int)
-    # In float32, as ONNX Runtime does: at ties the last bit decides which element is nearest.
-    index = np.arange(out, dtype=np.float32)
+    """Where each element of the result is on the operand's axis, both of known sizes, in float32."""
+    assert isinstance(axis.size, int)
+    assert isinstance(axis.out, int)
+    assert axis.scale is not None
+    size, out = _f32(axis.size), _f32(axis.out)
+    index = np.arange(axis.out, dtype=np.float32)
     if sampling.crops:
-        begin, end = sampling.region[axis.axis]
-        if out == 1:
-            return np.array([(begin + end) / 2 * (size - 1)], np.float32)
-        return (begin * (size - 1) + index * (end - begin) * (size - 1) / (out - 1)).astype(np.float32)
-    return _COORDINATES[sampling.coordinates](index, size, out, float(np.float32(axis.scale))).astype(np.float32)
+        begin, end = map(_f32, sampling.region[axis.axis])
+        if axis.out == 1:
+            return np.array([_f32(0.5) * (begin + end) * (size - _f32(1))], np.float32)
+        return np.asarray(begin * (size - _f32(1)) + index * (end - begin) * (size - _f32(1)) / (out - _f32(1)))
+    return _COORDINATES[sampling.coordinates](index, size, out, _f32(axis.scale))
 
 
 def _inside(axis: _Axis, sampling: _Sampling) -> Array:
@@ -351,7 +367,9 @@ def _inside(axis: _Axis, sampling: _Sampling) -> Array:
 
 def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
     assert isinstance(axis.size, int)
-    rounded = _ROUNDING[sampling.nearest](_positions(axis, sampling))
+    assert axis.scale is not None
+    # In float64, where half a step is exact.
+    rounded = _ROUNDING[sampling.nearest](_positions(axis, sampling).astype(np.float64), axis.scale < 1)
     return np.clip(rounded, 0, axis.size - 1).astype(np.int64)
 
 
