@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +54,12 @@ class Verification:
     """What running the net before and after has shown.
 
     `outputs` are those of the net as it is written; with 16 bit weights `folded` are those of the same net in 32 bits,
-    which have to agree much better.
+    which have to agree much better. `checked` says where the nets ran and in which modes, as people read it.
     """
 
     outputs: tuple[OutputReport, ...]
     folded: tuple[OutputReport, ...] = ()
+    checked: str = ""
 
     @property
     def ok(self) -> bool:
@@ -67,7 +68,7 @@ class Verification:
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
-        from onnx2ncnn_opt.verify.nets import check_outputs
+        from onnx2ncnn_opt.verify.verify import check_outputs
 
         check_outputs(self.folded, "from the original net's before their weights are stored in 16 bits")
         check_outputs(self.outputs, "from the original net's")
@@ -142,12 +143,14 @@ class Optimized:
         timeout: float = 300.0,
         threads: int | None = None,
         worker: NcnnWorker | None = None,
+        on: str | None = None,
+        modes: Sequence[str] = (),
     ) -> Verification:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
-        to temporary ones. `threads` is the number of cores to use, and
-        `worker` a process to use again.
+        to temporary ones. `threads` is the number of cores to use, and `worker` a process to use again. `on` is where
+        ncnn runs, and `modes` in which ways, as `verify_net` takes them; the original runs there as well, in fp32.
 
         Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing tells an input's
         shape, or one does not suit the net: ncnn would compute with what lies beside its blobs.
@@ -158,31 +161,52 @@ class Optimized:
                 "--shape, or leave out the verification with --no-verify"
             )
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
-        from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, with_rounding
+        from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+        from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, in_mode, with_rounding
         from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, run_reference
 
+        target = worker.target if worker else find_target(on)
+        modes = check_modes(modes) or target.modes
         drawn = draw_feeds(self.graph, self.shapes, seed=seed)
         opaque = set(self.caches)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob.name not in opaque]
         given = {self._blobs[blob.name]: array for blob, array in drawn.items()}
         asked = {self._blobs[blob.name]: blob.name for blob in outputs}
-        options: dict[str, Any] = {"timeout": timeout, "threads": threads or os.cpu_count() or 1}
+        options: dict[str, Any] = {"timeout": timeout, "threads": threads}
         with (
             tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
-            nullcontext(worker) if worker else NcnnWorker() as process,
+            nullcontext(worker) if worker else NcnnWorker(target) as process,
         ):
 
-            def runner(paths: NetFiles, *, exact: bool) -> NcnnRunner:
-                return NcnnRunner(paths.param, paths.bin, worker=process, exact=exact, **options)
+            def runner(paths: NetFiles, *, exact: bool, mode: str = "fp32") -> NcnnRunner:
+                return NcnnRunner(paths.param, paths.bin, worker=process, exact=exact, mode=mode, **options)
 
             def original(*, exact: bool) -> dict[str, Array]:
                 before = run_reference(runner(self.source, exact=exact), given, list(asked), apart=self._is_cut)
                 return {asked[name]: array for name, array in before.items()}
 
-            def judged(paths: NetFiles, known: Mapping[Blob, str], tolerance: Tolerance) -> tuple[OutputReport, ...]:
+            def judged(
+                paths: NetFiles, known: Mapping[Blob, str], tolerance: Tolerance, mode: str = "fp32"
+            ) -> tuple[OutputReport, ...]:
                 feeds = {known[blob]: array for blob, array in drawn.items()}
                 wanted = {blob.name: known[blob] for blob in outputs}
-                return compare_outputs(runner(paths, exact=exact), feeds, reference, wanted, tolerance)
+                net = runner(paths, exact=exact and mode == "fp32", mode=mode)
+                return compare_outputs(net, feeds, reference, wanted, tolerance)
+
+            def in_16_bits(written: NetFiles, known: Mapping[Blob, str], mode: str) -> Iterator[OutputReport]:
+                """The net with the kernels that ncnn would choose, against the original in float32."""
+                tolerance = in_mode(mode, rounded)
+                reports = judged(written, known, tolerance, mode)
+                before: tuple[OutputReport, ...] = ()
+                if not self._is_cut and any(report.status != "ok" for report in reports):
+                    own = {name: blob for blob, name in asked.items()}
+                    net = runner(self.source, exact=False, mode=mode)
+                    before = compare_outputs(net, given, reference, own, tolerance)
+                problems = {report.name: report.message for report in before}
+                for report in reports:
+                    problem = problems.get(report.name) if report.status != "ok" else None
+                    addition = f" (before it was optimised: {problem})" if problem else ""
+                    yield replace(report, mode=mode, message=report.message + addition)
 
             exact, allowed = True, FOLDING
             try:
@@ -193,13 +217,18 @@ class Optimized:
             if files is None or names is None:
                 files = NetFiles.at(Path(folder) / "net")
                 names = write_net(self.graph, files.param, files.bin)
-            if self.storage is None or not self.storage.count:
-                return Verification(judged(files, names, allowed))
-            full = NetFiles.at(Path(folder) / "full")
-            with self.storage.reverted():
-                full_names = write_net(self.graph, full.param, full.bin)
-            rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, allowed)
-            return Verification(judged(files, names, rounded), judged(full, full_names, allowed))
+            rounded = allowed
+            folded: tuple[OutputReport, ...] = ()
+            if self.storage is not None and self.storage.count:
+                rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, allowed)
+                full = NetFiles.at(Path(folder) / "full")
+                with self.storage.reverted():
+                    full_names = write_net(self.graph, full.param, full.bin)
+                folded = judged(full, full_names, allowed)
+            reports: list[OutputReport] = []
+            for mode in modes:
+                reports += judged(files, names, rounded) if mode == "fp32" else in_16_bits(files, names, mode)
+            return Verification(tuple(reports), folded, process.checked(modes))
 
 
 def optimize(

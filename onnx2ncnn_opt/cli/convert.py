@@ -19,7 +19,9 @@ from onnx2ncnn_opt.cli.verification import (
     output_rows,
     output_sizes,
     release_option,
+    require_runtimes,
     storage_options,
+    target_options,
     verification_options,
 )
 from onnx2ncnn_opt.errors import UsageError, VerificationError
@@ -41,6 +43,7 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     "PREFIX.  [default: the model's path without .onnx]",
 )
 @verification_options
+@target_options
 @click.option(
     "--outputs",
     multiple=True,
@@ -74,6 +77,8 @@ def convert(
     values: dict[str, Any],
     inputs: Path | None,
     seed: int,
+    on: str | None,
+    modes: tuple[str, ...],
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     release: int | None,
@@ -90,13 +95,14 @@ def convert(
     The files appear only when all of it has succeeded.
     """
     start = time.perf_counter()
-    if no_verify and (inputs or keep_failed):
-        raise click.UsageError("--inputs and --keep-failed are about verification, but --no-verify leaves that out")
+    if no_verify and (inputs or keep_failed or on or modes):
+        raise click.UsageError(
+            "--inputs, --on, --modes and --keep-failed are about verification, but --no-verify leaves that out"
+        )
     from onnx2ncnn_opt import api
     from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
-    from onnx2ncnn_opt.runtime.base import require
 
     if custom and not no_verify:
         raise UsageError(f"--custom needs --no-verify: {api.NOT_RUN}, so that the net cannot be verified")
@@ -104,8 +110,7 @@ def convert(
     files = api.Files.at(prefix)
     check_targets(astuple(files), {"the model": model})
     if not no_verify:
-        require("onnxruntime")
-        require("ncnn")
+        require_runtimes(on, "onnxruntime")
     with working(f"converting {model}", sys.stderr):
         conversion = api.convert(
             model,
@@ -124,8 +129,8 @@ def convert(
         with conversion.drafts(prefix) as drafts:
             if not no_verify:
                 with working("verifying the net against ONNX Runtime", sys.stderr):
-                    report = conversion.verify_files(drafts, feeds=inputs, seed=seed)
-                rows = [_renamed(row, drafts, files) for row in output_rows(report)]
+                    report = conversion.verify_files(drafts, feeds=inputs, seed=seed, on=on, modes=modes)
+                rows = [_renamed(row, drafts, files) for row in output_rows(report.outputs)]
                 if not keep_failed:
                     report.check()
     except VerificationError as error:
@@ -145,6 +150,7 @@ def convert(
         sizes=[] if report is None else output_sizes(report),
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         seconds=time.perf_counter() - start,
+        checked="" if report is None else report.checked,
     )
     show(conversion_blocks(summary, verbose=verbose), sys.stdout)
     if report is not None and not report.ok:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import click
 
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, release_option, seed_option, shape_option, storage_options
+from onnx2ncnn_opt.cli.verification import (
+    EXISTING_FILE,
+    output_rows,
+    release_option,
+    require_runtimes,
+    seed_option,
+    shape_option,
+    storage_options,
+    target_options,
+)
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 
 _NO_PREFIX = (".param", ".bin")
@@ -25,6 +34,7 @@ _NO_PREFIX = (".param", ".bin")
 @shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as IN states]")
 @click.option("--fixed-shapes", is_flag=True, help="The net will never be fed other sizes: let passes rely on them.")
 @seed_option()
+@target_options
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Use no other pass; may be given several times.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -46,6 +56,8 @@ def optimize(
     shapes: dict[str, list[int]],
     fixed_shapes: bool,
     seed: int,
+    on: str | None,
+    modes: tuple[str, ...],
     no_verify: bool,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -63,19 +75,20 @@ def optimize(
     The files appear only when all of it has succeeded.
     """
     clock = time.perf_counter()
+    if no_verify and (on or modes):
+        raise click.UsageError("--on and --modes are about verification, but --no-verify leaves that out")
     from onnx2ncnn_opt import optimize as api
     from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks
     from onnx2ncnn_opt.report.verification import OutputRow
-    from onnx2ncnn_opt.runtime.base import require
 
     if output.endswith((*_NO_PREFIX, os.sep)):
         raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")
     sources = {"the input": param, "the input's weights": bin}
     check_targets(astuple(api.NetFiles.at(output, binary=bool(binary))), sources)
     if not no_verify:
-        require("ncnn")
+        require_runtimes(on)
     with working(f"optimising {param}", sys.stderr):
         result = api.optimize(
             param,
@@ -104,12 +117,9 @@ def optimize(
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
             if not no_verify:
                 with working("running the net before and after", sys.stderr):
-                    report = result.verify(drafts, names, seed=seed)
+                    report = result.verify(drafts, names, seed=seed, on=on, modes=modes)
                 folded, rows = (
-                    [
-                        OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, _renamed(o.message, drafts, files))
-                        for o in outputs
-                    ]
+                    [replace(row, message=_renamed(row.message, drafts, files)) for row in output_rows(outputs)]
                     for outputs in (report.folded, report.outputs)
                 )
                 report.check()
@@ -137,10 +147,11 @@ def optimize(
         verified=rows,
         files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],
         seconds=time.perf_counter() - clock,
+        checked="" if report is None else report.checked,
     )
     show(optimization_blocks(summary, verbose=verbose), sys.stdout)
     if wrong is not None and rows is not None:
-        count = len({row.name for row in (*folded, *rows) if row.status != "ok"})
+        count = len({(row.name, row.mode) for row in (*folded, *rows) if row.status != "ok"})
         raise VerificationError(f"{count} of {len(rows)} outputs differ from the original net's; no files are written")
 
 

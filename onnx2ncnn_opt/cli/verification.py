@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from onnx2ncnn_opt.errors import VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.verification import OutputRow
-    from onnx2ncnn_opt.verify.verify import VerifyReport
+    from onnx2ncnn_opt.verify.verify import OutputReport, VerifyReport
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -84,11 +84,44 @@ def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return shape(value(inputs(seed_option()(command))))
 
 
-def output_rows(report: VerifyReport) -> list[OutputRow]:
+def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    from onnx2ncnn_opt.runtime.targets import check_modes
+
+    return check_modes(value.split(",")) if value is not None else ()
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --on and --modes, as `on` and `modes`."""
+    on = click.option(
+        "--on",
+        metavar="TARGET",
+        help="Run the net there: vulkan, qemu-aarch64, ssh:user@host, or a command that starts a Python with numpy and "
+        "ncnn.  [default: this machine's CPU]",
+    )
+    modes = click.option(
+        "--modes",
+        callback=_modes,
+        metavar="MODE,...",
+        help="Verify in each of fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's own default there]",
+    )
+    return on(modes(command))
+
+
+def require_runtimes(on: str | None, *packages: str) -> None:
+    """Raise UsageError before the work where it is clear that a verification could not run."""
+    from onnx2ncnn_opt.runtime.base import require
+    from onnx2ncnn_opt.runtime.targets import find_target
+
+    for package in packages:
+        require(package)
+    find_target(on).require()
+
+
+def output_rows(outputs: Sequence[OutputReport]) -> list[OutputRow]:
     """The outputs as the report shows them."""
     from onnx2ncnn_opt.report.verification import OutputRow
 
-    return [OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, o.message) for o in report.outputs]
+    return [OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, o.message, o.mode) for o in outputs]
 
 
 def output_sizes(report: VerifyReport) -> list[str]:

@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, output_sizes, verification_options
+from onnx2ncnn_opt.cli.verification import (
+    EXISTING_FILE,
+    failure,
+    output_rows,
+    output_sizes,
+    target_options,
+    verification_options,
+)
 
 
 @click.command()
@@ -23,6 +30,7 @@ from onnx2ncnn_opt.cli.verification import EXISTING_FILE, failure, output_rows, 
     help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
 )
 @verification_options
+@target_options
 def verify(
     model: Path,
     param: Path,
@@ -32,23 +40,37 @@ def verify(
     values: dict[str, Any],
     inputs: Path | None,
     seed: int,
+    on: str | None,
+    modes: tuple[str, ...],
 ) -> None:
     """Run a net against MODEL.onnx in ONNX Runtime, whatever converted it."""
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.report.console import show, working
-    from onnx2ncnn_opt.report.verification import output_table, sizes_lines
+    from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
     from onnx2ncnn_opt.verify.beside import manifest_beside
     from onnx2ncnn_opt.verify.verify import verify_net
 
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with working(f"running {param} against {model}", sys.stderr):
-        report = verify_net(model, param, bin, manifest=manifest, feeds=inputs, shapes=shapes, values=values, seed=seed)
+        report = verify_net(
+            model,
+            param,
+            bin,
+            manifest=manifest,
+            feeds=inputs,
+            shapes=shapes,
+            values=values,
+            seed=seed,
+            on=on,
+            modes=modes,
+        )
     notes = [f"note: {note}"] if note else []
     show(
         [
             *notes,
             *sizes_lines(output_sizes(report), others_refused=manifest is not None),
-            output_table(output_rows(report)),
+            output_table(output_rows(report.outputs)),
+            *checked_lines(report.checked),
         ],
         sys.stdout,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import OutputRow, output_table, sizes_lines
+from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, output_table, sizes_lines
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -17,8 +17,8 @@ class ConversionSummary:
     """A conversion that is done.
 
     `files` are paths and sizes in bytes; `verified` is None if nothing was, `sizes` are the open ones that it was run
-    at. `custom` are the operators that became layers of their own. `storage` is a name and the number of weights stored
-    so, `kept` those that were not.
+    at, `checked` says where and in which modes. `custom` are the operators that became layers of their own. `storage`
+    is a name and the number of weights stored so, `kept` those that were not.
     """
 
     model: str
@@ -33,6 +33,7 @@ class ConversionSummary:
     sizes: Sequence[str]
     files: Sequence[tuple[str, int]]
     seconds: float
+    checked: str = ""
 
 
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
@@ -57,7 +58,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
-    return blocks
+    return [*blocks, *checked_lines(summary.checked)]
 
 
 def _port(kind: str, tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.conversion import file_size, storage_lines
-from onnx2ncnn_opt.report.verification import OutputRow, output_table
+from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, output_table
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -18,7 +18,8 @@ class OptimizationSummary:
     `layers`, `memory` (peak bytes, blobs of unknown size) and `weights` (bytes) are before and after. `storage` is a
     name and the number of weights stored so, `kept` those that were not; `is_own` says that most were before. `renamed`
     are the inputs and outputs that have another name, or only an index, in the new files. `verified` is None if nothing
-    was; `folded` is the net before its weights were shortened. `files` are paths and sizes in bytes.
+    was, `checked` says where and in which modes; `folded` is the net before its weights were shortened. `files` are
+    paths and sizes in bytes.
     """
 
     source: str
@@ -40,6 +41,7 @@ class OptimizationSummary:
     verified: Sequence[OutputRow] | None
     files: Sequence[tuple[str, int]]
     seconds: float
+    checked: str = ""
 
 
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
@@ -74,4 +76,4 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
             blocks.append(f"note: caches are not compared, as only ncnn can read them: {', '.join(summary.caches)}")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
-    return blocks
+    return [*blocks, *checked_lines(summary.checked)]

@@ -10,7 +10,10 @@ from onnx2ncnn_opt.report.console import Table
 
 @dataclass(frozen=True)
 class OutputRow:
-    """One output of the model: `status` is "ok" or what is wrong, `message` says more; numbers are None without any."""
+    """One output of the model: `status` is "ok" or what is wrong, `message` says more; numbers are None without any.
+
+    `mode` is how ncnn computed: "fp32", "fp16" or "bf16".
+    """
 
     name: str
     status: str
@@ -18,6 +21,7 @@ class OutputRow:
     max_rel: float | None
     cosine: float | None
     message: str = ""
+    mode: str = "fp32"
 
 
 def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[str]:
@@ -30,13 +34,21 @@ def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[st
     return [f"run at: {'; '.join(at)}{alone}"] if at else []
 
 
+def checked_lines(checked: str) -> list[str]:
+    """Where nets ran and in which modes, the last line of a summary; none where nothing ran."""
+    return [f"checked: {checked}"] if checked else []
+
+
 def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
-    """The outputs as a table."""
+    """The outputs as a table, with a column of modes where there are others than fp32."""
+    modes = any(row.mode != "fp32" for row in rows)
+    first = ("output", "mode", "result") if modes else ("output", "result")
     return Table(
-        columns=("output", "result", "max error", "relative error", "cosine", ""),
+        columns=(*first, "max error", "relative error", "cosine", ""),
         rows=tuple(
             (
                 row.name,
+                *((row.mode,) if modes else ()),
                 row.status,
                 "-" if row.max_abs is None else f"{row.max_abs:.2e}",
                 "-" if row.max_rel is None else f"{row.max_rel:.2e}",
@@ -46,5 +58,5 @@ def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
             for row in rows
         ),
         label=label,
-        named=(2, 3, 4),
+        named=tuple(range(len(first), len(first) + 3)),
     )

@@ -71,15 +71,9 @@ class NcnnWorker:
         self._child = child
         return child
 
-    @property
-    def device(self) -> str:
-        """What the target is, for people: "x86-64", "aarch64"."""
-        return self.target.described(self.start().greeting)
-
-    @property
-    def note(self) -> str:
-        """What there is to add to `device`: "qemu", the name of a GPU or a host; empty for this machine's CPU."""
-        return self.target.noted(self.start().greeting)
+    def checked(self, modes: Sequence[str]) -> str:
+        """Where nets run here and in which modes, for people: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
+        return self.target.described(self.start().greeting, modes)
 
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +57,11 @@ class Target:
         if self.is_local:
             base.require("ncnn")
 
-    def described(self, greeting: Mapping[str, str]) -> str:
-        """Names for reports: the machine, and what to add in brackets."""
-        machine = _MACHINES.get(greeting["machine"], greeting["machine"])
-        return f"Vulkan on {machine}" if self.vulkan else machine
-
-    def noted(self, greeting: Mapping[str, str]) -> str:
-        """What follows the machine in brackets, empty for this one."""
-        return greeting.get("gpu", "") if self.vulkan else self.note
+    def described(self, greeting: Mapping[str, str], modes: Sequence[str]) -> str:
+        """What was checked, for people, from what the worker said about itself."""
+        machine = "Vulkan" if self.vulkan else _MACHINES.get(greeting["machine"], greeting["machine"])
+        note = greeting.get("gpu", self.note)
+        return f"{machine} {', '.join(modes)}{f' ({note})' if note else ''}"
 
 
 _HERE = (sys.executable,)
@@ -95,7 +92,7 @@ def find_target(on: str | None) -> Target:
     return Target(command, note=on, shares_files=False, is_remote=True)
 
 
-def check_modes(modes: tuple[str, ...]) -> tuple[str, ...]:
+def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes, each once; raises UsageError for one that does not exist."""
     for mode in modes:
         if mode not in MODES:

@@ -63,6 +63,18 @@ def with_quantisation(bits: Sequence[int]) -> Tolerance:
     return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
 
 
+# What 16 bits may cost beyond `Tolerance`: relative to the largest value, and whatever that is. In fp16 a rounding
+# moves a number by up to 2^-11 of itself: 2e-2 is forty of these in the same direction. Below 2^-14 fp16 has fewer bits
+# still, and on some devices none. bf16 has eight times as coarse steps as fp16, and the range of float32.
+_IN_MODE = {"fp32": (0.0, 0.0), "fp16": (2e-2, 2.0**-14), "bf16": (1.6e-1, 0.0)}
+
+
+def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
+    """What passes where a net is computed in a mode of `runtime.targets.MODES`."""
+    relative, absolute = _IN_MODE[mode]
+    return replace(tolerance, relative=max(tolerance.relative, relative), absolute=max(tolerance.absolute, absolute))
+
+
 @dataclass(frozen=True)
 class Difference:
     """One output against its reference.

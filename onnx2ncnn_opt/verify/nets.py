@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.runtime.base import Array, Failure
@@ -122,10 +122,3 @@ def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tole
     status: Status = "nan" if difference.special else "mismatch" if difference.excess else "ok"
     numbers = (difference.max_abs, difference.max_rel, difference.cosine)
     return OutputReport(name, blob, status, difference.special or difference.excess, *numbers)
-
-
-def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
-    """Raise VerificationError with a line for each output that differs."""
-    wrong = [f"  {output.name}: {output.message}" for output in outputs if output.status != "ok"]
-    if wrong:
-        raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))

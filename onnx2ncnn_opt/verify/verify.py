@@ -15,9 +15,10 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.binding import parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.compare import Tolerance, compare, with_quantisation
+from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.verify.compare import Tolerance, compare, in_mode, with_quantisation
 from onnx2ncnn_opt.verify.inputs import LENGTHS, check_inputs, draw_inputs, load_inputs, open_sizes, totals
 from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
 
@@ -37,7 +38,8 @@ class OutputReport:
     """One output of the model: what became of it in the net.
 
     `max_abs`, `max_rel` and `cosine` are those of `compare`, None where nothing could be compared. `message` says
-    what is wrong, and is empty where nothing is. `blob` is None where the net has none for it.
+    what is wrong, and is empty where nothing is. `blob` is None where the net has none for it. `mode` is how ncnn was
+    told to compute.
     """
 
     name: str
@@ -47,19 +49,21 @@ class OutputReport:
     max_abs: float | None = None
     max_rel: float | None = None
     cosine: float | None = None
+    mode: str = "fp32"
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All outputs, in the model's order; `seed` is that of the inputs, None where they were given.
+    """All outputs, in the model's order, in each mode; `seed` is that of the inputs, None where they were given.
 
     `sizes` are the open sizes of each run, one run for a net that has none. An output's numbers are the largest of all
-    runs, its status the worst.
+    runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
     """
 
     outputs: tuple[OutputReport, ...]
     seed: int | None
     sizes: tuple[Mapping[str, int], ...] = ({},)
+    checked: str = ""
 
     @property
     def ok(self) -> bool:
@@ -68,11 +72,18 @@ class VerifyReport:
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
-        wrong = [f"  {output.name}: {output.message}" for output in self.outputs if output.status != "ok"]
-        if wrong:
-            raise VerificationError(
-                f"{len(wrong)} of {len(self.outputs)} outputs differ from ONNX Runtime's:\n" + "\n".join(wrong)
-            )
+        check_outputs(self.outputs, "from ONNX Runtime's")
+
+
+def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
+    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's"."""
+    wrong = [
+        f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
+        for output in outputs
+        if output.status != "ok"
+    ]
+    if wrong:
+        raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
 
 
 def verify_net(
@@ -89,6 +100,8 @@ def verify_net(
     tolerance: Tolerance | None = None,
     exact: bool = False,
     timeout: float = 300.0,
+    on: str | None = None,
+    modes: Sequence[str] = (),
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
@@ -97,14 +110,21 @@ def verify_net(
     takes. `values` are inputs that the net has constants for, those of the manifest by default. `tolerance` is that of
     `tolerance_of` the model by default. `outputs` are values to compare instead of the model's outputs. With a manifest
     arrays have to have exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them
-    freely. `exact` takes ncnn's plain kernels in place of the ones that it would choose. Whatever is wrong with the net
-    is in the report; each run may take `timeout` seconds.
+    freely. `exact` takes ncnn's plain kernels in place of the ones that it would choose. `on` is where ncnn runs:
+    "vulkan", "qemu-aarch64", "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU
+    by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn
+    does by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout`
+    seconds, and ten times as many on an emulated CPU.
 
     Raises:
-        ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together.
+        ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
+            no ncnn to run `on`.
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
+    target = find_target(on)
+    target.require()
+    modes = check_modes(modes) or target.modes
     bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
     loaded = load_model(model, shapes=shapes, values=bound, outputs=outputs)
     threads = os.cpu_count() or 1
@@ -117,13 +137,18 @@ def verify_net(
             raise UsageError(small)
         runs = [_Run({}, given, model_runner.run(given))]
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
-    reports: list[list[OutputReport]] = []
-    for run in runs:
-        with NcnnRunner(param, bin, exact=exact, timeout=timeout, threads=threads) as runner:
-            outputs_of_run = _Comparison(runner, run.feeds, run.reference, manifest, allowed).outputs()
-        reports.append([_at(output, run.sizes) for output in outputs_of_run] if len(runs) > 1 else outputs_of_run)
-    merged = tuple(_worst(of_output) for of_output in zip(*reports, strict=True))
-    return VerifyReport(merged, seed if feeds is None else None, tuple(run.sizes for run in runs))
+    merged: list[OutputReport] = []
+    with NcnnWorker(target) as worker:
+        for mode in modes:
+            runner = NcnnRunner(param, bin, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
+            reports: list[list[OutputReport]] = []
+            for run in runs:
+                comparison = _Comparison(runner, run.feeds, run.reference, manifest, in_mode(mode, allowed))
+                of_run = comparison.outputs()
+                reports.append([_at(output, run.sizes) for output in of_run] if len(runs) > 1 else of_run)
+            merged += [replace(_worst(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
+        checked = worker.checked(modes)
+    return VerifyReport(tuple(merged), seed if feeds is None else None, tuple(run.sizes for run in runs), checked)
 
 
 @dataclass(frozen=True)
