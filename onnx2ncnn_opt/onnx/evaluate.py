@@ -31,6 +31,10 @@ class CannotFold(Exception):
     """The node was not evaluated; the message says why. No error of the model: the node just stays."""
 
 
+class TooLarge(CannotFold):
+    """The node makes more of its constants than may be made: no layer could either."""
+
+
 @dataclass(frozen=True)
 class _Operator:
     bound: _Bound
@@ -46,6 +50,7 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int],
     """The results of a node with constant inputs (None for an input that is left out), at the model's opsets.
 
     Raises:
+        TooLarge: its results may be larger than `limit` bytes, and larger than its inputs.
         CannotFold: the operator cannot be evaluated, its results may be larger than `limit` bytes, or it does not take
             these inputs or attributes.
     """
@@ -59,7 +64,9 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int],
         proto, attributes = _with_defaults(node, opset)
         elements = operator.bound(inputs, attributes)
         if elements * _WIDEST > limit:
-            raise CannotFold(f"the result of {node.op_type} has up to {elements} elements")
+            reason = f"its result of up to {elements} elements is too large: {limit // _WIDEST} are the most to compute"
+            grows = elements > sum(array.size for array in inputs if array is not None)
+            raise (TooLarge if grows else CannotFold)(reason)
         implementation = onnx.reference.ops.load_op("", node.op_type, opset)
         parameters = {"log": _ignore, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
         with np.errstate(all="ignore"):

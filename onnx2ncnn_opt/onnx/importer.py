@@ -18,10 +18,11 @@ from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.arguments import attributes_of, call
 from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.binding import InputInfo
+from onnx2ncnn_opt.onnx.budget import Budget, check_size
 from onnx2ncnn_opt.onnx.builder import Refusal
 from onnx2ncnn_opt.onnx.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
-from onnx2ncnn_opt.onnx.evaluate import CannotFold, can_fold, evaluate_node
+from onnx2ncnn_opt.onnx.evaluate import CannotFold, TooLarge, can_fold, evaluate_node
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import OnnxOp, find
@@ -95,11 +96,14 @@ class _Walk(ImportContext):
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
         self._inlined = 0
+        self._budget = Budget(())
 
     def run(self) -> Imported:
         """Import every node, then the outputs."""
         inputs = self._inputs()
-        self._values.update((name, self._initializer(v)) for name, v in self._model.graph.initializers.items())
+        constants = {name: self._initializer(v) for name, v in self._model.graph.initializers.items()}
+        self._values.update(constants)
+        self._budget = Budget(constant.array for constant in constants.values())
         for node in self._model.graph:
             self._import(node)
         if self._refused:
@@ -129,6 +133,8 @@ class _Walk(ImportContext):
             self._refuse(node, refusal.reason, refusal.hint)
         except (ShapeError, GraphError) as error:
             self._refuse(node, str(error))
+        except MemoryError:
+            self._refuse(node, "it takes more memory than there is")
         for value, result in zip(node.outputs, results, strict=True):
             if value.name:
                 self._values[value.name] = result
@@ -154,6 +160,7 @@ class _Walk(ImportContext):
             if node.op_type == "Size":
                 return [sizes.size_of(shaped.shape)]
             return [sizes.shape_of(shaped.shape, attributes.get("start", 0), attributes.get("end"))]
+        check_size(node, self.opset, operands)
         if not any(isinstance(operand, (Tensor, Tensors)) for operand in operands):
             folded = self._fold(node, operands)
             if folded is not None:
@@ -173,9 +180,13 @@ class _Walk(ImportContext):
             return None if result is None else [result]
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
-            return [Constant(array) for array in evaluate_node(node, arrays, self._model.opsets)]
+            results = evaluate_node(node, arrays, self._model.opsets)
+        except TooLarge as error:
+            raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
         except CannotFold:
             return None
+        self._budget.take(results)
+        return [Constant(array) for array in results]
 
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""

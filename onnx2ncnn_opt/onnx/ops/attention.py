@@ -9,6 +9,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.onnx.budget import require_room
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
@@ -79,6 +80,7 @@ class Sight:
         rows, columns = heads[0].shape[2], heads[1].shape[2]
         if not isinstance(rows, int) or not isinstance(columns, int):
             raise im.refuse("a mask of keys of a length that is not fixed", "bind it with --shape")
+        require_room(rows * columns, "a mask")
         distance = np.arange(columns) - np.arange(rows)[:, None]
         # A key is seen where low <= keys before the first query <= high.
         right = min([bound for bound, used in ((0, self.causal), (self.right, self.right >= 0)) if used], default=None)

@@ -17,6 +17,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.budget import require_room
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
@@ -308,6 +309,9 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
 
 def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
     """The axis resized by a constant matrix [out, in]."""
+    assert isinstance(axis.size, int)
+    assert isinstance(axis.out, int)
+    require_room(axis.size * axis.out, "a matrix")
     matrix = _matrix(axis, sampling)
     perm = [a for a in range(x.rank) if a != axis.axis] + [axis.axis]
     made = linear(im, x.viewed(x.view.transpose(perm)), matrix)

@@ -1,0 +1,88 @@
+"""Models of a few bytes that ask for more memory than there is: refused by name, before anything is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from compared import model_of
+from onnx import helper
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.onnx import importer
+from onnx2ncnn_opt.onnx.budget import Budget
+
+BILLION = np.int64(10**9)
+IMAGE = {"x": np.zeros((1, 1, 3, 3), np.float32)}
+ROI = np.zeros(0, np.float32)
+
+
+def model(operator: str, inputs: dict[str, Any], opset: int = 21, **attributes: Any) -> onnx.ModelProto:
+    """The operator on `x` where that is among the inputs, and on constants."""
+    given = {name: array for name, array in inputs.items() if name == "x"}
+    constants = {name: array for name, array in inputs.items() if name != "x"}
+    node = helper.make_node(operator, list(inputs), ["h"], **attributes)
+    return model_of([node, helper.make_node("Identity", ["h"], ["y"])], given, constants, opset=opset)
+
+
+CASES = {
+    "OneHot": model("OneHot", {"x": np.zeros(3, np.int64), "depth": BILLION, "values": np.float32([0, 1])}),
+    "OneHot of constants": model("OneHot", {"i": np.zeros(3, np.int64), "depth": BILLION, "v": np.float32([0, 1])}),
+    "ConstantOfShape": model("ConstantOfShape", {"shape": np.int64([10**9, 5])}),
+    "ConstantOfShape, less": model("ConstantOfShape", {"shape": np.int64([10**8])}),
+    "Range": model("Range", {"start": np.int64(0), "limit": BILLION, "delta": np.int64(1)}),
+    "Range of floats": model("Range", {"start": np.float32(0), "limit": np.float32(1), "delta": np.float32(1e-9)}),
+    "Tile": model("Tile", IMAGE | {"repeats": np.int64([1, 1, 10**5, 10**5])}),
+    "Expand": model("Expand", {"x": np.zeros((3, 1), np.float32), "shape": np.int64([3, 10**9])}),
+    "Pad": model("Pad", IMAGE | {"pads": np.int64([0, 0, 10**5, 10**5, 0, 0, 0, 0])}),
+    "Resize": model("Resize", IMAGE | {"roi": ROI, "scales": np.float32([1, 1, 1e5, 1e5])}),
+    "a matrix of Resize": model(
+        "Resize",
+        {"x": np.zeros((1, 1, 1, 30000), np.float32), "roi": ROI, "scales": np.float32([1, 1, 1, 2.5])},
+        mode="cubic",
+        coordinate_transformation_mode="asymmetric",
+    ),
+    "Upsample": model("Upsample", IMAGE | {"scales": np.float32([1, 1, 1e5, 1e5])}, opset=9),
+    "EyeLike": model("EyeLike", {"x": np.broadcast_to(np.float32(0), (10**5, 10**5))}),
+    "HannWindow": model("HannWindow", {"size": BILLION}),
+    "MelWeightMatrix": model(
+        "MelWeightMatrix",
+        {"b": np.int64(10**5), "l": np.int64(10**6), "r": np.int64(16000), "f": np.float32(0), "t": np.float32(8000)},
+    ),
+    "DFT": model("DFT", {"x": np.zeros((1, 100, 1), np.float32), "length": BILLION}),
+    "STFT": model("STFT", {"x": np.zeros((1, 10**6, 1), np.float32), "s": np.int64(1), "w": np.ones(400, np.float32)}),
+    "a mask of Attention": model_of(
+        [helper.make_node("Attention", ["x", "x", "x"], ["y"], is_causal=1)],
+        {"x": np.zeros((1, 1, 60000, 4), np.float32)},
+        opset=23,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_too_large_is_said(name: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        convert(CASES[name])
+    (node,) = caught.value.nodes
+    assert "too large" in node.reason
+
+
+def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred of 16 MB each, where 1 GiB is left."""
+    monkeypatch.setattr(importer, "Budget", lambda given: Budget(given, least=2**30))
+    ones = [helper.make_node("ConstantOfShape", ["s"], [f"h{i}"]) for i in range(100)]
+    total = helper.make_node("Concat", [f"h{i}" for i in range(100)], ["y"], axis=0)
+    with pytest.raises(UnsupportedError, match="too large in all"):
+        convert(model_of([*ones, total], {}, {"s": np.int64([4 * 2**20])}))
+
+
+def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(importer, "check_size", fails)
+    with pytest.raises(UnsupportedError, match="Relu 'r': it takes more memory than there is"):
+        convert(model_of([helper.make_node("Relu", ["x"], ["y"], name="r")], IMAGE))
