@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.cut import input_params
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.ranges import Range, Ranges, of_numbers
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -51,6 +52,7 @@ class Builder:
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
         self._ones: dict[Sym, Blob] = {}
         self._open_inputs: list[Blob] = []
+        self._ranges = Ranges()
 
     # ---- layers
 
@@ -107,6 +109,10 @@ class Builder:
         check_layer(layer)
         self.graph.add(layer)
         return layer.outputs
+
+    def range_of(self, x: Value) -> Range:
+        """What is known of the numbers of a value."""
+        return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
 
     # ---- forms
 

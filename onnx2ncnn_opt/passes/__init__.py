@@ -75,6 +75,7 @@ from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_softmax import eliminate_shift_before_softmax, fuse_softmax
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
+from onnx2ncnn_opt.passes.limit_mask_fill import limit_mask_fill
 from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
 from onnx2ncnn_opt.passes.move_crop_before_concat import move_crop_before_concat
 from onnx2ncnn_opt.passes.move_views import move_views
@@ -151,6 +152,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_sdpa,
     fuse_sdpa_scale,
     eliminate_tile_before_sdpa,
+    limit_mask_fill,
     move_views,
     fuse_multiheadattention,
     move_views_before_slice,

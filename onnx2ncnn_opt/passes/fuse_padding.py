@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._bounds import least
+from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.passes._families import WEIGHTED, Family
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
@@ -94,7 +94,7 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
         uncounted = not pool["avgpool_count_include_pad"] and (_pads(pool) or any(tails))
         require(not uncounted, f"'{pool.name}' does not count its own padding")
         return pool.having(inputs=[x], avgpool_count_include_pad=1, **pads)
-    require(value <= max(least(x), _LOWEST), f"'{x.name}' may have numbers below {value:g}")
+    require(value <= max(Ranges().of(x).low, _LOWEST), f"'{x.name}' may have numbers below {value:g}")
     for axis, tail in zip(_AXES[_rank(pool)], tails, strict=True):
         before, behind = (pads[f"pad_{side}"] for side in SIDES[axis])
         inside = max(before, behind + tail) < pool[f"kernel_{axis}"]

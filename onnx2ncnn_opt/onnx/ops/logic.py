@@ -19,6 +19,7 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float
 
 FLT_MAX = float(np.finfo(np.float32).max)
+LARGEST_HALF = float(np.finfo(np.float16).max)
 _ABS, _NEG = 0, 1
 
 
@@ -220,6 +221,10 @@ def _constants(im: ImportContext, mask: Tensor, a: Constant, b: Constant) -> Val
         drop = im.unary(mask, "Log")
         drop = drop if b.scalar < 0 else _negative(im, drop)
         return drop if a.scalar == 0 else binary(im, ADD, drop, a)
+    for chosen, low, other in ((mask, b, a), (None, a, b)):
+        if low.scalar is not None and low.scalar < -LARGEST_HALF and other.scalar == 0:
+            # In fp16, where the number is -infinity, a product with 0 is NaN, but a maximum is not.
+            return binary(im, MAX, im.unary(_not(im, mask) if chosen is None else chosen, "Log"), low)
     if b.scalar == 0:
         return binary(im, MUL, mask, a)
     rest = binary(im, MUL, _not(im, mask), b)

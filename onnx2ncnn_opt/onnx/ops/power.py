@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, POW, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, POW, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
@@ -42,7 +39,7 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     b = float_value(im, b)
     if isinstance(a, Tensor) and exponent is not None:
         return _scalar_power(im, a, exponent)
-    if not _is_positive(a):
+    if im.range_of(a).low <= 0:
         return _signed_power(im, float_value(im, a), b)
     return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
 
@@ -100,37 +97,3 @@ def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
     half = _whole_power(im, x, exponent // 2)
     square = im.unary(half, "UnaryOp", op_type=4)
     return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
-
-
-# Layers that give no number below 0, and of UnaryOp abs, square, square root and exp.
-_NOT_NEGATIVE = ("HardSigmoid", "Sigmoid", "Softmax", "Threshold")
-_NOT_NEGATIVE_UNARY = (0, 4, 5, 7)
-_SAME_NUMBERS = ("Crop", "Flip", "Permute", "Reshape", "Slice", "Tile")
-
-
-def _is_positive(x: Value) -> bool:
-    """Whether every number is surely greater than zero."""
-    return bool((x.array > 0).all()) if isinstance(x, Constant) else _lowest(x.blob) > 0
-
-
-def _lowest(blob: Blob) -> float:
-    """A number that none of a blob's is below."""
-    layer = blob.producer
-    assert layer is not None
-    if layer.type == "Clip":
-        return float(layer["min"])
-    if layer.type in _NOT_NEGATIVE or (layer.type == "UnaryOp" and layer["op_type"] in _NOT_NEGATIVE_UNARY):
-        return 0.0
-    if layer.type == "ReLU" and layer["slope"] == 0:
-        return 0.0
-    if layer.type in _SAME_NUMBERS:
-        return _lowest(layer.inputs[0])
-    if layer.type == "BinaryOp" and layer["with_scalar"]:
-        low, b = _lowest(layer.inputs[0]), float(layer["b"])
-        if layer["op_type"] == MAX:
-            return max(low, b)
-        if layer["op_type"] == ADD:
-            return low + b
-        if layer["op_type"] == MUL and b > 0:
-            return low * b
-    return -math.inf

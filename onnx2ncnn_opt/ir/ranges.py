@@ -1,0 +1,477 @@
+"""What is known of a blob's numbers from the layers that make it: bounds, whole numbers, NaN and infinity.
+
+An element of a graph input may be anything. A layer that mixes elements (a convolution, a product of matrices, a
+normalisation) is taken to give ordinary numbers: what one NaN among its operands spoils is spoilt in the model as well.
+Elementwise functions are followed: they give NaN or infinity for what lies outside their domain, and pass on what they
+get. What overflows because numbers grow is not foreseen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.weight import Array
+
+_INF = math.inf
+EXP_LIMIT = 88.0  # from 89 on, exp is infinite in float32
+_MOST_LAYERS = 200  # that one question walks through
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of all elements that are numbers, and what else there may be.
+
+    An infinite bound says that none is known; `may_be_inf` says whether an element may be infinite indeed. `is_whole`
+    is true of whole numbers.
+    """
+
+    low: float = -_INF
+    high: float = _INF
+    may_be_nan: bool = True
+    may_be_inf: bool = True
+    is_whole: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every element is an ordinary number."""
+        return not self.may_be_nan and not self.may_be_inf
+
+    def has(self, number: float) -> bool:
+        """Whether an element may be this number, as far as the bounds tell."""
+        return self.low <= number <= self.high
+
+    def within(self, low: float, high: float) -> bool:
+        """Whether every element that is a number lies between two bounds."""
+        return low <= self.low and self.high <= high
+
+
+UNKNOWN = Range()
+ORDINARY = Range(may_be_nan=False, may_be_inf=False)
+_BIT = Range(0, 1, False, False, True)
+
+
+def of_numbers(array: Array) -> Range:
+    """The range of known numbers."""
+    nan, inf = bool(np.isnan(array).any()), bool(np.isinf(array).any())
+    numbers = array[~np.isnan(array)] if nan else array
+    if not numbers.size:
+        return Range(may_be_nan=nan, may_be_inf=False)
+    whole = not nan and not inf and bool((numbers == np.floor(numbers)).all())
+    return Range(float(numbers.min()), float(numbers.max()), nan, inf, whole)
+
+
+class Ranges:
+    """Answers what is known of blobs; every answer is kept, so an instance serves as long as no layer changes."""
+
+    def __init__(self, most: int = _MOST_LAYERS) -> None:
+        """`most` layers are looked at for one question; of what lies further up, nothing is known."""
+        self._known: dict[Blob, Range] = {}
+        self._most = most
+
+    def of(self, blob: Blob) -> Range:
+        """The range of a blob's elements."""
+        stack, looked = [blob], 0
+        while stack:
+            top = stack[-1]
+            if top in self._known:
+                stack.pop()
+                continue
+            layer = top.producer
+            missing = [each for each in _operands(layer) if each not in self._known] if layer is not None else []
+            looked += 1
+            if missing and looked <= self._most:
+                stack += missing
+            elif missing:
+                return self._known.get(blob, UNKNOWN)
+            else:
+                self._known[top] = UNKNOWN if layer is None else self._made_by(layer)
+                stack.pop()
+        return self._known[blob]
+
+    def _made_by(self, layer: Layer) -> Range:
+        if layer.is_custom:
+            return UNKNOWN
+        inputs = [self._known[blob] for blob in _operands(layer)]
+        rule = _RULES.get(layer.type)
+        found = rule(layer, *inputs) if rule is not None else ORDINARY
+        has_activation = layer.spec is not None and "activation_type" in layer.spec.by_name
+        if has_activation and layer["activation_type"]:
+            found = _activated(layer, found)
+        return _tidy(found)
+
+
+def _operands(layer: Layer) -> tuple[Blob, ...]:
+    """The inputs that matter for the range: those of layers that are followed."""
+    return layer.inputs if layer.type in _RULES else ()
+
+
+def _tidy(x: Range) -> Range:
+    bounded = x.low > -_INF and x.high < _INF
+    return replace(x, may_be_inf=False) if bounded and x.may_be_inf else x
+
+
+def union(*ranges: Range) -> Range:
+    """What may be an element of any."""
+    return Range(
+        min(x.low for x in ranges),
+        max(x.high for x in ranges),
+        any(x.may_be_nan for x in ranges),
+        any(x.may_be_inf for x in ranges),
+        all(x.is_whole for x in ranges),
+    )
+
+
+# ---- arithmetic of two operands
+
+
+def _sum(a: Range, b: Range) -> Range:
+    opposite = a.may_be_inf and b.may_be_inf
+    return _both(a, b, a.low + b.low, a.high + b.high, nan=opposite)
+
+
+def _negative(x: Range) -> Range:
+    return replace(x, low=-x.high, high=-x.low)
+
+
+def _both(a: Range, b: Range, low: float, high: float, *, nan: bool = False, inf: bool = False) -> Range:
+    return Range(
+        -_INF if math.isnan(low) else low,
+        _INF if math.isnan(high) else high,
+        a.may_be_nan or b.may_be_nan or nan,
+        a.may_be_inf or b.may_be_inf or inf,
+        a.is_whole and b.is_whole,
+    )
+
+
+def _product(a: Range, b: Range) -> Range:
+    corners = [0.0 if 0 in (x, y) else x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+    vanishes = (a.may_be_inf and b.has(0)) or (b.may_be_inf and a.has(0))
+    return _both(a, b, min(corners), max(corners), nan=vanishes)
+
+
+def _quotient(a: Range, b: Range) -> Range:
+    if b.has(0) or b.may_be_inf:
+        return Range(may_be_nan=True)
+    inverse = replace(b, low=1 / b.high, high=1 / b.low)
+    return replace(_product(a, inverse), is_whole=False)
+
+
+def _largest(a: Range, b: Range) -> Range:
+    return _both(a, b, max(a.low, b.low), max(a.high, b.high))
+
+
+def _smallest(a: Range, b: Range) -> Range:
+    return _negative(_largest(_negative(a), _negative(b)))
+
+
+def _power(a: Range, b: Range) -> Range:
+    if b.low == b.high and not b.may_be_inf and (a.low > 0 or (a.low >= 0 and b.low > 0)):
+        return Range(0, _INF, a.may_be_nan, a.may_be_inf)
+    return UNKNOWN
+
+
+def _angle(a: Range, b: Range) -> Range:
+    return Range(-math.pi, math.pi, a.may_be_nan or b.may_be_nan, False)
+
+
+def _swapped(rule: Callable[[Range, Range], Range]) -> Callable[[Range, Range], Range]:
+    return lambda a, b: rule(b, a)
+
+
+_BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
+    0: _sum,
+    1: lambda a, b: _sum(a, _negative(b)),
+    2: _product,
+    3: _quotient,
+    4: _largest,
+    5: _smallest,
+    6: _power,
+    7: lambda a, b: _sum(b, _negative(a)),
+    8: _swapped(_quotient),
+    9: _swapped(_power),
+    10: _angle,
+    11: _angle,
+}
+
+
+def _binary(layer: Layer, *inputs: Range) -> Range:
+    b = of_numbers(np.array([layer["b"]], np.float32)) if layer["with_scalar"] else inputs[1]
+    rule = _BINARY.get(layer["op_type"])
+    if rule is None:
+        return UNKNOWN
+    same = len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
+    if same and layer["op_type"] == 2:
+        return replace(_product(inputs[0], b), low=0.0)
+    return rule(inputs[0], b)
+
+
+def _eltwise(layer: Layer, *inputs: Range) -> Range:
+    if layer["op_type"] == 0:
+        found = inputs[0]
+        for each in inputs[1:]:
+            found = _product(found, each)
+        return found
+    if layer["op_type"] == 2:
+        found = inputs[0]
+        for each in inputs[1:]:
+            found = _largest(found, each)
+        return found
+    coeffs = layer["coeffs"] if len(layer["coeffs"]) else [1.0] * len(inputs)
+    found = Range(0, 0, False, False, True)
+    for each, coeff in zip(inputs, coeffs, strict=True):
+        found = _sum(found, _product(each, of_numbers(np.array([coeff], np.float32))))
+    return found
+
+
+# ---- functions of one operand
+
+
+def _into(low: float, high: float) -> Callable[[Range], Range]:
+    """A bounded function of any number."""
+    return lambda x: Range(low, high, x.may_be_nan, False)
+
+
+def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Range]:
+    """A function that is finite between two bounds, and NaN or infinite elsewhere."""
+    known = replace(result, may_be_nan=False, may_be_inf=False)
+
+    def rule(x: Range) -> Range:
+        if x.within(low, high) and not x.may_be_inf:
+            return replace(known, may_be_nan=x.may_be_nan)
+        return replace(result, may_be_nan=True, may_be_inf=True)
+
+    return rule
+
+
+def _rising(function: Callable[[float], float], x: Range) -> Range:
+    return replace(x, low=function(x.low), high=function(x.high), is_whole=False)
+
+
+def _rounded(function: Callable[[float], float]) -> Callable[[Range], Range]:
+    def rule(x: Range) -> Range:
+        low, high = (n if math.isinf(n) else float(function(n)) for n in (x.low, x.high))
+        return replace(x, low=low, high=high, is_whole=x.is_whole or x.is_finite)
+
+    return rule
+
+
+def _abs(x: Range) -> Range:
+    high = max(-x.low, x.high)
+    return replace(x, low=max(x.low, -x.high, 0.0), high=high)
+
+
+def _square(x: Range) -> Range:
+    return replace(_product(_abs(x), _abs(x)), low=_abs(x).low ** 2)
+
+
+def _sqrt(x: Range) -> Range:
+    if x.low < 0:
+        return Range(0, _INF, True, x.may_be_inf)
+    return _rising(math.sqrt, x)
+
+
+def _exp(x: Range) -> Range:
+    overflows = x.high > EXP_LIMIT
+    low = 0.0 if x.low < -EXP_LIMIT else math.exp(min(x.low, EXP_LIMIT))
+    return Range(low, _INF if overflows else math.exp(x.high), x.may_be_nan, overflows)
+
+
+def _log(x: Range, base: float = math.e) -> Range:
+    if x.low > 0:
+        return _rising(lambda n: _INF if math.isinf(n) else math.log(n, base), x)
+    high = _INF if math.isinf(x.high) or x.high <= 0 else math.log(x.high, base)
+    return Range(-_INF, high, x.may_be_nan or x.low < 0, True)
+
+
+def _growing(x: Range) -> Range:
+    """sinh and its like."""
+    return Range(may_be_nan=x.may_be_nan, may_be_inf=not x.within(-EXP_LIMIT, EXP_LIMIT))
+
+
+def _following(x: Range) -> Range:
+    """A function that is finite wherever its operand is."""
+    return Range(may_be_nan=x.may_be_nan, may_be_inf=x.may_be_inf)
+
+
+def _bent(x: Range) -> Range:
+    """A function that is finite, but for infinities NaN."""
+    return Range(may_be_nan=x.may_be_nan or x.may_be_inf, may_be_inf=x.may_be_inf)
+
+
+def _sign(x: Range) -> Range:
+    return Range(float(np.sign(x.low)), float(np.sign(x.high)), x.may_be_nan, False, True)
+
+
+_HALF_PI = math.pi / 2
+_BENEATH_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
+_TINY = float(np.finfo(np.float32).tiny)
+_FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {  # UnaryOp by op_type
+    0: _abs,
+    1: _negative,
+    2: _rounded(math.floor),
+    3: _rounded(math.ceil),
+    4: _square,
+    5: _sqrt,
+    6: _in_domain(_TINY, _INF, Range(0, _INF)),
+    7: _exp,
+    8: _log,
+    9: _into(-1, 1),
+    10: _into(-1, 1),
+    11: _bent,
+    12: _in_domain(-1, 1, Range(-_HALF_PI, _HALF_PI)),
+    13: _in_domain(-1, 1, Range(0, math.pi)),
+    14: _into(-_HALF_PI, _HALF_PI),
+    15: lambda x: _quotient(Range(1, 1, False, False, True), x),
+    16: _into(-1, 1),
+    17: lambda x: _log(x, 10),
+    18: _rounded(round),
+    19: _rounded(math.trunc),
+    20: _sign,
+    21: lambda x: _sum(_exp(x), Range(-1, -1, False, False)),
+    22: _growing,
+    23: _following,
+    24: _growing,
+    25: _in_domain(1, _INF, Range(0, _INF)),
+    26: _in_domain(-_BENEATH_ONE, _BENEATH_ONE, Range()),
+    27: lambda x: _log(_sum(x, Range(1, 1, False, False))),
+}
+
+
+def _unary(layer: Layer, x: Range) -> Range:
+    rule = _FUNCTIONS.get(layer["op_type"])
+    return UNKNOWN if rule is None else rule(x)
+
+
+def _relu(layer: Layer, x: Range) -> Range:
+    slope = layer["slope"]
+    if slope == 0:
+        return replace(x, low=max(x.low, 0.0), high=max(x.high, 0.0))
+    return replace(x, low=min(x.low, x.low * slope), is_whole=False) if 0 < slope <= 1 else _following(x)
+
+
+def clipped(x: Range, low: float, high: float) -> Range:
+    """Within bounds: infinities become these."""
+    bounds = (min(max(bound, low), high) for bound in (x.low, x.high))
+    return _tidy(
+        replace(x, low=next(bounds), high=next(bounds), may_be_inf=False, is_whole=x.is_whole and low == int(low))
+    )
+
+
+def _clip(layer: Layer, x: Range) -> Range:
+    return clipped(x, float(layer["min"]), float(layer["max"]))
+
+
+def _shifted(layer: Layer, x: Range) -> Range:
+    scale, shift = (of_numbers(np.array([layer[name]], np.float32)) for name in ("scale", "shift"))
+    return _sum(_product(x, scale), shift)
+
+
+def _exp_layer(layer: Layer, x: Range) -> Range:
+    return _exp(_shifted(layer, x)) if layer["base"] == -1 else Range(0, _INF, x.may_be_nan, True)
+
+
+def _log_layer(layer: Layer, x: Range) -> Range:
+    return _log(_shifted(layer, x)) if layer["base"] == -1 else UNKNOWN
+
+
+def _power_layer(layer: Layer, x: Range) -> Range:
+    exponent = Range(layer["power"], layer["power"], False, False)
+    base = _shifted(layer, x)
+    whole = float(layer["power"]).is_integer() and layer["power"] > 0
+    return _following(base) if whole else _power(base, exponent)
+
+
+def _softmax(layer: Layer, x: Range) -> Range:
+    return Range(0, 1, not x.is_finite, False)
+
+
+def _memory(layer: Layer) -> Range:
+    return of_numbers(layer.weights["data"])
+
+
+def _dequantize(layer: Layer, x: Range) -> Range:
+    plain = layer["scale_data_size"] == 1 and not layer["bias_data_size"] and layer.weights["scale_data"][0] == 1
+    return replace(ORDINARY, is_whole=bool(plain))
+
+
+def _reduction(layer: Layer, x: Range) -> Range:
+    kind = layer["operation"]
+    if kind in (4, 5) or (kind == 3 and layer["coeff"] == 1):  # max, min, mean
+        return Range(x.low, x.high, False, kind != 3 and x.may_be_inf, x.is_whole and kind != 3)
+    never_negative = kind in (1, 2, 7, 8) or (kind in (0, 3, 6) and x.low >= 0)  # asum, sumsq, l1, l2; sum, mean, prod
+    return replace(ORDINARY, low=0.0) if never_negative and layer["coeff"] > 0 else ORDINARY
+
+
+def _dropout(layer: Layer, x: Range) -> Range:
+    return _product(x, of_numbers(np.array([layer["scale"]], np.float32)))
+
+
+def _padding(layer: Layer, x: Range) -> Range:
+    if layer["type"] != 0:
+        return x
+    if layer["per_channel_pad_data_size"]:
+        return union(x, of_numbers(layer.weights["per_channel_pad_data"]))
+    return union(x, of_numbers(np.array([layer["value"]], np.float32)))
+
+
+def _pooling(layer: Layer, x: Range) -> Range:
+    return Range(min(x.low, 0.0), max(x.high, 0.0), False, False)
+
+
+def _activated(layer: Layer, x: Range) -> Range:
+    """The range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
+    kind, params = layer["activation_type"], layer["activation_params"]
+    if kind == 1:
+        return replace(x, low=max(x.low, 0.0), high=max(x.high, 0.0))
+    if kind == 3 and len(params) >= 2:
+        return clipped(x, float(params[0]), float(params[1]))
+    return _into(0, 1)(x) if kind == 4 else _following(x)
+
+
+def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
+    return lambda layer, x: function(x)
+
+
+_MOVING = (
+    *("Reshape", "Permute", "Squeeze", "ExpandDims", "Flatten", "Crop", "Slice", "Tile", "Split", "Flip", "Concat"),
+    *("ShuffleChannel", "PixelShuffle", "Reorg", "CopyTo", "DeepCopy", "Noop"),
+)
+_FOLLOWING = (
+    *("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast"),
+    *("Interp",),
+)
+_BENT = ("GELU", "Swish", "Mish", "HardSwish", "BNLL")  # infinity times 0, or minus itself
+
+_RULES: Mapping[str, Callable[..., Range]] = {
+    "Input": lambda layer: UNKNOWN,
+    "MemoryData": _memory,
+    "Dequantize": _dequantize,
+    "Threshold": lambda layer, x: _BIT,
+    "BinaryOp": _binary,
+    "Eltwise": _eltwise,
+    "UnaryOp": _unary,
+    "AbsVal": _of(_abs),
+    "ReLU": _relu,
+    "Clip": _clip,
+    "Exp": _exp_layer,
+    "Log": _log_layer,
+    "Power": _power_layer,
+    "Softmax": _softmax,
+    "Sigmoid": _of(_into(0, 1)),
+    "HardSigmoid": _of(_into(0, 1)),
+    "TanH": _of(_into(-1, 1)),
+    "Erf": _of(_into(-1, 1)),
+    "Softplus": _of(lambda x: Range(0, _INF, x.may_be_nan, x.high > EXP_LIMIT)),
+    "Reduction": _reduction,
+    "Dropout": _dropout,
+    "Padding": _padding,
+    "Pooling": _pooling,
+    **dict.fromkeys(_MOVING, lambda layer, *inputs: union(*inputs)),
+    **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
+    **dict.fromkeys(_BENT, _of(_bent)),
+}

@@ -1,0 +1,256 @@
+"""`limit_mask_fill`: masks whose low numbers fp16 does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.passes._fold import ADD, MUL, RSUB
+from onnx2ncnn_opt.passes._views import VIEWS, Writer
+from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, attempt, graph_pass, require
+
+_MAX, _MIN = 4, 5
+_SIGN = 20  # of UnaryOp
+_REDUCE_MAX = 4  # of Reduction
+_SUM = 1  # of Eltwise
+# The largest number of fp16.
+_LARGEST = 65504.0
+# Low enough for exp to give 0, and the sum of two of them is a number in fp16. Attention layers divide a mask by their
+# scale, so that it is less there.
+_FILL = -30000.0
+# From here on, a score that is added to the fill leaves no trace in fp32: a row that is masked as a whole is uniform.
+_ABSORBING = -1e8
+_SDPA_MASK = 3
+_UNKNOWN_SCALE = 1 / 16  # for queries of a width of 256, which few have
+_MOVING = VIEWS | {"Split", "Crop", "Slice", "Concat", "Tile", "Noop"}
+_ROWS = {"reduce_all": 0, "axes": (-1,), "keepdims": 1, "fixbug0": 1}
+
+
+@dataclass
+class _Readers:
+    """What a mask is added to, in sums (which input is the mask) and in attention layers; the fill that these take."""
+
+    sums: list[tuple[Layer, Blob]] = field(default_factory=list)
+    attentions: list[Layer] = field(default_factory=list)
+    fill: float = _FILL
+
+
+@graph_pass(exact=False, kept="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
+def limit_mask_fill(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+    """mask * -3.4e38 ── Softmax or SDPA   ⇒   mask * -30000 ── Softmax or SDPA
+
+    For numbers below those of fp16 that only a Softmax reads: exp makes 0 of both. Such a number swallows the scores of
+    a row that is masked as a whole; with -30000 in its place, the queries (or scores) of these rows become 0.
+    """
+    edit: _Edit | None = None
+    for layer in graph.layers:
+        if layer.graph is graph and _fill(layer) < -_LARGEST:
+            edit = edit or _Edit(graph)
+            yield from attempt(layer, edit.limit, layer, allow)
+
+
+def _fill(layer: Layer) -> float:
+    """The lowest finite number that a layer fills in; 0 where it does not."""
+    if layer["featmask"]:
+        return 0.0
+    if layer.type == "BinaryOp" and layer["with_scalar"] and layer["op_type"] in (MUL, _MAX):
+        return float(layer["b"])
+    if layer.type == "Clip":
+        return float(layer["min"])
+    if layer.type == "MemoryData" and len(layer.outputs) == 1:
+        block = layer.weights.stored("data")
+        finite = block.data[np.isfinite(block.data)] if block.encoding is Encoding.FP32 else block.data[:0]
+        return float(finite.min()) if finite.size else 0.0
+    return 0.0
+
+
+class _Edit:
+    """One sweep: the rows of each mask are looked at once, and every reader is changed once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.writer = Writer(graph)
+        self.ranges = Ranges()
+        self.kept: dict[Blob, Blob] = {}
+        self.gated: set[Layer] = set()
+        self.made: set[Layer] = set()
+
+    def limit(self, layer: Layer, allow: Allow) -> Change | None:
+        """Fill in a number that fp16 holds."""
+        readers = _Readers()
+        if not self._collect(layer, layer.output, readers, gate=True, summed=False) or not self._masks(layer, readers):
+            return None
+        gate = _fill(layer) <= _ABSORBING and not _leaves_some_of_every_row(layer)
+        sums = [(each, mask) for each, mask in readers.sums if each not in self.gated] if gate else []
+        attentions = [each for each in readers.attentions if each not in self.gated] if gate else []
+        for each in attentions:
+            require(each.type == "SDPA", f"the queries of {each.type} '{each.name}' are inside it")
+        for blob in (*(b for each, _ in sums for b in each.inputs), *(b for each in attentions for b in each.inputs)):
+            require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+        for kind in ("Reduction", "Threshold", "BinaryOp", "ExpandDims") if sums or attentions else ():
+            allow(Layer(kind, layer.name, [layer.output]))
+        before, after = (layer,), self._limited(layer, readers.fill)
+        for each, mask in sums:
+            plain = each.inputs[each.inputs[0] is mask]
+            after += self._gate(each, plain, mask, layer, readers.fill)
+        for each in attentions:
+            after += self._gate(each, each.inputs[0], each.inputs[_SDPA_MASK], layer, readers.fill)
+        return Change(before, after)
+
+    def _masks(self, layer: Layer, readers: _Readers) -> bool:
+        """Whether a layer fills its number in at places, and has no business with numbers between it and others."""
+        if layer.type == "MemoryData":
+            return True
+        if _is_product(layer):
+            factor, added = self.ranges.of(layer.input), bool(readers.sums or readers.attentions)
+            above_all = added and _fill(layer) <= _ABSORBING
+            require(factor.is_whole or not above_all or factor.low >= 0, f"'{layer.input.name}' may be below 0")
+            return factor.is_whole or above_all
+        log = layer.input.producer
+        if log is not None and log.type == "Log" and self.ranges.of(log.input).is_whole:
+            return True
+        return all(user.type == "BinaryOp" and user["op_type"] == _MIN for user in layer.output.users)
+
+    def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, summed: bool) -> bool:
+        """Find what reads a mask; False where anything else than a Softmax does.
+
+        With `gate`, the mask is added to scores, and not chosen instead of them; `summed` says that it was, above.
+        """
+        if mask.is_output or not mask.users:
+            return False
+        for user in mask.users:
+            if user in self.made:
+                continue
+            at = [place for place, blob in enumerate(user.inputs) if blob is mask]
+            if user.type in ("SDPA", "MultiHeadAttention"):
+                place = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
+                if not user["attn_mask"] or user["kv_cache"] or at != [place]:
+                    return False
+                readers.fill = max(readers.fill, _FILL * _scale(user))
+                if gate:
+                    readers.attentions.append(user)
+            elif user.type == "Softmax":
+                if gate and summed and mask.shape is not None and user["axis"] not in (-1, len(mask.shape) - 1):
+                    return False
+            else:
+                inside = self._passes(fill, user, mask, at, readers, gate=gate, summed=summed)
+                if not inside:
+                    return False
+        return True
+
+    def _passes(
+        self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, summed: bool
+    ) -> bool:
+        """Whether a layer hands a mask on, and only a Softmax reads what it makes of it."""
+        if user.type in _MOVING:
+            keeps_rows = user.type != "Permute" and all(
+                mask.shape is not None and out.shape is not None and out.shape[-1] == mask.shape[-1]
+                for out in user.outputs
+            )
+            if gate and summed and not keeps_rows:
+                return False
+            return all(self._collect(fill, out, readers, gate=gate, summed=summed) for out in user.outputs)
+        if len(at) != 1 or len(user.inputs) != 2:
+            return False
+        other = user.inputs[1 - at[0]]
+        if user.type == "BinaryOp" and user["op_type"] in (_MAX, _MIN):
+            return self._collect(fill, user.output, readers, gate=False, summed=summed)
+        if not _adds(user):
+            return False
+        chosen = gate and not _is_zero_where_filled(fill, other)
+        if chosen and self.ranges.of(other).high > 0:
+            readers.sums.append((user, mask))
+        return self._collect(fill, user.output, readers, gate=chosen, summed=True)
+
+    def _limited(self, layer: Layer, fill: float) -> tuple[Layer, ...]:
+        """Put the fill in the place of lower numbers."""
+        if layer.type == "MemoryData":
+            block = layer.weights.stored("data")
+            data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
+            return (self.graph.replace(layer, layer.having(weights={"data": data.astype(np.float32)})),)
+        new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
+        signs: tuple[Layer, ...] = ()
+        if _is_product(layer) and not self.ranges.of(layer.input).is_whole:  # any number but 0 masks
+            signs = (self._new("UnaryOp", layer, [layer.input], op_type=_SIGN),)
+            new = new.having(inputs=[signs[0].output])
+        return (*signs, self.graph.replace(layer, new))
+
+    def _gate(self, reader: Layer, plain: Blob, mask: Blob, like: Layer, fill: float) -> tuple[Layer, ...]:
+        """Multiply what a mask is added to by 0 in rows that are masked as a whole."""
+        self.gated.add(reader)
+        new: tuple[Layer, ...] = ()
+        if mask not in self.kept:
+            new += (self._new("Reduction", reader, [mask], like, operation=_REDUCE_MAX, **_ROWS),)
+            new += (self._new("Threshold", reader, [new[-1].output], like, threshold=fill / 2),)
+            self.kept[mask] = new[-1].output
+        rows = self.kept[mask]
+        assert rows.shape is not None
+        assert plain.shape is not None
+        missing = len(plain.shape) - len(rows.shape)
+        if missing > 0:
+            new += (self._new("ExpandDims", reader, [rows], like, axes=tuple(range(missing))),)
+            rows = new[-1].output
+        new += (self._new("BinaryOp", reader, [plain, rows], like, op_type=MUL),)
+        self.graph.set_inputs(reader, [new[-1].output if blob is plain else blob for blob in reader.inputs])
+        return (*new, reader)
+
+    def _new(self, kind: str, before: Layer, inputs: Sequence[Blob], like: Layer | None = None, **params: Any) -> Layer:
+        like = like or before
+        out = self.writer.blob(f"{like.name}_rows", None)
+        layer = Layer(kind, out.name, inputs, [out], params, origin=like.origin)
+        assign_shapes(layer)
+        self.made.add(layer)
+        return self.graph.add(layer, before=before)
+
+
+def _scale(attention: Layer) -> float:
+    """What an attention layer multiplies its scores by, and has to divide the mask by before; at most 1."""
+    if attention["scale"]:
+        return min(abs(float(attention["scale"])), 1.0)
+    if attention.type == "MultiHeadAttention":
+        return float((attention["embed_dim"] / attention["num_heads"]) ** -0.5)
+    width = attention.inputs[0].shape[-1] if attention.inputs[0].shape else None
+    return width**-0.5 if isinstance(width, int) else _UNKNOWN_SCALE
+
+
+def _is_product(layer: Layer) -> bool:
+    return layer.type == "BinaryOp" and bool(layer["op_type"] == MUL)
+
+
+def _adds(layer: Layer) -> bool:
+    """Whether a layer is the sum of two blobs."""
+    if layer.type == "Eltwise":
+        return bool(layer["op_type"] == _SUM and all(coeff == 1 for coeff in layer["coeffs"]))
+    return layer.type == "BinaryOp" and bool(layer["op_type"] == ADD and not layer["with_scalar"])
+
+
+def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
+    """Whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
+    product = other.producer
+    if product is None or product.type != "BinaryOp" or product["op_type"] != MUL or not fill.inputs:
+        return False
+    return any(_is_rest(fill.input, factor) or _is_rest(factor, fill.input) for factor in product.inputs)
+
+
+def _is_rest(rest: Blob, blob: Blob) -> bool:
+    """Whether one blob is 1 minus the other."""
+    layer = rest.producer
+    if layer is None or layer.type != "BinaryOp" or not layer["with_scalar"] or layer["b"] != 1:
+        return False
+    return bool(layer["op_type"] == RSUB and layer.input is blob)
+
+
+def _leaves_some_of_every_row(layer: Layer) -> bool:
+    """Whether a mask is a constant that masks no row as a whole."""
+    if layer.type != "MemoryData" or layer.output.shape is None:
+        return False
+    data = layer.weights["data"].reshape(known(layer.output.shape))
+    return bool((data > -_LARGEST).any(axis=-1).all())
