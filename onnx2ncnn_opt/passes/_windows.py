@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.rewrite.rule import require
@@ -97,7 +99,7 @@ def weight_of(layer: Layer) -> Array:
 
 def reordered(weight: Weight, array: Array) -> Weight:
     """Stored numbers in another order, or some of them, in the encoding that they have."""
-    return Weight(array.reshape(-1), weight.encoding, weight.table, weight.tag)
+    return Weight(np.ascontiguousarray(array).reshape(-1), weight.encoding, weight.table, weight.tag)
 
 
 def window_params(found: Sequence[Window]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import WEIGHTED, Family
@@ -18,6 +19,21 @@ _FUSED: Mapping[str, Callable[[Layer], tuple[int, tuple[float, ...]]]] = {
     "Mish": lambda act: (5, ()),
     "HardSwish": lambda act: (6, (act["alpha"], act["beta"])),
 }
+# The other way round: the activation layer by the activation_type, and its parameters.
+_SEPARATE: Mapping[int, Callable[[Sequence[float]], tuple[str, dict[str, Any]]]] = {
+    1: lambda values: ("ReLU", {}),
+    2: lambda values: ("ReLU", {"slope": values[0]}),
+    3: lambda values: ("Clip", {"min": values[0], "max": values[1]}),
+    4: lambda values: ("Sigmoid", {}),
+    5: lambda values: ("Mish", {}),
+    6: lambda values: ("HardSwish", {"alpha": values[0], "beta": values[1]}),
+}
+
+
+def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
+    """Type and parameters of a layer that does what the activation built into another one does; None without one."""
+    kind = layer["activation_type"]
+    return _SEPARATE[kind](layer["activation_params"]) if kind else None
 
 
 def _fuse(family: Family) -> Rewrite:

@@ -1,0 +1,96 @@
+"""Which layers ncnn has kernels for, and what they cost: the one table that choices between layers are made from.
+
+A layer without a kernel of its own for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd,
+no packing. Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020; the
+costs were measured with it on one thread of an x86 CPU (docs/performance.md). A plain loop is no faster elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.graph import Layer
+
+_PLAIN_EVERYWHERE = """
+    ArgMax Convolution3D ConvolutionDepthWise1D ConvolutionDepthWise3D CumulativeSum Deconvolution1D
+    Deconvolution3D DeconvolutionDepthWise1D DeconvolutionDepthWise3D DetectionOutput Diag Einsum Embed Exp ExpandDims
+    Flip Fold GLU InverseSpectrogram Log Power PSROIPooling Pooling1D Pooling3D Proposal ROIPooling SPP Spectrogram
+    Squeeze StatisticsPooling Threshold Tile YoloDetectionOutput
+"""
+_PLAIN: dict[str, frozenset[str]] = {
+    "arm": frozenset(
+        f"""{_PLAIN_EVERYWHERE} BNLL CELU DeformableConv2D GridSample MVN Normalize Permute PriorBox ROIAlign Reduction
+        Reorg Shrink Softplus Unfold Yolov3DetectionOutput""".split()
+    ),
+    "x86": frozenset(
+        f"""{_PLAIN_EVERYWHERE} CELU GRU MVN Normalize Permute PriorBox RNN Reduction Reorg Shrink Softplus
+        Unfold""".split()
+    ),
+    "vulkan": frozenset(
+        f"""{_PLAIN_EVERYWHERE} BNLL Bias DeformableConv2D GRU GridSample LSTM MVN MatMul RNN ROIAlign
+        Yolov3DetectionOutput""".split()
+    ),
+}
+ARCHITECTURES = tuple(_PLAIN)
+
+# Nanoseconds for one multiplication and addition of a layer with weights.
+_NS_PER_PRODUCT = {
+    "Convolution": 0.02,
+    "Convolution1D": 0.04,
+    "Convolution3D": 0.6,
+    "ConvolutionDepthWise": 0.1,
+    "ConvolutionDepthWise1D": 0.3,
+    "ConvolutionDepthWise3D": 0.4,
+    "Deconvolution": 0.02,
+    "Deconvolution1D": 0.5,
+    "Deconvolution3D": 0.5,
+    "DeconvolutionDepthWise": 0.1,
+    "DeconvolutionDepthWise1D": 0.3,
+    "DeconvolutionDepthWise3D": 0.4,
+}
+# A convolution in groups that are not single channels runs one small convolution for each of them.
+_GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
+_NS_PER_GROUP = 1_000.0
+_NS_PER_BYTE = 0.05  # that is read or written
+_NS_PER_LAYER = 1_000.0
+# A size that is not known counts as this.
+_USUAL_SIZE = 64
+
+
+def has_kernel(type: str, architecture: str) -> bool:
+    """Whether ncnn has code of its own for a layer on one of `ARCHITECTURES`; False for a plain loop."""
+    return type not in _PLAIN[architecture]
+
+
+def cost(layers: Iterable[Layer]) -> float:
+    """Nanoseconds that layers take together: an estimate to compare forms of one calculation with.
+
+    The layers need the shapes of what they read; the outputs' as well, where they have weights.
+    """
+    return sum(_NS_PER_LAYER + _products_cost(layer) + _NS_PER_BYTE * _bytes(layer) for layer in layers)
+
+
+def _products_cost(layer: Layer) -> float:
+    rate = _NS_PER_PRODUCT.get(layer.type)
+    if rate is None:
+        return 0.0
+    blob = layer.inputs[0] if layer.type.startswith("Deconvolution") else layer.outputs[0]
+    products = layer["weight_data_size"] * _size((blob.shape or ())[1:])
+    if layer.type in _GROUPED and not _is_depthwise(layer):
+        return float(products * _NS_PER_PRODUCT[_GROUPED[layer.type]] + layer["group"] * _NS_PER_GROUP)
+    return float(products * rate)
+
+
+def _is_depthwise(layer: Layer) -> bool:
+    channels = (layer.inputs[0].shape or (0,))[0]
+    return bool(layer["group"] == layer["num_output"] == channels)
+
+
+def _bytes(layer: Layer) -> int:
+    return sum(4 * _size((*(blob.shape or ()), blob.batch)) for blob in (*layer.inputs, *layer.outputs))
+
+
+def _size(shape: Shape | tuple[Dim, ...]) -> int:
+    return prod(size if isinstance(size, int) else _USUAL_SIZE for size in shape)

@@ -1,0 +1,77 @@
+"""Layers in place of one layer: a short net that is made first, and put into the graph as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx2ncnn_opt.ir.dim import Dim
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.kernels import cost
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.rewrite.rule import require
+
+
+class Chain:
+    """Makes layers that stand for `layer`; each blob that is made has its shape at once."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.made: list[Layer] = []
+
+    def add(
+        self,
+        type: str,
+        what: str,
+        *inputs: Blob,
+        weights: Mapping[str, Array | Weight] | None = None,
+        **params: Any,
+    ) -> Blob:
+        """One more layer with one output; `what` it does is the end of its name."""
+        blob = Blob(f"{self.layer.output.name}_{what}")
+        new = Layer(type, f"{self.layer.name}_{what}", inputs, (blob,), params, weights).without_defaults()
+        assign_shapes(new)
+        self.made.append(new)
+        return blob
+
+    def reshape(self, blob: Blob, shape: Sequence[Dim], what: str) -> Blob:
+        """The same elements in another shape; the blob itself where it has that."""
+        if blob.shape == tuple(shape):
+            return blob
+        sizes: dict[str, Any] = dict(zip(AXES[len(shape)], shape, strict=True))
+        return self.add("Reshape", what, blob, **sizes)
+
+    def crop(self, blob: Blob, ranges: Mapping[int, tuple[int, int]], what: str) -> Blob:
+        """Ranges along axes; those that are the whole axis say nothing."""
+        assert blob.shape is not None
+        cut = {axis: range for axis, range in ranges.items() if range != (0, blob.shape[axis])}
+        if not cut:
+            return blob
+        starts, ends = zip(*cut.values(), strict=True)
+        return self.add("Crop", what, blob, starts=starts, ends=ends, axes=tuple(cut))
+
+    def finish(self) -> list[Layer]:
+        """The layers for a rewrite to return; refused where they would be no faster than the layer."""
+        before, after = cost([self.layer]), cost(self.made)
+        require(after < before, f"{self.layer.type} '{self.layer.name}' is too small to gain by it")
+        last = self.made[-1]
+        assert last.output.shape == self.layer.output.shape
+        last.outputs = ()
+        # What the layer was called is what it does.
+        main = next(layer for layer in self.made if layer.weights)
+        main.name = self.layer.name
+        return self.made
+
+
+def gathered(chain: Chain, parts: list[Blob], group: int) -> Blob:
+    """What taps read, as channels of each group, tap by tap: (taps * channels, ...)."""
+    if len(parts) == 1:
+        return parts[0]
+    if group == 1:
+        return chain.add("Concat", "taps", *parts)
+    assert parts[0].shape is not None
+    channels, *sizes = parts[0].shape
+    shape = group, channels // group, sizes[0] * sizes[1], sizes[2]
+    return chain.add("Concat", "taps", *(chain.reshape(p, shape, f"group{k}") for k, p in enumerate(parts)), axis=1)

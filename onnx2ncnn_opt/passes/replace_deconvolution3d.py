@@ -1,0 +1,127 @@
+"""`replace_deconvolution3d`: transposed convolutions of volumes, for which ncnn has a plain loop alone, as 2-D ones.
+
+All depths lie below each other in one tall image. Output depths that are a stride apart are made in the same way: each
+of the `stride` ways has its own output channels, and what any of them reads are the input channels.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+from onnx2ncnn_opt.passes._chain import Chain, gathered
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, windows
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+# The parameters of which those of the 2-D layer are the same.
+_SAME = (
+    *(f"{name}_{axis}" for name in ("kernel", "stride", "dilation") for axis in "hw"),
+    *("pad_left", "pad_right", "pad_top", "pad_bottom", "output_pad_right", "output_pad_bottom"),
+    *("bias_term", "activation_type", "activation_params"),
+)
+_PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom", "pad_front", "pad_behind")
+
+
+@rewrite(op(("Deconvolution3D", "DeconvolutionDepthWise3D"), "layer"), exact=False, kept="decoders of volumes")
+def replace_deconvolution3d(layer: Layer) -> list[Layer]:
+    """x ── Deconvolution3D ──   ⇒   x ── Padding ── Reshape ── Concat ── Deconvolution ── Permute ── Crop ──"""
+    require_own_weights(layer)
+    require(min(layer[pad] for pad in _PADS) >= 0, f"the padding of '{layer.name}' depends on its input's size")
+    depth, height, width = windows(layer)
+    shape, result = layer.input.shape or (), layer.output.shape
+    channels, sizes = shape[0], [size for size in (result or ())[1:] if isinstance(size, int)]
+    require(isinstance(channels, int), f"the channels of '{layer.input.name}' are not known")
+    require(len(sizes) == len("dhw"), f"the shape of '{layer.output.name}' is unknown")
+    assert isinstance(channels, int)
+    group = layer["group"] if "DepthWise" in layer.type else 1
+    ways, single = depth.stride, group in (1, layer["num_output"])
+    require(ways == 1 or single, f"'{layer.name}' has groups of several channels")
+    out_depth, out_height, out_width = sizes
+    steps, taps = ceil(out_depth / ways), _taps(depth)
+    pitch = height.size if steps == 1 else height.size + max(0, ceil(_overhang(layer, height) / height.stride))
+    chain = Chain(layer)
+    x = _image(chain, depth, steps, list(taps), pitch, channels, group, width.size)
+    x = _deconvolution(chain, x, height, _weight(layer, taps, ways, group), steps)
+    lines = out_height if steps == 1 else pitch * height.stride
+    x = chain.reshape(x, (ways * layer["num_output"], steps, lines, out_width), "volume")
+    x = chain.crop(x, {2: (0, out_height)}, "rows")
+    if ways > 1:
+        outer, order = ((ways, layer["num_output"]), (1, 2, 0, 3)) if group == 1 else ((group, ways), (0, 2, 1, 3))
+        x = chain.reshape(x, (*outer, steps, out_height * out_width), "ways")
+        x = chain.add("Permute", "interleaved", x, order_type=order_type(order))
+        x = chain.reshape(x, (layer["num_output"], steps * ways, out_height, out_width), "depths")
+    chain.crop(x, {1: (0, out_depth)}, "crop")
+    return chain.finish()
+
+
+def _taps(depth: Window) -> dict[int, dict[int, int]]:
+    """What the output depths of step j read: input depth j + key, each of the ways with the tap that is given."""
+    found: dict[int, dict[int, int]] = {}
+    for way in range(depth.stride):
+        for tap in range(depth.kernel):
+            offset, rest = divmod(way + depth.before - tap * depth.dilation, depth.stride)
+            if not rest:
+                found.setdefault(offset, {})[way] = tap
+    return dict(sorted(found.items()))
+
+
+def _overhang(layer: Layer, height: Window) -> int:
+    """The rows that the last row of a depth gives beyond its stride."""
+    return height.extent - height.stride + int(layer["output_pad_bottom"])
+
+
+def _image(
+    chain: Chain, depth: Window, steps: int, offsets: list[int], pitch: int, channels: int, group: int, width: int
+) -> Blob:
+    """For each step all depths that it reads, as channels, below each other with rows of zeros between."""
+    layer = chain.layer
+    assert layer.input.shape is not None
+    front = max(0, -offsets[0])
+    behind = max(0, steps + offsets[-1] - depth.size)
+    sides: dict[str, Any] = {"bottom": pitch - int(str(layer.input.shape[2])), "front": front, "behind": behind}
+    x = chain.add("Padding", "pad", layer.input, **sides) if any(sides.values()) else layer.input
+    x = chain.reshape(x, (channels, 1, (depth.size + front + behind) * pitch, width), "rows")
+    parts = [
+        chain.crop(x, {2: ((offset + front) * pitch, (offset + front + steps) * pitch)}, f"tap{i}")
+        for i, offset in enumerate(offsets)
+    ]
+    x = gathered(chain, parts, group)
+    return chain.reshape(x, (len(offsets) * channels, steps * pitch, width), "taps_rows")
+
+
+def _weight(layer: Layer, taps: dict[int, dict[int, int]], ways: int, group: int) -> Weight:
+    """For each group, way and output the taps of all inputs, with zeros where a way does not read an offset."""
+    stored, weight = layer.weights.stored("weight_data"), weight_of(layer)
+    if stored.encoding is Encoding.TABLE:  # a table need not have a zero
+        weight = layer.weights["weight_data"].reshape(weight.shape)
+        stored = Weight(weight)
+    outputs, inputs, _, *kernel = weight.shape
+    found = np.zeros((group, ways, outputs // group, len(taps), inputs, *kernel), weight.dtype)
+    for i, of_offset in enumerate(taps.values()):
+        for way, tap in of_offset.items():
+            found[:, way, :, i] = weight[:, :, tap].reshape(group, outputs // group, inputs, *kernel)
+    return reordered(stored, found)
+
+
+def _deconvolution(chain: Chain, x: Blob, height: Window, weight: Weight, steps: int) -> Blob:
+    """The 2-D deconvolution, cut so that every depth has as many rows as its pitch times the stride."""
+    layer, ways = chain.layer, chain.layer["stride_d"]
+    params: dict[str, Any] = {name: layer[name] for name in _SAME}
+    params |= {"num_output": ways * layer["num_output"], "weight_data_size": weight.data.size}
+    if steps > 1:
+        spare = height.extent - height.stride - height.before
+        params |= {"pad_bottom": max(0, spare), "output_pad_bottom": max(0, -spare)}
+    if "DepthWise" in layer.type:
+        params["group"] = layer["group"]
+    weights: dict[str, Array | Weight] = {"weight_data": weight}
+    if layer["bias_term"]:
+        bias = layer.weights["bias_data"].reshape(params.get("group", 1), 1, -1)
+        weights["bias_data"] = np.repeat(bias, ways, axis=1).reshape(-1)
+    return chain.add(layer.type.removesuffix("3D"), "deconv", x, weights=weights, **params)

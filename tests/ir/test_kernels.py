@@ -1,0 +1,48 @@
+"""The table of kernels and costs: names that ncnn has, and choices that follow from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.kernels import _NS_PER_PRODUCT, _PLAIN, ARCHITECTURES, cost, has_kernel
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_name_is_a_layer_of_ncnn(architecture: str) -> None:
+    assert _PLAIN[architecture] <= set(LAYERS)
+    assert set(_NS_PER_PRODUCT) <= set(LAYERS)
+
+
+def test_plain_loops() -> None:
+    assert has_kernel("Convolution", "arm")
+    assert not has_kernel("Convolution3D", "vulkan")
+    assert has_kernel("GRU", "arm")
+    assert not has_kernel("GRU", "x86")
+
+
+def test_a_layer_without_kernel_costs_more() -> None:
+    flat = _layer("Convolution1D", (8, 100), kernel_w=3, weight_data_size=8 * 8 * 3)
+    image = _layer("Convolution", (8, 1, 100), kernel_w=3, kernel_h=1, weight_data_size=8 * 8 * 3)
+    assert cost([flat]) > cost([image])
+    assert cost([flat, image]) == cost([flat]) + cost([image])
+
+
+def test_groups_cost_less_than_all_channels_and_more_than_single_ones() -> None:
+    full = _layer("Convolution", (64, 28, 28), kernel_w=3, weight_data_size=64 * 64 * 9)
+    halves = _layer("ConvolutionDepthWise", (64, 28, 28), kernel_w=3, weight_data_size=64 * 32 * 9, group=2)
+    single = _layer("ConvolutionDepthWise", (64, 28, 28), kernel_w=3, weight_data_size=64 * 9, group=64)
+    assert cost([single]) < cost([halves]) < cost([full])
+
+
+def test_a_dynamic_dimension_has_a_usual_size() -> None:
+    blob = Blob("x", None)
+    assert cost([Layer("ReLU", "relu", [blob], [Blob("y", None)])]) > 0
+
+
+def _layer(type: str, shape: tuple[int, ...], **params: int) -> Layer:
+    layer = Layer(type, type, [Blob("x", shape)], [Blob("y")], {"num_output": shape[0], **params})
+    assign_shapes(layer)
+    return layer
