@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.dim import Shape, Sym, known
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.permute import order_type, permutation
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.shapes.registry import AXES
@@ -147,61 +147,21 @@ def cost(steps: Steps) -> tuple[int, int]:
     return len(steps), sum(not isinstance(step, Regroup) for step in steps)
 
 
-class Writer:
-    """Puts steps into a graph as layers; `made` collects them until somebody clears it."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._blobs = {blob.name for layer in graph for blob in layer.outputs}
-        self._layers = {layer.name for layer in graph}
-        self.made: list[Layer] = []
-
-    def lay(self, source: Blob, steps: Steps, before: Layer | None, like: Sequence[Layer]) -> Blob:
-        """Layers behind `source`; their names and origins are those of the layers that they stand for."""
-        origin = tuple(dict.fromkeys(name for layer in like for name in layer.origin))
-        for i, step in enumerate(steps):
-            model = like[min(i, len(like) - 1)]
-            is_new = i >= len(like) or model.type not in VIEWS
-            blob = self.blob(model.output.name, None, source.batch)
-            layer = _layer(step, _unique(model.name, self._layers) if is_new else model.name, source, blob, origin)
-            self.graph.add(layer, before=before)
-            self.made.append(layer)
-            assign_shapes(layer)
-            source = blob
-        return source
-
-    def blob(self, name: str, shape: Shape | None, batch: Dim = 1) -> Blob:
-        """A blob with a name similar to the given one."""
-        return Blob(_unique(name, self._blobs), shape, batch)
-
-    def take_over(self, old: Blob, new: Blob) -> bool:
-        """Use `new` instead of `old`; where that is an output of the net, `new` gets its name.
-
-        False, and nothing done, where `new` has a public name itself.
-        """
-        if old.is_output and (new.is_output or new.is_input):
-            return False
-        was_output = old.is_output
-        self.graph.redirect(old, new)
-        if was_output:
-            self.graph.outputs = [new if blob is old else blob for blob in self.graph.outputs]
-            old.name, new.name = new.name, old.name
-        return True
-
-    def prune(self, layers: Iterable[Layer]) -> None:
-        """Remove those view layers, given from the first to the last, that nobody needs any more."""
-        for layer in reversed(tuple(layers)):
-            if layer.graph is self.graph and not layer.output.uses:
-                self.graph.remove(layer)
+def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer]:
+    """The layers that do the steps to a blob; their names and origins are those of the layers that they stand for."""
+    origin = tuple(dict.fromkeys(name for layer in like for name in layer.origin))
+    layers: list[Layer] = []
+    for i, step in enumerate(steps):
+        model = like[min(i, len(like) - 1)]
+        layers.append(_layer(step, model.name, source, Blob(model.outputs[0].name, None, source.batch), origin))
+        assign_shapes(layers[-1])
+        source = layers[-1].output
+    return layers
 
 
-def _unique(name: str, taken: set[str]) -> str:
-    found, count = name, 0
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
+def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
+    """What comes out of layers one behind the other: the source itself where there is none."""
+    return layers[-1].output if layers else source
 
 
 def _layer(step: Step, name: str, source: Blob, blob: Blob, origin: Sequence[str]) -> Layer:

@@ -3,16 +3,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
 
 
 @graph_pass(exact=True)
-def eliminate_orphaned_memorydata(graph: Graph) -> Iterator[Change]:
+def eliminate_orphaned_memorydata(graph: Graph) -> Iterator[Replacement]:
     """MemoryData, or any other layer, that no output of the net needs   ⇒   nothing
 
     Input layers stay: they are the net's promise to its caller. So do layers of which one output is used.
     """
     for layer in reversed(graph):
         if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
-            graph.remove(layer)
-            yield Change((layer,))
+            yield Replacement((layer,))

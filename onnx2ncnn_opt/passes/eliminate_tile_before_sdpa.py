@@ -7,39 +7,41 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.passes._views import Steps, Writer, in_form, shortest, step_of, steps_to
+from onnx2ncnn_opt.passes._views import Steps, end_of, in_form, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Change, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 
 
 @graph_pass(exact=True, kept="language models whose heads share keys and values")
-def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Change]:
+def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
     """q, k ── Tile, v ── Tile ── SDPA ──   ⇒   q, k, v ── SDPA ──
 
     Where each head of keys and values is repeated for several heads of queries: SDPA does that itself.
     """
-    writer = Writer(graph)
     for sdpa in graph.layers:
-        if not _SDPA.fits(sdpa):
-            continue
-        q, *keys_and_values = sdpa.inputs[:3]
-        chains = [_chain(blob) for blob in keys_and_values]
-        ways = [way for chain in chains if (way := _without_tiles(chain)) is not None]
-        if len({times for times, _ in ways}) != 1 or len(ways) != 2:
-            continue
-        blobs = [
-            writer.lay(chain[0].input, steps, before=sdpa, like=[chain[-1]])
-            for chain, (_, steps) in zip(chains, ways, strict=True)
-        ]
-        graph.set_inputs(sdpa, [q, *blobs, *sdpa.inputs[3:]])
-        old = dict.fromkeys(layer for chain in chains for layer in chain)
-        for chain in chains:
-            writer.prune(chain)
-        made = tuple(writer.made)
-        writer.made.clear()
-        yield Change(tuple(layer for layer in old if layer.graph is None), (*made, sdpa))
+        edit = _without_tiles(sdpa) if _SDPA.fits(sdpa) else None
+        if edit is not None:
+            yield edit
+
+
+def _without_tiles(sdpa: Layer) -> Replacement | None:
+    """The SDPA that reads keys and values as they are before they are repeated; None where they are not."""
+    q, keys, values, *rest = sdpa.inputs
+    chains = [_chain(keys), _chain(values)]
+    ways = [way for chain in chains if (way := _way(chain)) is not None]
+    if len(ways) != 2 or ways[0][0] != ways[1][0]:
+        return None
+    added: list[tuple[Layer, Layer | None]] = []
+    blobs: list[Blob] = []
+    for chain, (_, steps) in zip(chains, ways, strict=True):
+        layers = view_layers(chain[0].input, steps, like=[chain[-1]])
+        added += ((layer, sdpa) for layer in layers)
+        blobs.append(end_of(chain[0].input, layers))
+    new = sdpa.having(inputs=[q, *blobs, *rest])
+    layers = list(dict.fromkeys((*chains[0], *chains[1], sdpa)))
+    return Replacement(tuple(layers), takes={sdpa: new}, added=added, may_stay=True)
 
 
 def _chain(blob: Blob) -> tuple[Layer, ...]:
@@ -54,7 +56,7 @@ def _chain(blob: Blob) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _without_tiles(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
+def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     """How often a chain repeats each of its heads, and the views that do the same without that; None for others."""
     blobs = [layer.output for layer in chain]
     if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):

@@ -3,29 +3,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.passes._views import VIEWS, Steps, Writer, chain_above, cost, shortest, step_of, steps_of
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
+from onnx2ncnn_opt.passes._views import (
+    VIEWS,
+    Steps,
+    chain_above,
+    cost,
+    end_of,
+    shortest,
+    step_of,
+    steps_of,
+    view_layers,
+)
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
 @graph_pass(exact=True, kept="attention of every exporter, and nets of other converters")
-def fold_views(graph: Graph) -> Iterator[Change | Miss]:
+def fold_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Reshape, Permute, Squeeze, ExpandDims, Flatten, ... ──   ⇒   x ── the fewest layers that do the same ──
 
     That may be none, a Reshape, a Permute between Reshapes, or a ShuffleChannel, PixelShuffle or Reorg.
     """
-    writer = Writer(graph)
     for layer in graph.layers:
         if layer.graph is not graph or layer.type not in VIEWS:
             continue
         if step_of(layer) is None or not _goes_on(layer):
-            yield from attempt(layer, _fold, writer, layer)
+            yield from attempt(layer, _fold, layer)
 
 
-def _fold(writer: Writer, layer: Layer) -> Change | None:
+def _fold(layer: Layer) -> Replacement | None:
     chain = chain_above(layer.output)
     found = _better(chain)
     if found is not None:
-        return _replace(writer, chain, *found)
+        return _replaced(chain, *found)
     above = layer.inputs[0].producer
     if above is not None and above.type in VIEWS:
         for view in (above, layer):
@@ -64,18 +73,8 @@ def _private(chain: tuple[Layer, ...], start: int) -> tuple[Layer, ...]:
     return chain[first:]
 
 
-def _replace(writer: Writer, chain: tuple[Layer, ...], start: int, steps: Steps) -> Change:
+def _replaced(chain: tuple[Layer, ...], start: int, steps: Steps) -> Replacement:
     source, end = chain[start].input, chain[-1]
-    public = source.is_input or source.is_output
-    require(steps or not (public and end.output.is_output), "both ends are public names")
-    new = writer.lay(source, steps, before=end, like=_private(chain, start))
-    users = end.output.users
-    writer.take_over(end.output, new)
-    writer.prune(chain)
-    made = [new]
-    while made[-1] is not source:
-        assert made[-1].producer is not None
-        made.append(made[-1].producer.input)
-    added = tuple(blob.producer for blob in reversed(made[:-1]) if blob.producer is not None)
-    removed = tuple(layer for layer in chain if layer.graph is None)
-    return Change(removed, (*added, *(user for user in users if not added)))
+    layers = view_layers(source, steps, like=_private(chain, start))
+    reads = {end.output: end_of(source, layers)}
+    return Replacement(chain[start:], added=[(layer, end) for layer in layers], reads=reads, may_stay=True)

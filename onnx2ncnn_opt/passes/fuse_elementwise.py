@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -10,8 +9,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._fold import ADD, RSUB, SUB
 from onnx2ncnn_opt.passes._functions import MAX, MIN, applied, function_of
-from onnx2ncnn_opt.rewrite.edit import remove_all
-from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, attempt, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass
 
 # A layer that is found stands for two at least, and the longest spelling that is known has 16.
 _MOST_LAYERS = 20
@@ -38,7 +36,7 @@ _FINE = np.concatenate([-_POWERS, _POWERS, np.arange(-24, 24, 1 / 128), np.arang
 
 
 @graph_pass(exact=False, kept="activations written by hand, in whatever way")
-def fuse_elementwise(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
     """several layers that make each number of one number of x   ⇒   the activation that gives the same
 
     They are calculated at 40,000 places and up to where squares overflow, and so is the activation, whose parameters
@@ -48,27 +46,21 @@ def fuse_elementwise(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
     """
     for root in graph.layers:
         if root.graph is graph and _is_plain(root):
-            yield from attempt(root, _fuse, graph, root, allow)
+            yield from attempt(root, _fuse, root)
 
 
-def _fuse(graph: Graph, root: Layer, allow: Allow) -> Change | None:
+def _fuse(root: Layer) -> Replacement | None:
     for source, layers in _regions(root):
         found = _activation(source, layers)
-        if found is None:
-            continue
-        origin = dict.fromkeys(chain.from_iterable(layer.origin for layer in reversed(layers)))
-        new = Layer(found.type, root.name, [source], (), found.params, origin=tuple(origin))
-        allow(new)
-        users = root.output.users
-        graph.replace(root, new)
-        remove_all(graph, layers[1:])
-        return Change(tuple(layers), (new, *users))
+        if found is not None:
+            new = Layer(found.type, root.name, [source], (), found.params)
+            return Replacement(tuple(reversed(layers)), takes={root: new})
     return None
 
 
 def _is_plain(layer: Layer) -> bool:
     """Whether a layer makes every element of one of each operand, with numbers of a usual size."""
-    if function_of(layer) is None or not layer.inputs or layer["featmask"] or layer["shape_hints"]:
+    if function_of(layer) is None or not layer.inputs:
         return False
     if any(map(_is_guard, _steps(layer))):
         return False

@@ -13,9 +13,9 @@ from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import in_form, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention
-from onnx2ncnn_opt.rewrite.edit import remove_all
+from onnx2ncnn_opt.rewrite.edit import require_private
 from onnx2ncnn_opt.rewrite.pattern import matches, op
-from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 _SCALING = times("x")
 _SDPA = op("SDPA", "root", kv_cache=0, int8_scale_term=0)
@@ -45,7 +45,7 @@ class _Trace:
 
 
 @graph_pass(exact=False, kept="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
-def fuse_multiheadattention(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 
     However the heads are split and merged: what counts is which column of which Gemm every element comes from. Queries,
@@ -53,23 +53,11 @@ def fuse_multiheadattention(graph: Graph, allow: Allow) -> Iterator[Change | Mis
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
-            yield from attempt(root, _fuse, graph, root, allow)
+            yield from attempt(root, _match, root)
 
 
-def _fuse(graph: Graph, root: Layer, allow: Allow) -> Change | None:
-    found = _match(root)
-    if found is None:
-        return None
-    new, layers = found
-    allow(new)
-    new.origin = tuple(dict.fromkeys(name for layer in (*layers, root) for name in layer.origin))
-    graph.replace(root, new)
-    remove_all(graph, layers)
-    return Change((*layers, root), (new,))
-
-
-def _match(root: Layer) -> tuple[Layer, list[Layer]] | None:
-    """The MultiHeadAttention that ends in a Gemm, and the layers that it makes unnecessary."""
+def _match(root: Layer) -> Replacement | None:
+    """The MultiHeadAttention that ends in a Gemm, in the place of the layers that it makes unnecessary."""
     merged = _trace(root.input, _is_attention)
     core = _core(merged.source.producer) if merged is not None else None
     if merged is None or core is None:
@@ -77,9 +65,9 @@ def _match(root: Layer) -> tuple[Layer, list[Layer]] | None:
     require(merged.factor == 1, "the result of the attention is multiplied by a number")
     q, k, v = (_projection(blob) for blob in (core.q, core.k, core.v))
     gemms = [_gemm_of(trace) for trace in (q, k, v)]
-    layers = list(dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms]))
-    _require_private(layers, root)
-    return _attention(root, core, merged, (q, k, v), gemms), layers
+    layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
+    require_private(tuple(layers), root.outputs)
+    return Replacement(tuple(layers), takes={root: _attention(root, core, merged, (q, k, v), gemms)})
 
 
 def _projection(blob: Blob) -> _Trace:
@@ -87,15 +75,6 @@ def _projection(blob: Blob) -> _Trace:
     require(trace is not None, f"'{blob.name}' does not consist of a Gemm's columns, moved by views of known sizes")
     assert trace is not None
     return trace
-
-
-def _require_private(layers: list[Layer], root: Layer) -> None:
-    inside = {*layers, root}
-    require(not any(layer["featmask"] for layer in inside), "a layer has a feature mask")
-    for layer in layers:
-        for blob in layer.outputs:
-            private = not blob.is_output and all(user in inside for user in blob.users)
-            require(private, f"'{blob.name}' is needed elsewhere")
 
 
 def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...], gemms: list[Layer]) -> Layer:

@@ -14,10 +14,18 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array
 from onnx2ncnn_opt.passes._fold import ADD, MUL, SUB
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import Steps, Writer, in_form, inverse, shortest, step_of, steps_to
-from onnx2ncnn_opt.rewrite.edit import remove_all
+from onnx2ncnn_opt.passes._views import (
+    Steps,
+    end_of,
+    in_form,
+    inverse,
+    shortest,
+    step_of,
+    steps_to,
+    view_layers,
+)
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, Refused, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, graph_pass, require
 
 _NEGATION = op("UnaryOp", op_type=1)
 _SCALING = times("x")
@@ -50,20 +58,22 @@ class _Rotation(NamedTuple):
 
 
 @graph_pass(exact=False, kept="language models")
-def fuse_rotaryembed(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 
     However it is written, with the halves of a row or its neighbours as pairs: what counts is which elements every
     element of the result is made of, and the factors, which have to be constant.
     """
-    writer = Writer(graph)
     order = {layer: i for i, layer in enumerate(graph)}
     for root in graph.layers:
         if root.graph is graph and (root.type == "Concat" or _SUM.fits(root)):
-            yield from attempt(root, _fuse, writer, root, order, allow)
+            for edit in attempt(root, _fuse, root, order):
+                if isinstance(edit, Replacement):
+                    order.update(dict.fromkeys(edit.made, order[root]))
+                yield edit
 
 
-def _fuse(writer: Writer, root: Layer, order: dict[Layer, int], allow: Allow) -> Change | None:
+def _fuse(root: Layer, order: dict[Layer, int]) -> Replacement | None:
     region = _region(root, order)
     if region is None:
         return None
@@ -71,32 +81,20 @@ def _fuse(writer: Writer, root: Layer, order: dict[Layer, int], allow: Allow) ->
     rotation = _rotation(root.output, source)
     if rotation is None or len(rotation.way_in) + len(rotation.way_out) + 1 >= len(layers):
         return None
-    allow(Layer("RotaryEmbed", root.name, [source]))
-    users = root.output.users
-    origin = tuple(dict.fromkeys(name for layer in reversed(layers) for name in layer.origin))
-    x = writer.lay(source, rotation.way_in, before=root, like=[root])
-    tables = [_table(writer, root, *named) for named in (("cos", rotation.cos), ("sin", rotation.sin))]
-    params = {"interleaved": 1} if rotation.interleaved else {}
-    new = Layer("RotaryEmbed", root.name, [x, *(table.output for table in tables)], (), params, origin=origin)
-    if rotation.way_out:
-        new.outputs = (writer.blob(root.output.name, rotation.shape, root.output.batch),)
-        writer.graph.add(new, before=root)
-        writer.take_over(root.output, writer.lay(new.output, rotation.way_out, before=root, like=[root]))
-        remove_all(writer.graph, layers)
-    else:
-        writer.graph.replace(root, new)
-        remove_all(writer.graph, layers[1:])
-    made = (*tables, new, *writer.made)
-    writer.made.clear()
-    order.update(dict.fromkeys(made, order[root]))
-    return Change(tuple(layers), (*made, *users))
+    tables = [_table(root, *named) for named in (("cos", rotation.cos), ("sin", rotation.sin))]
+    before = view_layers(source, rotation.way_in, like=[root])
+    inputs = [end_of(source, before), *(table.output for table in tables)]
+    new = Layer("RotaryEmbed", root.name, inputs, (), {"interleaved": 1} if rotation.interleaved else {})
+    new.outputs = (Blob(root.output.name, rotation.shape, root.output.batch),)
+    made = [*tables, *before, new, *view_layers(new.output, rotation.way_out, like=[root])]
+    reads = {root.output: made[-1].output}
+    return Replacement(tuple(reversed(layers)), added=[(layer, root) for layer in made], reads=reads)
 
 
-def _table(writer: Writer, root: Layer, name: str, data: Array) -> Layer:
-    blob = writer.blob(f"{root.output.name}_{name}", data.shape)
+def _table(root: Layer, name: str, data: Array) -> Layer:
+    blob = Blob(f"{root.output.name}_{name}", data.shape)
     params = {"h": data.shape[0], "w": data.shape[1]}
-    layer = Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})
-    return writer.graph.add(layer, before=root)
+    return Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})
 
 
 def _sizes(blob: Blob) -> tuple[int, ...]:
@@ -137,7 +135,7 @@ def _is_constant(blob: Blob) -> bool:
 
 def _is_linear(layer: Layer) -> bool:
     """Whether a layer makes each of its elements of others, as `_terms` knows it."""
-    if layer["featmask"] or layer["shape_hints"] or not layer.inputs:
+    if not layer.inputs:
         return False
     constants = sum(map(_is_constant, layer.inputs))
     if _PRODUCT.fits(layer):

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -169,19 +169,23 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
 
 
 @graph_pass(exact=False, kept="one pass less over the queries; the scale costs SDPA nothing")
-def fuse_sdpa_scale(graph: Graph) -> Iterator[Change | Miss]:
+def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
     """SDPA(q * c, k, v)   ⇒   SDPA(q, k, v) with another scale
 
     The same for a factor of the keys, and with views between.
     """
-    for sdpa in graph.layers:
-        if _SDPA.fits(sdpa):
-            for blob in sdpa.inputs[:2]:
-                yield from attempt(sdpa, _absorb, graph, sdpa, blob)
+    for layer in graph.layers:
+        sdpa = layer
+        for i in (0, 1) if _SDPA.fits(sdpa) else ():
+            for edit in attempt(sdpa, _without_factor, sdpa, i):
+                yield edit
+                if isinstance(edit, Replacement) and sdpa.graph is None:
+                    sdpa = edit.takes[sdpa]
 
 
-def _absorb(graph: Graph, sdpa: Layer, blob: Blob) -> Change | None:
-    """Take the factor of queries or keys into the scale."""
+def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
+    """The SDPA with the factor of one of its inputs in its scale."""
+    blob = sdpa.inputs[at]
     scaling = _scaling_of(blob)
     if scaling is None:
         return None
@@ -189,18 +193,16 @@ def _absorb(graph: Graph, sdpa: Layer, blob: Blob) -> Change | None:
     scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
     require(scale is not None, f"the scale depends on the width of '{blob.name}', which is open")
     assert scale is not None
-    sdpa.params["scale"] = one_factor(scale, factor(scaling))
-    users = scaling.output.users
-    graph.redirect(scaling.output, scaling.input)
-    graph.remove(scaling)
-    return Change((scaling,), (*users, sdpa))
+    inputs = [scaling.input if b is scaling.output else b for b in sdpa.inputs]
+    new = sdpa.having(inputs=inputs, scale=one_factor(scale, factor(scaling)))
+    return Replacement((scaling, sdpa), takes={sdpa: new}, reads={scaling.output: scaling.input})
 
 
 def _scaling_of(blob: Blob) -> Layer | None:
     """The product with a number that a blob is, apart from views, if nobody else needs it."""
     while blob.uses == 1 and blob.producer is not None:
         layer = blob.producer
-        if _SCALING.fits(layer) and not layer["featmask"]:
+        if _SCALING.fits(layer):
             return layer
         if step_of(layer) is None:
             return None

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.passes._views import Writer
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, graph_pass
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
 
 # Input makes what the caller feeds; Noop and Split exist to give one value several public names.
 _UNIQUE = frozenset({"Input", "Noop", "Split"})
@@ -18,13 +17,12 @@ _SMALL = 2**13  # elements of a constant that is made anew in less time than tha
 
 
 @graph_pass(exact=True, kept="views and masks that every layer of a transformer makes anew")
-def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
+def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 
     Layers of one type with the same inputs, parameters and weights; constants too, unless they are small and made anew
     faster than shared. Custom layers may do anything.
     """
-    writer = Writer(graph)
     apart: dict[Blob, Blob] = {}  # constants that stay, and the equal ones before them
     first: dict[Hashable, Layer] = {}
     weighed: dict[Hashable, dict[bytes, Layer]] = {}
@@ -41,20 +39,16 @@ def merge_equal_layers(graph: Graph) -> Iterator[Change | Miss]:
             other = known.setdefault(_digest(layer), layer)
         if other is layer:
             continue
-        pairs = list(zip(layer.outputs, other.outputs, strict=True))
-        if any(old.is_output and new.is_output for old, new in pairs):
-            yield Miss((other, layer), "both are outputs of the net")
-            continue
         if _is_faster_apart(layer) and _is_faster_apart(other):
             apart[layer.output] = other.output
             yield Miss((other, layer), "a small constant is made anew faster than it is packed and unpacked")
             continue
-        users = [user for blob in layer.outputs for user in blob.users]
-        for old, new in pairs:
-            writer.take_over(old, new)
-        other.origin = tuple(dict.fromkeys((*other.origin, *layer.origin)))
-        graph.remove(layer)
-        yield Change((layer,), (other, *users))
+        yield _merged(layer, other)
+
+
+def _merged(layer: Layer, other: Layer) -> Replacement:
+    """The blobs of `other` for those who read the ones of `layer`."""
+    return Replacement((layer,), reads=dict(zip(layer.outputs, other.outputs, strict=True)), heirs=(other,))
 
 
 def _is_faster_apart(layer: Layer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,18 +14,19 @@ from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._views import (
     Steps,
-    Writer,
     chain_above,
     cost,
+    end_of,
     in_form,
     inverse,
     shape_after,
     shortest,
     step_of,
     steps_of,
+    view_layers,
     viewed,
 )
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 # Whatever form a blob has, these do the same to every element.
 _ELEMENTWISE = frozenset(
@@ -83,20 +84,20 @@ class _Edge:
 
 
 @graph_pass(exact=False, kept="transformers and models with channels last")
-def move_views(graph: Graph) -> Iterator[Change | Miss]:
+def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 
     What elementwise layers connect may lie in any form, if all of it does. The form is chosen that needs the fewest
     views on all ways in and out. Constants take it at once.
     """
     order = {layer: i for i, layer in enumerate(graph)}
-    writer = Writer(graph)
     for region in _regions(graph):
-        yield from attempt(next(iter(region.layers)), _reform, writer, region, order)
+        yield from attempt(next(iter(region.layers)), _reform, region, order)
 
 
-def _regions(graph: Graph) -> Iterator[_Region]:
+def _regions(graph: Graph) -> list[_Region]:
     seen: set[Layer] = set()
+    regions: list[_Region] = []
     for first in graph.layers:
         if first in seen or not _fits(first):
             continue
@@ -110,7 +111,8 @@ def _regions(graph: Graph) -> Iterator[_Region]:
                 if near not in seen and _fits(near) and _same_form(layer, near):
                     seen.add(near)
                     front.append(near)
-        yield region
+        regions.append(region)
+    return regions
 
 
 def _neighbours(layer: Layer) -> Iterator[Layer]:
@@ -170,7 +172,7 @@ def _is_constant(blob: Blob) -> bool:
     return layer.weights.stored("data").encoding is Encoding.FP32
 
 
-def _reform(writer: Writer, region: _Region, order: dict[Layer, int]) -> Change | None:
+def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
     shape = next(iter(region.layers)).output.shape
     assert shape is not None
     entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
@@ -184,7 +186,7 @@ def _reform(writer: Writer, region: _Region, order: dict[Layer, int]) -> Change 
         others = [form for form in forms if form not in fitting]
         require(_best(others, old, shape, ways_in, ways_out) is None, "a layer needs the innermost axis where it is")
         return None
-    return _apply(writer, region, shape, best, entries, ways_out, order)
+    return _reformed(region, shape, best, entries, ways_out, order)
 
 
 def _best(
@@ -281,78 +283,65 @@ def _shortest_cost(shape: Shape, steps: Steps) -> tuple[int, int] | None:
     return None if found is None else cost(found)
 
 
-def _apply(
-    writer: Writer,
+def _reformed(
     region: _Region,
     shape: Shape,
     form: Steps,
     entries: dict[Blob, _Edge],
     ways_out: list[_Edge],
     order: dict[Layer, int],
-) -> Change:
-    graph = writer.graph
-    inside = region.layers
+) -> Replacement:
+    """The region in another form, with the views that are left around it."""
     back, start = inverse(shape, form), shape_after(shape, form)
-    removed: list[Layer] = []
-    touched: list[Layer] = list(region.layers)
+    fresh = {blob: Blob(blob.name, start, blob.batch) for blob in region.inner}
+    outside: list[tuple[Layer, Layer | None]] = []
+    reads: dict[Blob, Blob] = {}
+    # Those without views first: they take the names of outputs, and the others get a Noop for theirs.
+    for edge in sorted(ways_out, key=lambda edge: bool(edge.chain)):
+        steps = shortest(start, (*back, *edge.steps))
+        assert steps is not None
+        old, before = _exit(region, edge, order)
+        views = view_layers(fresh[edge.blob], steps, like=edge.chain or [_maker(edge.blob)])
+        new = end_of(fresh[edge.blob], views)
+        if old.is_output and any(other.is_output and reads[other] is new for other in reads):
+            views.append(Layer("Noop", edge.chain[-1].name, [new], [Blob(old.name, new.shape, new.batch)]))
+            new = views[-1].output
+        outside += ((view, before) for view in views)
+        reads[old] = new
+    inside = region.layers
+    within: list[tuple[Layer, Layer | None]] = []
     for blob in region.incoming:
-        users = [user for user in blob.users if user in inside]
-        first = min(users, key=order.__getitem__)
+        first = min((user for user in blob.users if user in inside), key=order.__getitem__)
         if _is_constant(blob):
-            new = _constant(writer, blob, shape, form, first, order)
+            views = [_constant(blob, shape, form)]
         else:
             edge = entries[blob]
             assert edge.blob.shape is not None
             steps = shortest(edge.blob.shape, (*edge.steps, *form))
             assert steps is not None
-            new = writer.lay(edge.blob, steps, before=first, like=edge.chain or users)
-            removed += edge.chain
-        for user in users:
-            graph.set_inputs(user, [new if b is blob else b for b in user.inputs])
-    for blob in region.inner:
-        blob.shape = start
-    for layer in region.layers:
+            views = view_layers(reads.get(edge.blob, edge.blob), steps, like=edge.chain or [first])
+        fresh[blob] = views[-1].output if views else reads.get(entries[blob].blob, entries[blob].blob)
+        within += ((view, first) for view in views)
+    for layer in sorted(inside, key=order.__getitem__):
+        new_layer = layer.having(inputs=[fresh[blob] for blob in layer.inputs])
+        new_layer.outputs = tuple(fresh[blob] for blob in layer.outputs)
         if layer.type == "Softmax":
-            layer.params["axis"] = -1
-    # Those without views first: they take away the blob's being an output, which others may get then.
-    for edge in sorted(ways_out, key=lambda edge: bool(edge.chain)):
-        steps = shortest(start, (*back, *edge.steps))
-        assert steps is not None
-        touched += _lay_out(writer, edge, steps, inside, order)
-        removed += edge.chain
-    writer.prune(sorted(removed, key=lambda layer: order.get(layer, 0)))
-    made = [layer for layer in writer.made if layer.graph is not None]
-    writer.made.clear()
-    return Change(tuple(layer for layer in removed if layer.graph is None), (*touched, *made))
+            new_layer.params["axis"] = -1
+        within.append((new_layer, layer))
+    chains = [*(edge.chain for edge in entries.values()), *(edge.chain for edge in ways_out)]
+    removed = dict.fromkeys((*(view for chain in chains for view in chain), *inside))
+    return Replacement(tuple(removed), added=[*within, *outside], reads=reads, may_stay=True)
 
 
-def _lay_out(
-    writer: Writer, edge: _Edge, steps: Steps, inside: Collection[Layer], order: dict[Layer, int]
-) -> tuple[Layer, ...]:
-    """Lead a region's blob in its new form to those who read it in another one."""
-    graph, blob = writer.graph, edge.blob
+def _exit(region: _Region, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, Layer | None]:
+    """The blob that a way out leads to, and the layer before which its views have to stand."""
     if edge.chain:
-        end = edge.chain[-1].output
-        readers = end.users
-        new = writer.lay(blob, steps, before=edge.chain[0], like=edge.chain)
-        if not writer.take_over(end, new):
-            noop = Layer("Noop", edge.chain[-1].name, [new], [writer.blob(end.name, new.shape, new.batch)])
-            writer.take_over(end, graph.add(noop, before=edge.chain[0]).output)
-        return readers
-    readers = tuple(user for user in blob.users if user not in inside and step_of(user) is None)
-    before = min(readers, key=lambda user: order.get(user, 0)) if readers else None
-    assert blob.producer is not None
-    new = writer.lay(blob, steps, before=before, like=[blob.producer])
-    for user in readers:
-        if user.graph is graph and user is not new.producer:
-            graph.set_inputs(user, [new if b is blob else b for b in user.inputs])
-    if blob.is_output:
-        graph.outputs = [new if b is blob else b for b in graph.outputs]
-        blob.name, new.name = new.name, blob.name
-    return readers
+        return edge.chain[-1].output, edge.chain[0]
+    readers = [user for user in edge.blob.users if user not in region.layers and step_of(user) is None]
+    return edge.blob, min(readers, key=lambda user: order.get(user, 0)) if readers else None
 
 
-def _constant(writer: Writer, blob: Blob, shape: Shape, form: Steps, first: Layer, order: dict[Layer, int]) -> Blob:
+def _constant(blob: Blob, shape: Shape, form: Steps) -> Layer:
     """A constant operand in the new form; axes along which it does not change have size 1."""
     old = _maker(blob)
     assert blob.shape is not None
@@ -362,9 +351,7 @@ def _constant(writer: Writer, blob: Blob, shape: Shape, form: Steps, first: Laye
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
-    new = writer.blob(blob.name, data.shape)
     named = dict.fromkeys("whdc") | dict(zip(AXES[data.ndim], data.shape, strict=True))
     layer = old.having(**named, weights={"data": Weight(np.ascontiguousarray(data).reshape(-1))})
-    layer.outputs = (new,)
-    order[writer.graph.add(layer, before=first)] = order[first]
-    return new
+    layer.outputs = (Blob(blob.name, data.shape),)
+    return layer

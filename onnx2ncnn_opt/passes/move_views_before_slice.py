@@ -5,21 +5,30 @@ from collections.abc import Iterator
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step
-from onnx2ncnn_opt.passes._views import Steps, Writer, chain_above, cost, shape_after, shortest, step_of, steps_of
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
+from onnx2ncnn_opt.passes._views import (
+    Steps,
+    chain_above,
+    cost,
+    end_of,
+    shape_after,
+    shortest,
+    step_of,
+    steps_of,
+    view_layers,
+)
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
 @graph_pass(exact=True, kept="heads of queries, keys and values that are one Gemm")
-def move_views_before_slice(graph: Graph) -> Iterator[Change | Miss]:
+def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
 
     For equal parts: the number of the part becomes the outermost axis, and the views happen once for all of them,
     together with those before the Slice. So the pairs of ShuffleNetV2 become ShuffleChannel and Slice.
     """
-    writer = Writer(graph)
     for layer in graph.layers:
         if layer.graph is graph and layer.type == "Slice":
-            yield from attempt(layer, _move, writer, layer)
+            yield from attempt(layer, _move, layer)
 
 
 def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
@@ -39,13 +48,12 @@ def _chain_above(blob: Blob) -> tuple[Layer, ...]:
     return chain[shared[-1] + 1 :] if shared else chain
 
 
-def _move(writer: Writer, layer: Layer) -> Change | None:
+def _move(layer: Layer) -> Replacement | None:
     x, parts = layer.input, len(layer.outputs)
     chains = [_chain_below(layer, at) for at in range(parts)]
     if parts < 2 or not any(chains):
         return None
     require(all(chains), "a part is needed as it is")
-    require(not layer["featmask"], "the Slice has a feature mask")
     part = layer.outputs[0].shape
     assert x.shape is not None
     assert part is not None
@@ -66,19 +74,13 @@ def _move(writer: Writer, layer: Layer) -> Change | None:
     fewer = short is not None and cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old))
     require(fewer, "all parts at once need as many views")
     assert short is not None
-    whole = writer.lay(source, short, before=layer, like=above or chains[0])
-    writer.graph.set_inputs(layer, [whole])
-    layer.params["axis"] = 0
-    layer.params["slices"] = (result[0],) * parts if isinstance(result[0], int) else (-233,) * parts
-    layer.params.pop("indices", None)
-    writer.prune(above)
-    removed = list(above)
-    for blob, chain in zip(layer.outputs, chains, strict=True):
-        blob.shape = result
-        writer.take_over(chain[-1].output, blob)
-        writer.prune(chain)
-        removed += chain
-    return Change(tuple(removed), (layer,))
+    views = view_layers(source, short, like=above or chains[0])
+    sizes = (result[0],) * parts if isinstance(result[0], int) else (-233,) * parts
+    new = layer.having(inputs=[end_of(source, views)], axis=0, slices=sizes, indices=None)
+    new.outputs = tuple(Blob(blob.name, result, blob.batch) for blob in layer.outputs)
+    reads = {chain[-1].output: blob for chain, blob in zip(chains, new.outputs, strict=True)}
+    removed = (*above, layer, *(view for chain in chains for view in chain))
+    return Replacement(removed, added=[(made, layer) for made in (*views, new)], reads=reads)
 
 
 def _with_parts(parts: int, axis: int, part: Shape, way: Steps) -> Steps:

@@ -1,84 +1,181 @@
-"""The edits that a rewrite may ask for, with the checks that hold for all of them."""
+"""The one door through which passes change a graph, with the checks that hold for every edit.
+
+Both kinds of passes end here: what a rewrite returns for a match becomes a `Replacement`, and a graph pass yields them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.rewrite.pattern import Match
-from onnx2ncnn_opt.rewrite.rule import require
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.rewrite.rule import Replacement, require
 
 
-def require_private(match: Match) -> None:
-    """Refuse a match whose inner blobs are needed elsewhere, or that has parameters nobody knows the meaning of."""
-    inside = set(match.layers)
-    for layer in match.layers[1:]:
+class Names:
+    """The names of a graph's layers and blobs."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._layers = {layer.name for layer in graph}
+        self._blobs = {blob.name for layer in graph for blob in layer.outputs}
+
+    def release(self, layer: Layer, blobs: Iterable[Blob]) -> None:
+        """Forget the names of a layer that was removed, and of blobs that went with it."""
+        self._layers.discard(layer.name)
+        self._blobs.difference_update(blob.name for blob in blobs)
+
+    def move(self, old: Blob, new: Blob, *, is_made: bool, stays: bool) -> None:
+        """Give `new` the name of `old`; what it was called before is free, or goes to `old` if that one stays."""
+        wanted, new.name = new.name, old.name
+        if not is_made:
+            self._blobs.discard(wanted)
+        if stays:
+            old.name = _unique(wanted, self._blobs)
+
+    def give(self, layer: Layer, kept: Collection[Blob]) -> None:
+        """Make the names of a new layer and of its blobs unique; those of `kept` blobs stay."""
+        layer.name = _unique(layer.name, self._layers)
         for blob in layer.outputs:
-            require(not blob.is_output, f"'{blob.name}' is an output of the net")
-            for user in blob.users:
-                require(user in inside, f"'{blob.name}' is also used by {user.type} '{user.name}'")
-    inner = {blob for layer in match.layers[1:] for blob in layer.outputs}
-    for captured in match.captures.values():
-        # One and the same blob as an inner blob and as an operand: the result would need what is removed.
-        require(captured not in inner, f"'{captured.name}' is needed for itself, too")
-    for layer in match.layers:
+            if blob not in kept:
+                blob.name = _unique(blob.name, self._blobs)
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    found, count = name, 0
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
+
+
+def require_private(
+    layers: Sequence[Layer], replaced: Collection[Blob], needed: Iterable[Blob] = (), sources: Sequence[Layer] = ()
+) -> None:
+    """Refuse layers whose blobs somebody else needs, or that have parameters nobody knows the meaning of.
+
+    `replaced` are the blobs for which there is another one, `needed` those that the result reads; `sources` are layers
+    that stay, but that the result is made of as well.
+    """
+    inside = set(layers)
+    inner = [blob for layer in layers for blob in layer.outputs if blob not in replaced]
+    for blob in inner:
+        require(not blob.is_output, f"'{blob.name}' is an output of the net")
+        for user in blob.users:
+            require(user in inside, f"'{blob.name}' is also used by {user.type} '{user.name}'")
+    lost = set(inner)
+    for blob in needed:
+        # One and the same blob inside and as an operand: the result would need what is removed.
+        require(blob not in lost, f"'{blob.name}' is needed for itself, too")
+    for layer in (*layers, *sources):
         for name in layer.params:
             require(isinstance(name, str), f"parameter {name} of {layer.type} '{layer.name}' is unknown")
 
 
-def substitute(graph: Graph, match: Match, layers: Sequence[Layer]) -> None:
-    """Put new layers in the place of a match; the last takes over the root's outputs.
+def carry_out(
+    graph: Graph, edit: Replacement, names: Names, allow: Callable[[Layer], None] = lambda layer: None
+) -> tuple[Layer, ...]:
+    """Edit the graph; returns the layers that are new or read something else now.
 
-    They unite the origins and feature masks of what they replace: an opt-out of fp16 must survive a fusion.
+    Raises Refused, with the graph as it was, where the edit would lose a blob, a name or a parameter, or where `allow`
+    refuses a new layer.
     """
-    root = match.root
-    origin = dict.fromkeys(name for layer in (*match.layers[::-1], *match.kept) for name in layer.origin)
-    mask = 0
-    for layer in match.layers:
-        mask |= layer["featmask"]
-    for new in layers:
-        new.origin = tuple(origin)
-        new.params.pop("shape_hints", None)
-        if mask:
-            new.params["featmask"] = mask
-    if root["shape_hints"]:
-        layers[-1].params["shape_hints"] = root["shape_hints"]
-    for new in layers[:-1]:
-        graph.add(new, before=root)
-    graph.replace(root, layers[-1])
-    remove_all(graph, match.layers[1:])
+    replaced = {*edit.reads, *(blob for layer in edit.takes for blob in layer.outputs)}
+    made = set(edit.made)
+    needed = [*(blob for layer in edit.made for blob in layer.inputs), *edit.reads.values()]
+    if edit.may_stay:
+        replaced.update(blob for layer in edit.layers for blob in layer.outputs)
+    require_private(edit.layers, replaced, needed, edit.sources)
+    public = _public_names(edit, made)
+    for layer in edit.made:
+        allow(layer)
+    _inherit(edit)
+    readers = [user for blob in edit.reads for user in blob.users if user not in made]
+    for layer, before in edit.added:
+        graph.add(layer, before=before)
+        assign_shapes(layer)
+    for old, new in edit.takes.items():
+        graph.replace(old, new)
+    for blob, other in edit.reads.items():
+        for user in blob.users:
+            if user not in made:
+                graph.set_inputs(user, [other if b is blob else b for b in user.inputs])
+        other.shape = blob.shape if other.shape is None else other.shape
+    if public:
+        graph.outputs = [public.get(blob, blob) for blob in graph.outputs]
+    remove_all(graph, edit.removed, may_stay=edit.may_stay)
+    _name(graph, edit, public, names)
+    moved = (user for user in readers if user.graph is graph)
+    return tuple(dict.fromkeys((*edit.made, *moved)))
 
 
-def eliminate(graph: Graph, match: Match, blobs: Sequence[Blob]) -> tuple[Layer, ...]:
-    """Use blobs instead of the root's outputs, and remove the match; returns the layers that read something else now.
-    A name that the net's caller knows survives: where the root's output is an output of the net, the blob takes over
-    its name. Refused where the blob has such a name itself.
-    """
-    pairs = list(zip(match.root.outputs, blobs, strict=True))
-    renamed: dict[Blob, Blob] = {}
-    for old, new in pairs:
-        if old.is_output:
+def _name(graph: Graph, edit: Replacement, public: Mapping[Blob, Blob], names: Names) -> None:
+    """Give every new layer and blob a name; those that the net's caller knows stay."""
+    made = set(edit.made)
+    for layer in edit.layers:
+        if layer.graph is not graph:
+            names.release(layer, () if layer in edit.takes else (b for b in layer.outputs if b not in public))
+    for old, new in public.items():
+        stays = old.producer is not None and old.producer.graph is graph
+        names.move(old, new, is_made=new.producer in made, stays=stays)
+    kept = {*public.values(), *(blob for layer in edit.takes for blob in layer.outputs)}
+    for layer in edit.made:
+        names.give(layer, kept)
+
+
+def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob]:
+    """The outputs of the net that get another blob; refused where that one has a public name itself."""
+    public: dict[Blob, Blob] = {}
+    for old, new in edit.reads.items():
+        if not old.is_output:
+            continue
+        if new.producer is not None and new.producer not in made:
             require(not new.is_input, f"both '{new.name}' and '{old.name}' are public names: an input and an output")
             require(not new.is_output, f"both '{new.name}' and '{old.name}' are outputs of the net")
-            require(new not in renamed.values(), f"'{old.name}' is one of several outputs with the same value")
-            renamed[old] = new
-    moved = tuple(dict.fromkeys(user for old, _ in pairs for user in old.users))
-    for old, new in pairs:
-        graph.redirect(old, new)
-        new.shape = old.shape if new.shape is None else new.shape
-    if renamed:
-        graph.outputs = [renamed.get(blob, blob) for blob in graph.outputs]
-    remove_all(graph, match.layers)
-    for old, new in renamed.items():
-        new.name = old.name
-    return moved
+        require(new not in public.values(), f"'{old.name}' is one of several outputs with the same value")
+        public[old] = new
+    return public
 
 
-def remove_all(graph: Graph, layers: Iterable[Layer]) -> None:
-    """Remove layers that only need each other, whatever their order; GraphError where somebody else needs one."""
+def _inherit(edit: Replacement) -> None:
+    """Hand on origins, feature masks and shape hints: an opt-out of fp16 must survive a fusion.
+
+    One layer in the place of several unites what they had. Where several are replaced one by one, each keeps its own.
+    """
+    alone = len(edit.takes) <= 1
+    sources = edit.layers if alone else edit.removed
+    origin = tuple(dict.fromkeys(name for layer in (*sources, *edit.sources) for name in layer.origin))
+    mask = 0
+    for layer in sources:
+        mask |= layer["featmask"]
+    for new, _ in edit.added:
+        new.origin = new.origin or origin
+        _set(new, "featmask", mask | new["featmask"])
+        new.params.pop("shape_hints", None)
+    for old, new in edit.takes.items():
+        new.origin = origin if alone else old.origin
+        _set(new, "featmask", mask | old["featmask"])
+        _set(new, "shape_hints", old["shape_hints"])
+    for heir in edit.heirs:
+        heir.origin = tuple(dict.fromkeys((*heir.origin, *origin)))
+
+
+def _set(layer: Layer, name: str, value: object) -> None:
+    layer.params.pop(name, None)
+    if value:
+        layer.params[name] = value
+
+
+def remove_all(graph: Graph, layers: Iterable[Layer], *, may_stay: bool = False) -> None:
+    """Remove layers that only need each other, whatever their order.
+
+    GraphError where somebody else needs one; with `may_stay` that one stays.
+    """
     left = list(layers)
     while left:
         free = [layer for layer in left if not any(blob.uses for blob in layer.outputs)]
+        if not free and may_stay:
+            return
         for layer in free or left[:1]:
             graph.remove(layer)
         left = [layer for layer in left if layer.graph is graph]

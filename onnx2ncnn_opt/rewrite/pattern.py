@@ -92,6 +92,11 @@ class Match:
         """The layer whose outputs the match explains."""
         return self.layers[0]
 
+    @property
+    def blobs(self) -> list[Blob]:
+        """The captured blobs."""
+        return [captured for captured in self.captures.values() if isinstance(captured, Blob)]
+
     def _bound(self, name: str, value: Layer | Blob) -> Match | None:
         """The match with a name bound; None where the name already stands for something else."""
         if not name:

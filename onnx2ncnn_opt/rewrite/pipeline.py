@@ -16,11 +16,10 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.shapes import assign_shapes
-from onnx2ncnn_opt.rewrite.edit import eliminate, require_private, substitute
-from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss, refs
+from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
+from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Result, Rewrite, require
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, require
 
 # A blob with more uses than this is no inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
@@ -51,7 +50,7 @@ class _Run:
         self.bounded = limit is None
         self.applied: list[Event] = []
         self.near_misses: dict[Pass, dict[Layer, NearMiss]] = {p: {} for p in passes}
-        self.names: set[str] | None = None
+        self.names: Names | None = None
         rewrites = [p for p in passes if isinstance(p, Rewrite)]
         self.queues = {rule: _Queue() for rule in rewrites}
         self.by_type: dict[str, list[Rewrite]] = {}
@@ -105,53 +104,48 @@ class _Run:
         self.near_misses[p].pop(root, None)
         for match in p.matches(root):
             try:
-                require_private(match)
-                self._apply(p, match, p.result(match))
+                require_private(match.layers[::-1], root.outputs, match.blobs, match.kept)
+                self._apply(p, replacement(match, p.result(match)))
             except Refused as refusal:
                 miss = NearMiss(p.name, refs(match.layers[::-1]), str(refusal))
                 self.near_misses[p].setdefault(root, miss)
             else:
                 return
 
-    def _apply(self, p: Rewrite, match: Match, result: Result) -> None:
-        before = refs(match.layers[::-1])
-        used = [blob for layer in match.layers for blob in layer.inputs]
-        blobs, layers = _kinds(result)
-        for layer in layers:
-            self._allow(layer)
-        if blobs:
-            touched = eliminate(self.graph, match, blobs)
-        else:
-            self._give_names(layers)
-            substitute(self.graph, match, layers)
-            for layer in layers[:-1]:
-                assign_shapes(layer)
-            touched = tuple(layers)
-        self._note(p, before, refs(tuple(layers)))
-        self._revisit(touched, used)
-
     def _sweep(self, p: GraphPass) -> None:
         if self._is_full:
             return
-        self.near_misses[p].clear()
-        for change in p.sweep(self.graph, self._allow):
-            if isinstance(change, Miss):
-                self.near_misses[p][change.layers[-1]] = NearMiss(p.name, refs(change.layers), change.reason)
+        misses = self.near_misses[p]
+        misses.clear()
+        for edit in p.sweep(self.graph):
+            if isinstance(edit, Miss):
+                misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), edit.reason)
                 continue
-            self._note(p, refs(change.before), refs(change.after))
-            self._revisit(change.after, [blob for layer in change.before for blob in layer.inputs])
+            try:
+                self._apply(p, edit)
+            except Refused as refusal:
+                misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), str(refusal))
             if self._is_full:
                 return
+
+    def _apply(self, p: Pass, edit: Replacement) -> None:
+        """Carry out an edit, note it, and queue what it may concern."""
+        used = [blob for layer in edit.layers for blob in layer.inputs]
+        if self.names is None:
+            self.names = Names(self.graph)
+        before = refs(edit.layers)
+        touched = carry_out(self.graph, edit, self.names, self._allow)
+        gone = {layer for layer in edit.layers if layer.graph is not self.graph}
+        before = tuple(ref for ref, layer in zip(before, edit.layers, strict=True) if layer in gone)
+        self.applied.append(Applied(p.name, before, refs(edit.made)))
+        if self.check:
+            self.graph.check()
+        self._revisit(touched, used)
 
     def _allow(self, layer: Layer) -> None:
         """Refuse a layer that the veto is against."""
         reason = self.veto(layer) if self.veto is not None else None
         require(reason is None, reason or "")
-
-    def _note(self, p: Pass, before: tuple[LayerRef, ...], after: tuple[LayerRef, ...]) -> None:
-        self.applied.append(Applied(p.name, before, after))
-        if self.check:
-            self.graph.check()
 
     def _revisit(self, touched: Iterable[Layer], used: Iterable[Blob]) -> None:
         """Queue every layer whose matches may differ: those behind changed layers and blobs, within patterns' reach."""
@@ -168,18 +162,6 @@ class _Run:
             behind += [user for layer in changed for blob in layer.outputs for user in blob.users]
             front, changed = dict.fromkeys(user for user in behind if user not in seen), {}
             seen.update(front)
-
-    def _give_names(self, layers: Sequence[Layer]) -> None:
-        """Make the names of new blobs unique."""
-        for layer in layers[:-1]:
-            for blob in layer.outputs:
-                if self.names is None:
-                    self.names = {known.name for other in self.graph for known in other.outputs}
-                name, count = blob.name, 0
-                while blob.name in self.names:
-                    count += 1
-                    blob.name = f"{name}_{count}"
-                self.names.add(blob.name)
 
 
 class _Queue:
@@ -209,7 +191,14 @@ def _near_users(blobs: Iterable[Blob]) -> Iterator[Layer]:
             yield from blob.users
 
 
-def _kinds(result: Result) -> tuple[Sequence[Blob], Sequence[Layer]]:
-    """The result as blobs or as layers; one of both is empty."""
+def replacement(match: Match, result: Result) -> Replacement:
+    """What a rewrite returned for a match, as an edit."""
     items = [result] if isinstance(result, Blob | Layer) else list(result)
-    return [i for i in items if isinstance(i, Blob)], [i for i in items if isinstance(i, Layer)]
+    layers = match.layers[::-1]
+    blobs = [item for item in items if isinstance(item, Blob)]
+    if blobs:
+        return Replacement(layers, reads=dict(zip(match.root.outputs, blobs, strict=True)))
+    *added, last = (item for item in items if isinstance(item, Layer))
+    return Replacement(
+        layers, takes={match.root: last}, added=[(layer, match.root) for layer in added], sources=match.kept
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -78,11 +78,34 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
-class Change:
-    """One edit of a graph pass: the layers that were removed, and those that were added or got other inputs."""
+class Replacement:
+    """Layers that go, and what stands in their place.
 
-    before: tuple[Layer, ...]
-    after: tuple[Layer, ...] = ()
+    `layers` are all that the edit is about, the last one last. They are removed, except those that `takes` has a new
+    layer for: that one comes without outputs, and takes over the place and the blobs of the old one. `added` are new
+    layers with blobs of their own, each with the layer that it stands before (None: at the end). Whoever reads a key of
+    `reads` reads its value instead, and a name that the net's caller knows moves along. With `may_stay` a layer that
+    others read too is left where it is, as views are; otherwise such an edit is refused. `sources` are layers that are
+    left alone, but from whose ONNX nodes the result comes too; `heirs` stand for the removed layers from now on.
+    """
+
+    layers: tuple[Layer, ...]
+    takes: Mapping[Layer, Layer] = field(default_factory=dict)
+    added: Sequence[tuple[Layer, Layer | None]] = ()
+    reads: Mapping[Blob, Blob] = field(default_factory=dict)
+    may_stay: bool = False
+    sources: tuple[Layer, ...] = ()
+    heirs: tuple[Layer, ...] = ()
+
+    @property
+    def made(self) -> tuple[Layer, ...]:
+        """The new layers."""
+        return (*(layer for layer, _ in self.added), *self.takes.values())
+
+    @property
+    def removed(self) -> list[Layer]:
+        """The layers in whose place no other one stands."""
+        return [layer for layer in self.layers if layer not in self.takes]
 
 
 @dataclass(frozen=True)
@@ -93,38 +116,34 @@ class Miss:
     reason: str
 
 
-def attempt(layer: Layer, edit: Callable[..., Change | None], *arguments: Any) -> Iterator[Change | Miss]:
-    """What an edit for the sake of a layer did, if anything; a refusal becomes a near miss."""
+def attempt(layer: Layer, find: Callable[..., Replacement | None], *arguments: Any) -> Iterator[Replacement | Miss]:
+    """What `find` proposes for the sake of a layer, if anything; a refusal becomes a near miss."""
     try:
-        change = edit(*arguments)
+        edit = find(*arguments)
     except Refused as refusal:
         yield Miss((layer,), str(refusal))
     else:
-        if change is not None:
-            yield change
-
-
-Allow: TypeAlias = Callable[[Layer], None]
+        if edit is not None:
+            yield edit
 
 
 @dataclass(frozen=True, eq=False)
 class GraphPass:
-    """A pass that needs to see the whole graph: it edits it, and yields after every edit what it did.
+    """A pass that needs to see the whole graph.
 
-    A function with a second parameter gets `allow`, to call with every layer of a new kind before it edits anything:
-    that raises Refused where the layer must not be made.
+    Its function never edits the graph: it yields each `Replacement`, which the engine checks and carries out before the
+    function goes on. One that the engine refuses becomes a near miss.
     """
 
     name: str
     summary: str
     exact: bool
-    function: Callable[..., Iterator[Change | Miss]]
+    function: Callable[[Graph], Iterator[Replacement | Miss]]
     kept: str = ""
 
-    def sweep(self, graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
-        """Every change as it is made, and every one that nearly was."""
-        asks = len(inspect.signature(self.function).parameters) > 1
-        return self.function(graph, allow) if asks else self.function(graph)
+    def sweep(self, graph: Graph) -> Iterator[Replacement | Miss]:
+        """Every edit that the pass asks for, and every one that nearly was."""
+        return self.function(graph)
 
 
 Pass: TypeAlias = Rewrite | GraphPass
@@ -141,10 +160,12 @@ def rewrite(
     return decorate
 
 
-def graph_pass(*, exact: bool, kept: str = "") -> Callable[[Callable[..., Iterator[Change | Miss]]], GraphPass]:
+def graph_pass(
+    *, exact: bool, kept: str = ""
+) -> Callable[[Callable[[Graph], Iterator[Replacement | Miss]]], GraphPass]:
     """Make a GraphPass of a generator function."""
 
-    def decorate(function: Callable[..., Iterator[Change | Miss]]) -> GraphPass:
+    def decorate(function: Callable[[Graph], Iterator[Replacement | Miss]]) -> GraphPass:
         return GraphPass(function.__name__, _first_line(function), exact, function, kept)
 
     return decorate

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.passes import run as optimise
 from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.pipeline import run
-from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, Rewrite, attempt, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, Rewrite, attempt, graph_pass, require, rewrite
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
 
@@ -125,12 +125,11 @@ def test_near_misses_that_came_to_be_rewritten_are_forgotten() -> None:
     assert reasons(run(graph, [merge])) == ["'c' is also used by ReLU 'g'", "'c' is also used by ReLU 'f'"]
 
     @graph_pass(exact=True)
-    def remove_dead(graph: Graph) -> Iterator[Change]:
+    def remove_dead(graph: Graph) -> Iterator[Replacement]:
         """dead   ⇒   nothing"""
         for layer in reversed(graph):
             if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
-                graph.remove(layer)
-                yield Change((layer,))
+                yield Replacement((layer,))
 
     # The merge comes first, is refused, and is asked again once the second use is gone.
     events = run(graph, [merge, remove_dead], check=True)
@@ -225,14 +224,12 @@ def test_the_limit_holds_for_graph_passes() -> None:
 
 
 @graph_pass(exact=False)
-def mish(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+def mish(graph: Graph) -> Iterator[Replacement | Miss]:
     """Sigmoid   ⇒   Mish"""
 
-    def edit(layer: Layer) -> Change:
+    def edit(layer: Layer) -> Replacement:
         require(not layer["featmask"], "a feature mask")
-        new = Layer("Mish", layer.name, layer.inputs)
-        allow(new)
-        return Change((layer,), (graph.replace(layer, new),))
+        return Replacement((layer,), takes={layer: Layer("Mish", layer.name, layer.inputs)})
 
     for layer in graph.layers:
         if layer.type == "Sigmoid":

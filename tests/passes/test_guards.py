@@ -1,0 +1,87 @@
+"""No pass loses a parameter that it does not know, an opt-out of fp16, or a blob that somebody else reads too.
+
+Each net of the fixtures in which a pass finds something is spoiled in one of these ways, at each of its layers in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pass_cases import FOLDER, Case, load
+from test_fixtures import BY_NAME, assert_same, compute
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.rewrite.events import Applied
+from onnx2ncnn_opt.rewrite.pipeline import run
+from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+
+_UNKNOWN = 99
+_MASK = 4
+
+
+def positive(name: str) -> list[Case]:
+    cases = load(FOLDER / f"{name}.md")
+    return [case for case in cases if case.reason is None and any(True for _ in spoilt(case))]
+
+
+def spoilt(case: Case) -> Iterator[tuple[Graph, Layer]]:
+    """The net, again for each of its layers."""
+    for i, layer in enumerate(case.net()[0]):
+        if layer.type not in ("Input", "Split"):
+            graph = case.net()[0]
+            yield graph, graph.layers[i]
+
+
+def applied(graph: Graph, rewrite: Pass) -> list[Applied]:
+    return [event for event in run(graph, [rewrite], check=True) if isinstance(event, Applied)]
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_an_unknown_parameter(name: str) -> None:
+    for case in positive(name):
+        for graph, layer in spoilt(case):
+            layer.params[_UNKNOWN] = 1
+            applied(graph, BY_NAME[name])
+            assert any(_UNKNOWN in each.params for each in graph), f"{case}: lost from {layer}"
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_feature_mask(name: str) -> None:
+    for case in positive(name):
+        for graph, layer in spoilt(case):
+            layer.params["featmask"] = _MASK
+            made = [event.after for event in applied(graph, BY_NAME[name])]
+            # What only vanished computed nothing.
+            masked = any(each["featmask"] & _MASK for each in graph)
+            assert masked or not any(made), f"{case}: lost from {layer}"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[NcnnWorker]:
+    with NcnnWorker() as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_second_reader(name: str, tmp_path: Path, worker: NcnnWorker) -> None:
+    for case in positive(name):
+        for graph, layer in spoilt(case):
+            add_readers(graph, layer)
+            names = sorted(blob.name for blob in graph.outputs)
+            expected = compute(graph, case, tmp_path / "before", worker)
+            if applied(graph, BY_NAME[name]):
+                assert sorted(blob.name for blob in graph.outputs) == names
+                # Not bit by bit: a blob that is read twice is packed in another way, which x86 rounds in another way.
+                assert_same(compute(graph, case, tmp_path / "after", worker), expected, exact=False)
+
+
+def add_readers(graph: Graph, layer: Layer) -> None:
+    """A layer more behind each output of a layer."""
+    for blob in layer.outputs:
+        reader = graph.add(Layer("AbsVal", f"{blob.name}_reader", [blob], [Blob(f"{blob.name}_read")]))
+        assign_shapes(reader)
+        graph.outputs = [*graph.outputs, reader.output]
