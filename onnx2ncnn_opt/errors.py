@@ -2,6 +2,7 @@
 
 Error                     what the command line prints as one message
 ├── UsageError            the caller asked for something that cannot be meant        (exit 2)
+│   └── PatternError      a pass looks for a layer type or parameter that ncnn lacks
 ├── ConversionError       the model cannot be expressed, or cannot be read           (exit 1)
 │   ├── ModelError        the ONNX file is broken, unsafe or beyond the limits
 │   ├── UnsupportedError  nodes that ncnn cannot compute, all of them at once
@@ -29,6 +30,10 @@ class UsageError(Error):
     """An option, name or shape that the caller gave makes no sense here."""
 
     exit_code = 2
+
+
+class PatternError(UsageError):
+    """A pattern that nothing can ever match: its author meant another layer type or parameter."""
 
 
 class ConversionError(Error):

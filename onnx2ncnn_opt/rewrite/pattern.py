@@ -7,11 +7,15 @@ name that occurs twice stands for one and the same thing. Operators that commute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from onnx2ncnn_opt.errors import PatternError
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.spec import LayerSpec
 
 _COMMUTATIVE_BINARY = frozenset({0, 2, 4, 5, 14})  # add, mul, max, min, logaddexp
 
@@ -63,10 +67,34 @@ Pattern: TypeAlias = Op | str
 
 
 def op(
-    types: str | Collection[str], capture: str = "", where: Callable[[Layer], bool] | None = None, **params: Any
+    types: str | LayerSpec | Collection[str | LayerSpec],
+    capture: str = "",
+    where: Callable[[Layer], bool] | None = None,
+    **params: Any,
 ) -> Op:
-    """A layer of these types with these parameters; see `Op`."""
-    return Op(frozenset([types] if isinstance(types, str) else types), capture, params, where)
+    """A layer of these types with these parameters; see `Op`. A custom type is named by its declaration.
+
+    Raises PatternError for a type that ncnn does not have, and for a parameter that one of the types does not have.
+    """
+    every = [_spec(t) for t in ([types] if isinstance(types, (str, LayerSpec)) else types)]
+    for spec in every:
+        for name in params:
+            if name not in spec.by_name:
+                raise PatternError(f"{spec.type} has no parameter {name!r}{_meant(name, spec.by_name)}")
+    return Op(frozenset(spec.type for spec in every), capture, params, where)
+
+
+def _spec(type: str | LayerSpec) -> LayerSpec:
+    if isinstance(type, LayerSpec):
+        return type
+    if type not in LAYERS:
+        raise PatternError(f"ncnn has no layer type {type!r}{_meant(type, LAYERS)}; give a custom one's LayerSpec")
+    return LAYERS[type]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def kept(pattern: Op) -> Op:

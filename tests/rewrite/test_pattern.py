@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from nets import net
 
+from onnx2ncnn_opt.errors import PatternError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.spec import CUSTOM, LayerSpec, parse_params
 from onnx2ncnn_opt.rewrite.pattern import Match, Op, const, kept, matches, op
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
@@ -112,3 +115,24 @@ def test_an_inner_layer_has_one_output() -> None:
     graph = net("Input x 0 1 x 0=4 1=4 2=4", "Slice s 1 2 x a b -23300=2,2,2", "BinaryOp m 2 1 a b y 0=0")
     assert not found(op("BinaryOp")(op("Slice"), op("Slice")), graph)
     assert found(op("BinaryOp")("a", "b"), graph)
+
+
+@pytest.mark.parametrize(
+    ("types", "params", "message"),
+    [
+        ("Convolutoin", {}, "ncnn has no layer type 'Convolutoin' (did you mean 'Convolution'?)"),
+        (("ReLU", "Relu"), {}, "ncnn has no layer type 'Relu' (did you mean 'ReLU'?)"),
+        ("ReLU", {"slop": 0}, "ReLU has no parameter 'slop' (did you mean 'slope'?)"),
+        (("Convolution", "ReLU"), {"activation_type": 0}, "ReLU has no parameter 'activation_type'"),
+    ],
+)
+def test_a_pattern_that_nothing_matches_is_an_error(types: Any, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(PatternError, match=re.escape(message)):
+        op(types, **params)
+
+
+def test_a_custom_type_is_named_by_its_declaration() -> None:
+    spec = LayerSpec("MyLayer", CUSTOM, params=parse_params("0 gain=1.0"))
+    assert op(spec, gain=2.0).types == {"MyLayer"}
+    with pytest.raises(PatternError, match="MyLayer has no parameter 'gian'"):
+        op(spec, gian=2.0)
