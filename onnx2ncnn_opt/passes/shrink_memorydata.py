@@ -9,24 +9,24 @@ from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.rewrite.rule import Change, Miss, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 _PACK = 4  # slices of the outermost axis that ncnn packs, where their number allows it
 _SHORT = 32  # elements of a row, with which a BinaryOp that broadcasts is as fast as one that does not
 
 
 @graph_pass(exact=False, kept="slopes and masks that exporters store in the full size")
-def shrink_memorydata(graph: Graph) -> Iterator[Change | Miss]:
+def shrink_memorydata(graph: Graph) -> Iterator[Replacement | Miss]:
     """x, MemoryData (equal slices) ── BinaryOp (MatMul, SDPA) ──   ⇒   x, MemoryData (one slice) ── BinaryOp ──
 
     Where the layer broadcasts the one slice to the same shape. Rows that are short stay: broadcasting them is slower.
     """
     for constant in graph.layers:
         if constant.type == "MemoryData" and constant.output.users and not constant.output.is_output:
-            yield from attempt(constant, _shrink, graph, constant)
+            yield from attempt(constant, _shrink, constant)
 
 
-def _shrink(graph: Graph, constant: Layer) -> Change | None:
+def _shrink(constant: Layer) -> Replacement | None:
     blob = constant.output
     block, shape = constant.weights.stored("data"), known(blob.shape or ())
     axes = set.intersection(*(_broadcast_axes(user, blob) for user in blob.users))
@@ -44,9 +44,9 @@ def _shrink(graph: Graph, constant: Layer) -> Change | None:
         small = small[0]  # of a mask of one head ncnn's Vulkan code reads more, unless it has two dims
     sizes = dict.fromkeys("whdc") | dict(zip(AXES[small.ndim], small.shape, strict=True))
     stored = replace(block, data=np.ascontiguousarray(small).reshape(-1))
-    new = graph.replace(constant, constant.having(**sizes, weights={"data": stored}))
-    blob.shape = small.shape
-    return Change((constant,), (new, *blob.users))
+    new = constant.having(**sizes, weights={"data": stored})
+    new.outputs = (Blob(blob.name, small.shape),)
+    return Replacement((constant,), added=[(new, constant)], reads={blob: new.output})
 
 
 def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:

@@ -21,6 +21,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 _UNKNOWN = 99
 _MASK = 4
+_MOST_RUNS = 4  # cases of a pass that run in ncnn, each once for every layer
 
 
 def positive(name: str) -> list[Case]:
@@ -68,7 +69,7 @@ def worker() -> Iterator[NcnnWorker]:
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_second_reader(name: str, tmp_path: Path, worker: NcnnWorker) -> None:
-    for case in positive(name):
+    for case in positive(name)[:_MOST_RUNS]:
         for graph, layer in spoilt(case):
             add_readers(graph, layer)
             names = sorted(blob.name for blob in graph.outputs)
