@@ -14,8 +14,8 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.passes._fold import ADD, MUL, RSUB
-from onnx2ncnn_opt.passes._views import VIEWS, Writer
-from onnx2ncnn_opt.rewrite.rule import Allow, Change, Miss, attempt, graph_pass, require
+from onnx2ncnn_opt.passes._views import VIEWS
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 _MAX, _MIN = 4, 5
 _SIGN = 20  # of UnaryOp
@@ -44,17 +44,16 @@ class _Readers:
 
 
 @graph_pass(exact=False, kept="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
-def limit_mask_fill(graph: Graph, allow: Allow) -> Iterator[Change | Miss]:
+def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
     """mask * -3.4e38 ── Softmax or SDPA   ⇒   mask * -30000 ── Softmax or SDPA
 
     For numbers below those of fp16 that only a Softmax reads: exp makes 0 of both. Such a number swallows the scores of
     a row that is masked as a whole; with -30000 in its place, the queries (or scores) of these rows become 0.
     """
-    edit: _Edit | None = None
+    limiter = _Limiter()
     for layer in graph.layers:
         if layer.graph is graph and _fill(layer) < -_LARGEST:
-            edit = edit or _Edit(graph)
-            yield from attempt(layer, edit.limit, layer, allow)
+            yield from attempt(layer, limiter.limit, layer)
 
 
 def _fill(layer: Layer) -> float:
@@ -72,18 +71,16 @@ def _fill(layer: Layer) -> float:
     return 0.0
 
 
-class _Edit:
+class _Limiter:
     """One sweep: the rows of each mask are looked at once, and every reader is changed once."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.writer = Writer(graph)
+    def __init__(self) -> None:
         self.ranges = Ranges()
         self.kept: dict[Blob, Blob] = {}
         self.gated: set[Layer] = set()
         self.made: set[Layer] = set()
 
-    def limit(self, layer: Layer, allow: Allow) -> Change | None:
+    def limit(self, layer: Layer) -> Replacement | None:
         """Fill in a number that fp16 holds."""
         readers = _Readers()
         if not self._collect(layer, layer.output, readers, gate=True, summed=False) or not self._masks(layer, readers):
@@ -95,15 +92,19 @@ class _Edit:
             require(each.type == "SDPA", f"the queries of {each.type} '{each.name}' are inside it")
         for blob in (*(b for each, _ in sums for b in each.inputs), *(b for each in attentions for b in each.inputs)):
             require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-        for kind in ("Reduction", "Threshold", "BinaryOp", "ExpandDims") if sums or attentions else ():
-            allow(Layer(kind, layer.name, [layer.output]))
-        before, after = (layer,), self._limited(layer, readers.fill)
-        for each, mask in sums:
-            plain = each.inputs[each.inputs[0] is mask]
-            after += self._gate(each, plain, mask, layer, readers.fill)
-        for each in attentions:
-            after += self._gate(each, each.inputs[0], each.inputs[_SDPA_MASK], layer, readers.fill)
-        return Change(before, after)
+        limited, signs = self._limited(layer, readers.fill)
+        takes, added = {layer: limited}, [(sign, layer) for sign in signs]
+        gates = [(each, each.inputs[each.inputs[0] is mask], mask) for each, mask in sums]
+        gates += [(each, each.inputs[0], each.inputs[_SDPA_MASK]) for each in attentions]
+        order = {each: at for at, each in enumerate(layer.graph or ())} if len(gates) > 1 else {}
+        # What the first one makes of a mask the later ones read.
+        for each, plain, mask in sorted(gates, key=lambda gate: order.get(gate[0], 0)):
+            new = self._gate(each, plain, mask, layer, readers.fill)
+            added += ((made, each) for made in new)
+            inputs = [new[-1].output if blob is plain else blob for blob in each.inputs]
+            takes[each] = each.having(inputs=inputs)
+            self.gated.add(takes[each])
+        return Replacement(tuple(takes), takes=takes, added=added)
 
     def _masks(self, layer: Layer, readers: _Readers) -> bool:
         """Whether a layer fills its number in at places, and has no business with numbers between it and others."""
@@ -170,45 +171,41 @@ class _Edit:
             readers.sums.append((user, mask))
         return self._collect(fill, user.output, readers, gate=chosen, summed=True)
 
-    def _limited(self, layer: Layer, fill: float) -> tuple[Layer, ...]:
-        """Put the fill in the place of lower numbers."""
+    def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
+        """The layer with the fill in the place of lower numbers, and what it reads in place of its input."""
         if layer.type == "MemoryData":
             block = layer.weights.stored("data")
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
-            return (self.graph.replace(layer, layer.having(weights={"data": data.astype(np.float32)})),)
+            return layer.having(weights={"data": data.astype(np.float32)}), []
         new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
-        signs: tuple[Layer, ...] = ()
-        if _is_product(layer) and not self.ranges.of(layer.input).is_whole:  # any number but 0 masks
-            signs = (self._new("UnaryOp", layer, [layer.input], op_type=_SIGN),)
-            new = new.having(inputs=[signs[0].output])
-        return (*signs, self.graph.replace(layer, new))
+        if not _is_product(layer) or self.ranges.of(layer.input).is_whole:
+            return new, []
+        sign = self._new("UnaryOp", layer, [layer.input], op_type=_SIGN)  # any number but 0 masks
+        return new.having(inputs=[sign.output]), [sign]
 
-    def _gate(self, reader: Layer, plain: Blob, mask: Blob, like: Layer, fill: float) -> tuple[Layer, ...]:
-        """Multiply what a mask is added to by 0 in rows that are masked as a whole."""
-        self.gated.add(reader)
-        new: tuple[Layer, ...] = ()
+    def _gate(self, reader: Layer, plain: Blob, mask: Blob, like: Layer, fill: float) -> list[Layer]:
+        """What a mask is added to, times 0 in rows that are masked as a whole."""
+        new: list[Layer] = []
         if mask not in self.kept:
-            new += (self._new("Reduction", reader, [mask], like, operation=_REDUCE_MAX, **_ROWS),)
-            new += (self._new("Threshold", reader, [new[-1].output], like, threshold=fill / 2),)
+            new.append(self._new("Reduction", like, [mask], operation=_REDUCE_MAX, **_ROWS))
+            new.append(self._new("Threshold", like, [new[-1].output], threshold=fill / 2))
             self.kept[mask] = new[-1].output
         rows = self.kept[mask]
         assert rows.shape is not None
         assert plain.shape is not None
         missing = len(plain.shape) - len(rows.shape)
         if missing > 0:
-            new += (self._new("ExpandDims", reader, [rows], like, axes=tuple(range(missing))),)
+            new.append(self._new("ExpandDims", like, [rows], axes=tuple(range(missing))))
             rows = new[-1].output
-        new += (self._new("BinaryOp", reader, [plain, rows], like, op_type=MUL),)
-        self.graph.set_inputs(reader, [new[-1].output if blob is plain else blob for blob in reader.inputs])
-        return (*new, reader)
+        new.append(self._new("BinaryOp", like, [plain, rows], op_type=MUL))
+        return new
 
-    def _new(self, kind: str, before: Layer, inputs: Sequence[Blob], like: Layer | None = None, **params: Any) -> Layer:
-        like = like or before
-        out = self.writer.blob(f"{like.name}_rows", None)
-        layer = Layer(kind, out.name, inputs, [out], params, origin=like.origin)
+    def _new(self, kind: str, like: Layer, inputs: Sequence[Blob], **params: Any) -> Layer:
+        name = f"{like.name}_rows"
+        layer = Layer(kind, name, inputs, [Blob(name)], params, origin=like.origin)
         assign_shapes(layer)
         self.made.add(layer)
-        return self.graph.add(layer, before=before)
+        return layer
 
 
 def _scale(attention: Layer) -> float:
