@@ -82,6 +82,9 @@ class _Limiter:
 
     def limit(self, layer: Layer) -> Replacement | None:
         """Fill in a number that fp16 holds."""
+        self.kept = {
+            mask: rows for mask, rows in self.kept.items() if rows.producer is not None
+        }  # of edits not refused
         readers = _Readers()
         if not self._collect(layer, layer.output, readers, gate=True, summed=False) or not self._masks(layer, readers):
             return None
