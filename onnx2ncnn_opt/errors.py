@@ -17,6 +17,8 @@ Error                     what the command line prints as one message
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -59,12 +61,38 @@ class Unsupported:
 
 
 class UnsupportedError(ConversionError):
-    """Nodes that have no exact ncnn form; `nodes` lists every one of them."""
+    """Nodes that have no exact ncnn form; `nodes` lists every one of them, `advice` says how to go on without them.
 
-    def __init__(self, nodes: list[Unsupported]) -> None:
-        self.nodes = tuple(nodes)
+    The message has one line for all nodes that are refused for one reason.
+    """
+
+    def __init__(self, nodes: Sequence[Unsupported], advice: str = "") -> None:
+        self.nodes, self.advice = tuple(nodes), advice
         count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
-        super().__init__(f"cannot express {count} in ncnn:\n" + "\n".join(f"  {node}" for node in nodes))
+        lines = [f"cannot express {count} in ncnn:", *(f"  {line}" for line in _by_reason(nodes))]
+        super().__init__("\n".join([*lines, advice] if advice else lines))
+
+
+_MOST_NAMED = 3  # nodes of one reason
+
+
+def _by_reason(nodes: Sequence[Unsupported]) -> list[str]:
+    """A line for each reason, up to the names, numbers and shapes in it."""
+    groups: dict[tuple[str, str], list[Unsupported]] = {}
+    for node in nodes:
+        groups.setdefault((_DETAILS.sub("", node.reason), node.hint), []).append(node)
+    return [str(group[0]) if len(group) == 1 else _together(group) for group in groups.values()]
+
+
+def _together(nodes: Sequence[Unsupported]) -> str:
+    named = [f"{node.operator} '{node.node}'" for node in nodes[:_MOST_NAMED]]
+    rest = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
+    alike = "" if len({node.reason for node in nodes}) == 1 else " (the first; the others alike)"
+    text = f"{len(nodes)} nodes, {', '.join(named)}{rest}: {nodes[0].reason}{alike}"
+    return f"{text}; {nodes[0].hint}" if nodes[0].hint else text
+
+
+_DETAILS = re.compile(r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?")
 
 
 class ParamError(ConversionError):

@@ -131,7 +131,7 @@ def test_importers_of_the_page(tmp_path: Path) -> None:
     assert "made.up::Gain" in listed.out
     refused = run(tmp_path, "convert", "model.onnx", "--no-verify")
     assert refused.code == 1
-    assert "made.up::Gain 'a': ncnn has no form of this operator" in refused.err
+    assert "made.up::Gain 'a', made.up::Twice 'b': ncnn has no form of this operator" in refused.err
 
 
 OUR_RELU = """

@@ -144,6 +144,7 @@ def convert(
         applied=conversion.applied,
         near_misses=conversion.near_misses,
         custom=[str(op) for op in conversion.custom],
+        lost=conversion.model.lost,
         storage=(storage or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=rows,

@@ -27,7 +27,9 @@ from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import OnnxOp, find
 from onnx2ncnn_opt.onnx.schema import misfit
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors
+from onnx2ncnn_opt.onnx.stand_in import inferred_outputs
+from onnx2ncnn_opt.onnx.structure import read_values
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float, is_float
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
 
@@ -95,6 +97,7 @@ class _Walk(ImportContext):
         self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
+        self._tainted: set[str] = set()  # values that depend on a refused node
         self._inlined = 0
         self._budget = Budget(())
 
@@ -106,9 +109,9 @@ class _Walk(ImportContext):
         self._budget = Budget(constant.array for constant in constants.values())
         for node in self._model.graph:
             self._import(node)
-        if self._refused:
-            raise UnsupportedError(self._refused)
         outputs = self._outputs()
+        if self._refused:
+            raise UnsupportedError(self._refused, self._cut_advice())
         self._prune()
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
@@ -116,6 +119,7 @@ class _Walk(ImportContext):
 
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self._node = _node_name(node), node
+        refused = len(self._refused)
         names = [value.name if value is not None else "" for value in node.inputs]
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
@@ -135,6 +139,10 @@ class _Walk(ImportContext):
             self._refuse(node, str(error))
         except MemoryError:
             self._refuse(node, "it takes more memory than there is")
+        if len(self._refused) > refused or not self._tainted.isdisjoint(_read_names(node)):
+            self._tainted.update(value.name or "" for value in node.outputs)
+        if len(self._refused) > refused and not poisoned:
+            results = self._stand_ins(node, operands)
         for value, result in zip(node.outputs, results, strict=True):
             if value.name:
                 self._values[value.name] = result
@@ -144,10 +152,55 @@ class _Walk(ImportContext):
         operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         self._refused.append(Unsupported(self._label, operator, reason, hint))
 
+    def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
+        """Tensors in place of what a refused node would have given, as far as their shapes are known."""
+        results: list[Item | None] = []
+        for value, inferred in zip(node.outputs, inferred_outputs(node, operands, self._model.opsets), strict=True):
+            if inferred is None or not value.name:
+                results.append(None)
+                continue
+            shape, dtype = inferred
+            kept = [axis for axis, size in enumerate(shape) if size != 1]
+            view = View.of(shape, ([[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]) or [[]])
+            blob = self.input(self._names.new(f"{value.name}_stand_in"), view)
+            results.append(Tensor(blob, view, dtype if is_float(dtype) else held_as_float(dtype)))
+        return results
+
+    def _cut_advice(self) -> str:
+        """How to convert what is before all refused nodes, where some have no cure of their own; empty otherwise."""
+        if all(node.hint for node in self._refused):
+            return ""
+        wanted = {info.name for info in self._model.outputs}
+        kept = 0
+        for node in self._model.graph:
+            if self._is_tainted(node):
+                wanted |= _read_names(node)
+            else:
+                kept += 1
+        made = [value.name for node in self._model.graph for value in node.outputs if not self._is_tainted(node)]
+        tensors = [(name, self._values[name]) for name in made if name in wanted and name]
+        cut = [(name, x) for name, x in tensors if isinstance(x, Tensor)]
+        try:
+            for self._label, x in cut:
+                self._output_form(x)
+        except Refusal:
+            return ""
+        if not cut:
+            return ""
+        has_nms = any(node.operator == "NonMaxSuppression" for node in self._refused)
+        export = "export the model without NMS, or " if has_nms else ""
+        names, count = ",".join(name for name, _ in cut), len(self._model.graph)
+        part = f"convert the {kept} of {count} nodes before them with --outputs {names}"
+        return f"{export}{part} and do the rest outside ncnn"
+
+    def _is_tainted(self, node: onnx_ir.Node) -> bool:
+        """Whether a node was refused, or depends on one that was."""
+        return any(value.name in self._tainted for value in node.outputs)
+
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
         op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
         if op is None:
-            raise Refusal("ncnn has no form of this operator", _cut_before(node))
+            raise Refusal("ncnn has no form of this operator")
         return op
 
     def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:
@@ -202,7 +255,7 @@ class _Walk(ImportContext):
         self._values = outer  # the names of a subgraph end with it
         self._label, self._node = state
         done = tuple(x for x in results if x is not None)
-        if len(done) < len(results) or len(self._refused) > refused:
+        if len(done) < len(results) or (trips is not None and len(self._refused) > refused):
             raise Incomplete
         if self._inlined > MOST_INLINED:
             count = "its trips" if trips is None else f"its {trips} trips"
@@ -240,6 +293,7 @@ class _Walk(ImportContext):
                 reason = f"shape {_text(info.shape)} {problem}, and ncnn has no such tensors"
                 self._refused.append(Unsupported(info.name, "graph input", reason))
                 self._values[info.name] = None
+                self._tainted.add(info.name)
                 continue
             view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
             blob = self.input(info.name, view)
@@ -263,7 +317,8 @@ class _Walk(ImportContext):
         ports = []
         for info in self._model.outputs:
             value = self._values[info.name]
-            assert value is not None
+            if value is None:  # a node that was refused should have made it
+                continue
             self._label = info.name
             try:
                 if isinstance(value, Tensors):
@@ -272,8 +327,8 @@ class _Walk(ImportContext):
                 form, batch = self._output_form(x)
                 blob = self.formed(x, form).blob
             except Refusal as refusal:
-                unsupported = Unsupported(info.name, "graph output", refusal.reason, refusal.hint)
-                raise UnsupportedError([unsupported]) from None
+                self._refused.append(Unsupported(info.name, "graph output", refusal.reason, refusal.hint))
+                continue
             if blob.is_input or blob.is_output or (blob.producer and blob.producer.type == "MemoryData" and blob.users):
                 blob = self.layer("Noop", blob)
             self._rename(blob, info.name)
@@ -313,11 +368,8 @@ class _Walk(ImportContext):
                 self.graph.remove(layer)
 
 
-def _cut_before(node: onnx_ir.Node) -> str:
-    """The advice to end the net where a node begins."""
-    made = [value.name for value in node.inputs if value is not None and value.name and value.producer() is not None]
-    begin = f"convert what is before it with --outputs {','.join(dict.fromkeys(made))}, and " if made else ""
-    return f"{begin}do this step outside ncnn"
+def _read_names(node: onnx_ir.Node) -> set[str]:
+    return {value.name or "" for value in read_values(node)}
 
 
 def _node_name(node: onnx_ir.Node) -> str:

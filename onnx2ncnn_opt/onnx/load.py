@@ -44,7 +44,8 @@ class LoadedModel:
     that are no constants. `opsets` holds a version for each domain ('' is ONNX's own). `source_sha256` is that of the
     main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
     from memory. `producer` is the exporter, with version. `values` are the inputs that the caller bound to a value,
-    which are constants of the graph.
+    which are constants of the graph. `lost` are the model's outputs that nothing of the graph leads to, as the caller
+    chose others.
     """
 
     graph: onnx_ir.Graph
@@ -56,6 +57,7 @@ class LoadedModel:
     name: str
     producer: str
     values: Mapping[str, Array] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
 
     def initializer(self, name: str) -> Array:
         """The array of an initializer, as stored and not copied; KeyError where there is none of that name."""
@@ -97,8 +99,7 @@ def load_model(
     structure.inline_functions(model, opaque)
     structure.check_opset(model)
     bound, sizes = bind_values(model.graph, values, shapes or {}) if values else ({}, {})
-    if outputs:
-        structure.cut(model.graph, outputs)
+    lost = structure.cut(model.graph, outputs) if outputs else ()
     structure.strip(model.graph)
     structure.lift_constants(model)
     constants.settle(model.graph)
@@ -114,6 +115,7 @@ def load_model(
         name=opened.stem or model.graph.name or "model",
         producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
         values=bound,
+        lost=lost,
     )
 
 

@@ -254,8 +254,11 @@ def strip(graph: onnx_ir.Graph) -> None:
             del graph.initializers[name]
 
 
-def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> None:
-    """Let the graph end in other values, and begin with the inputs that these need; UsageError for unknown names."""
+def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
+    """Let the graph end in other values, and begin with the inputs that these need; UsageError for unknown names.
+
+    Returns the outputs that are lost: neither are they among the values, nor do they depend on one.
+    """
     values = {value.name: value for value in graph.inputs}
     values |= {value.name: value for node in graph for value in node.outputs if value.name}
     unknown = [name for name in outputs if name not in values]
@@ -263,10 +266,26 @@ def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> None:
         near = difflib.get_close_matches(unknown[0], [name for name in values if name], 3)
         hint = f"; did you mean {' or '.join(near)}?" if near else "; a viewer such as Netron shows them"
         raise UsageError(f"the model has no value called {', '.join(unknown)}{hint}")
+    lost = _lost(graph, {values[name] for name in outputs})
     graph.outputs[:] = [values[name] for name in dict.fromkeys(outputs)]
     strip(graph)
     for value in [value for value in graph.inputs if not value.uses() and value not in set(graph.outputs)]:
         graph.inputs.remove(value)
+    return lost
+
+
+def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
+    """What a node reads, its subgraphs included."""
+    for reader in (node, *(inner for graph in _attribute_graphs(node) for inner in graph.all_nodes())):
+        yield from (value for value in reader.inputs if value is not None)
+
+
+def _lost(graph: onnx_ir.Graph, chosen: Iterable[onnx_ir.Value]) -> tuple[str, ...]:
+    reached = set(chosen)
+    for node in graph:
+        if not reached.isdisjoint(read_values(node)):
+            reached.update(node.outputs)
+    return tuple(value.name or "" for value in graph.outputs if value not in reached)
 
 
 def root_cause(error: BaseException) -> str:

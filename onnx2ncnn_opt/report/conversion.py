@@ -17,8 +17,9 @@ class ConversionSummary:
     """A conversion that is done.
 
     `files` are paths and sizes in bytes; `verified` is None if nothing was, `sizes` are the open ones that it was run
-    at, `checked` says where and in which modes. `custom` are the operators that became layers of their own. `storage`
-    is a name and the number of weights stored so, `kept` those that were not.
+    at, `checked` says where and in which modes. `custom` are the operators that became layers of their own, `lost` the
+    model's outputs that no chosen one leads to. `storage` is a name and the number of weights stored so, `kept` those
+    that were not.
     """
 
     model: str
@@ -27,6 +28,7 @@ class ConversionSummary:
     applied: Sequence[Applied]
     near_misses: Sequence[NearMiss]
     custom: Sequence[str]
+    lost: Sequence[str]
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputRow] | None
@@ -46,6 +48,8 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [f"rewrite: {event}" for event in summary.applied]
         blocks += [f"near miss: {event}" for event in summary.near_misses]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
+    if summary.lost:
+        blocks.append(f"note: nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
     for size, least in manifest.minimum.items():
         blocks.append(f"note: {size} has to be {least} or more in this net; bind it with --shape where it is not")
     blocks.append(f"layers: {manifest.layers.before} -> {manifest.layers.after}")

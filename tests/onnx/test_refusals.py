@@ -1,0 +1,129 @@
+"""What is said of models that cannot be converted: everything at once, and how to go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
+
+
+def refused(graph: str, opset: int = 17) -> UnsupportedError:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {graph}')
+    with pytest.raises(UnsupportedError) as error:
+        convert(model)
+    return error.value
+
+
+def test_nodes_after_a_refused_one_are_asked_too() -> None:
+    """A BERT that was exported to train has a Dropout in every layer."""
+    steps = " ".join(
+        f"d{i} = Dropout(x{i}, ratio, training) m{i} = MatMul(d{i}, w) x{i + 1} = Relu(m{i})" for i in range(6)
+    )
+    error = refused(
+        "(float[1, N, 4] x0) => (float[1, N, 4] x6) "
+        f"<float ratio = {{0.1}}, bool training = {{1}}, float[4, 4] w = {{{', '.join(['0.5'] * 16)}}}> {{ {steps} }}"
+    )
+    assert [node.node for node in error.nodes] == [f"d{i}" for i in range(6)]
+    assert str(error) == (
+        "cannot express 6 nodes in ncnn:\n  6 nodes, Dropout 'd0', Dropout 'd1', Dropout 'd2' and 3 more: "
+        "training_mode is true; export the model in eval mode"
+    )
+
+
+def test_what_comes_of_a_refused_node_has_its_shape_and_type() -> None:
+    """A flattened image is refused where it is pooled, and its mask where numbers are looked for: as after any node."""
+    error = refused(
+        "(float[1, 3, 8, 8] x) => (float y, float z, int64 n) <float ratio = {0.1}, bool training = {1}> {"
+        " d, m = Dropout(x, ratio, training) f = Flatten<axis = 0>(d) y = LpPool<kernel_shape = [2, 2]>(f)"
+        " s = Shape(d) i = Cast<to = 7>(m) z = Erf(d) n = Unique(i) }"
+    )
+    assert [node.node for node in error.nodes] == ["d", "y", "n"]
+
+
+def test_the_body_of_an_if_is_asked_to_its_end() -> None:
+    error = refused(
+        "(float[2, 3] x) => (float[2, 3] y) <float ratio = {0.1}, bool training = {1}> {"
+        " y = If(training) <then_branch = a () => (float[2, 3] t)"
+        " { d = Dropout(x, ratio, training) e = Dropout(d, ratio, training) t = Neg(e) },"
+        " else_branch = b () => (float[2, 3] q) { q = Neg(x) }> }"
+    )
+    assert [node.node for node in error.nodes] == ["d", "e"]
+
+
+DETECTOR = (
+    "(float[1, 3, 16, 16] x) => (float[n, 4] boxes, float[1, 2] kind, int64[n, 3] chosen)"
+    " <float[6, 3, 16, 16] w, int64[3] shape = {1, 4, 1}, int64[3] flat = {1, 1, 2}, int64 two = {2},"
+    " int64[1] last = {2}, int64[1] one = {1}, int64[2] parts = {4, 2}> {"
+    " c = Conv(x, w) r = Relu(c) b, s = Split<axis = 1>(r, parts) t = Reshape(b, shape)"
+    " bb = Transpose<perm = [0, 2, 1]>(t) ss = Reshape(s, flat) kind = Flatten(s)"
+    " chosen = NonMaxSuppression(bb, ss) i = Gather<axis = 1>(chosen, two) q = Squeeze(bb, zero)"
+    " boxes = Gather<axis = 0>(q, i) zero = Sub(one, one) }"
+)
+
+
+def detector() -> onnx.ModelProto:
+    text = DETECTOR.replace("zero = Sub(one, one) }", "}").replace("{ c = Conv", "{ zero = Sub(one, one) c = Conv")
+    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g ' + text)
+
+
+def test_one_cut_loses_no_branch_of_a_detector() -> None:
+    model = detector()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((6, 3, 16, 16), 0.01, np.float32), "w"))
+    with pytest.raises(UnsupportedError) as error:
+        convert(model)
+    [node] = error.value.nodes
+    assert node.operator == "NonMaxSuppression"
+    advice = error.value.advice
+    assert advice.startswith("export the model without NMS, or convert the 9 of 12 nodes before them with --outputs ")
+    cut = advice.split("--outputs ")[1].split(" ")[0].split(",")
+    assert cut == ["bb", "ss", "kind", "q"]
+    conversion = convert(model, outputs=cut)
+    conversion.verify().check()
+    assert conversion.model.lost == ()
+
+
+def test_no_advice_where_every_node_has_its_cure() -> None:
+    error = refused("(float[1, 8] x, int64[1] k) => (float[1, n] y, int64[1, n] i) { r = Relu(x) y, i = TopK(r, k) }")
+    assert error.advice == ""
+
+
+def test_nothing_is_before_the_first_node() -> None:
+    assert refused("(float[4] x) => (float[n] y) { y = Unique(x) }").advice == ""
+
+
+def test_outputs_that_a_cut_loses_are_told() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] a, float[4] b, float[4] c) {'
+        " s = Relu(x) a = Neg(s) b = Abs(x) c = Add(a, b) }"
+    )
+    assert convert(model, outputs=["s"]).model.lost == ("b",)
+    assert convert(model, outputs=["s", "b"]).model.lost == ()
+    assert convert(model, outputs=["c"]).model.lost == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lines"),
+    [
+        (
+            [Unsupported("a", "Reshape", "[1, 2] cannot be reshaped to [3]", "bind sizes with --shape")] * 2,
+            ["2 nodes, Reshape 'a', Reshape 'a': [1, 2] cannot be reshaped to [3]; bind sizes with --shape"],
+        ),
+        (
+            [Unsupported(f"n{i}", "Crop", f"axis {i} of '{i}' is open", "bind it") for i in range(243)],
+            [
+                "243 nodes, Crop 'n0', Crop 'n1', Crop 'n2' and 240 more: axis 0 of '0' is open "
+                "(the first; the others alike); bind it"
+            ],
+        ),
+        (
+            [Unsupported("a", "A", "r", "h"), Unsupported("b", "B", "r", ""), Unsupported("c", "C", "other", "h")],
+            ["A 'a': r; h", "B 'b': r", "C 'c': other; h"],
+        ),
+    ],
+)
+def test_one_line_for_each_reason(nodes: list[Unsupported], lines: list[str]) -> None:
+    assert str(UnsupportedError(nodes)).splitlines()[1:] == [f"  {line}" for line in lines]
