@@ -18,6 +18,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
+from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
@@ -129,9 +130,7 @@ class Conversion:
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
 
-        # An input may have no other shape than the one that was given to the conversion.
-        bound = {port.name: port.shape for port in self.inputs if all(isinstance(size, int) for size in port.shape)}
-        options = {"shapes": bound, "outputs": self.cut, "manifest": self.manifest(), **options}
+        options = {"outputs": self.cut, "manifest": self.manifest(), **options}
         if self.storage is not None and "tolerance" not in options:
             usual = tolerance_of(self.model)
             options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
@@ -141,7 +140,7 @@ class Conversion:
 def convert(
     model: Any,
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     batch_axes: Mapping[str, int | None] | None = None,
@@ -155,12 +154,13 @@ def convert(
     """Convert an ONNX model to an ncnn graph.
 
     `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. `shapes` binds the sizes of
-    inputs by name; sizes that stay open are open in the net too. `values` binds whole inputs to a number, bool or
-    array, which become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the
-    model's outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip`
-    names passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to
-    run the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators
-    that become layers of their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md).
+    inputs by name: a number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for what the
+    model says; dynamic dimensions that stay are dynamic in the net too. `values` binds whole inputs to a number, bool
+    or array, which become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the model's
+    outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip` names
+    passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run
+    the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that
+    become layers of their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md).
 
     Raises:
         ModelError: the model is broken or unsafe to open.

@@ -73,7 +73,7 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
 def convert(
     model: Path,
     output: str | None,
-    shapes: dict[str, list[int]],
+    shapes: dict[str, list[int | str]],
     values: dict[str, Any],
     inputs: Path | None,
     seed: int,

@@ -20,14 +20,25 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int]]:
     """Sizes by input name, from ``name:1,3,224,224``; the name may have colons in it."""
-    shapes: dict[str, list[int]] = {}
+    return _parsed_shapes(ctx, param, values, r"\d+", "name:1,3,224,224")
+
+
+def _open_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int | str]]:
+    """As `_shapes`, with names, sums of them, and ``?`` among the sizes."""
+    return _parsed_shapes(ctx, param, values, r"[\w ?+*/()-]+", "name:1,3,224,224, or name:1,3,?,S")
+
+
+def _parsed_shapes(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...], size: str, form: str
+) -> dict[str, list[Any]]:
+    shapes: dict[str, list[Any]] = {}
     for value in values:
         name, _, sizes = value.rpartition(":")
-        if not name or not re.fullmatch(r"(\d+(,\d+)*)?", sizes):
-            raise click.BadParameter(f"'{value}' is not of the form name:1,3,224,224", ctx, param)
+        if not name or not re.fullmatch(f"({size}(,{size})*)?", sizes):
+            raise click.BadParameter(f"'{value}' is not of the form {form}", ctx, param)
         if name in shapes:
             raise click.BadParameter(f"two shapes for input '{name}'", ctx, param)
-        shapes[name] = [int(size) for size in sizes.split(",") if size]
+        shapes[name] = [int(size) if size.isdecimal() else size for size in sizes.split(",") if size]
     return shapes
 
 
@@ -56,9 +67,12 @@ def _number(text: str) -> bool | int | float | None:
     return None
 
 
-def shape_option(metavar: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The option --shape, as `shapes`: sizes by input name."""
-    return click.option("--shape", "shapes", multiple=True, callback=_shapes, metavar=metavar, help=help)
+def shape_option(
+    metavar: str, help: str, *, are_open: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option --shape, as `shapes`: sizes by input name, which may be names where they are open."""
+    callback = _open_shapes if are_open else _shapes
+    return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
 
 def seed_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -69,7 +83,8 @@ def seed_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --shape, --value, --inputs and --seed, as `shapes`, `values`, `inputs` and `seed`."""
-    shape = shape_option("NAME:SIZES", "Shape of an input, e.g. x:1,3,224,224; may be given several times.")
+    help = "Shape of an input, e.g. x:1,3,224,224, or x:1,3,?,W to leave and name sizes; for each input."
+    shape = shape_option("NAME:SIZES", help, are_open=True)
     value = click.option(
         "--value",
         "values",

@@ -36,7 +36,7 @@ def verify(
     param: Path,
     bin: Path,
     manifest_path: Path | None,
-    shapes: dict[str, list[int]],
+    shapes: dict[str, list[int | str]],
     values: dict[str, Any],
     inputs: Path | None,
     seed: int,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, symbol
-
-LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
+from onnx2ncnn_opt.onnx.given import Equations, GivenShapes, given_size
 
 
 @dataclass(frozen=True)
@@ -43,14 +39,14 @@ class InputInfo(TensorInfo):
 def bind(
     inputs: Sequence[onnx_ir.Value],
     outputs: Sequence[onnx_ir.Value],
-    shapes: Mapping[str, Sequence[int]],
+    shapes: GivenShapes,
     sizes: Mapping[str, int] | None = None,
     named: Iterable[str] = (),
 ) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
     """Inputs and outputs with the sizes of `shapes` in place of symbols, the same value wherever a symbol occurs.
 
-    Sizes left open stay symbols: by the name the model gives them, else by a new one made of input name and axis.
-    `sizes` are symbols that are bound already, `named` other names that have to be inputs.
+    Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
+    input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs.
 
     Raises:
         ModelError: an input is no tensor, or has no shape and none was given.
@@ -62,75 +58,55 @@ def bind(
     for name in (*shapes, *named):
         if name not in known:
             raise UsageError(f"no input is called '{name}'; {_listing(declared)}")
-    values = dict(sizes or {})
     for name, given in shapes.items():
-        _match(known[name], given, values, declared)
+        if known[name].shape is None:
+            known[name] = replace(
+                known[name], shape=tuple(symbol(_fresh(f"{name}_{i}", taken)) for i in range(len(given)))
+            )
+    equations = Equations(sizes or {})
+    _equate(known, shapes, equations, declared)
     bound = []
-    for info in declared:
-        shape = tuple(shapes[info.name]) if info.name in shapes else info.shape
-        if shape is None:
+    for info in known.values():
+        if info.shape is None:
             raise ModelError(f"input '{info.name}' declares no shape; give one, e.g. --shape {info.name}:1,3,224,224")
-        bound.append(InputInfo(info.name, info.dtype, _substitute(shape, values)))
+        bound.append(InputInfo(info.name, info.dtype, tuple(map(equations.resolved, info.shape))))
     results = []
     for value in outputs:
         shape = _shape(value, taken)
-        shape = None if shape is None else _substitute(shape, values)
+        shape = None if shape is None else tuple(map(equations.resolved, shape))
         results.append(TensorInfo(_name(value), _dtype(value, "output"), shape))
     return tuple(bound), tuple(results)
 
 
-_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
-    """A size that is said in others, as torch says it: ``((h + 1)//2)``. None where one of those is not known."""
-    if text in sizes:
-        return sizes[text]
-    try:
-        return _parsed(ast.parse(text, mode="eval").body, sizes)
-    except SyntaxError:
-        return None
-
-
-def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
-    if isinstance(tree, ast.Name):
-        return sizes.get(tree.id)
-    if isinstance(tree, ast.Constant):
-        return tree.value if type(tree.value) is int else None
-    if not isinstance(tree, ast.BinOp) or type(tree.op) not in _OPERATORS:
-        return None
-    a, b = _parsed(tree.left, sizes), _parsed(tree.right, sizes)
-    if a is None or b is None or (isinstance(tree.op, ast.FloorDiv) and b == 0):
-        return None
-    return _OPERATORS[type(tree.op)](a, b)
-
-
-def _match(info: TensorInfo, sizes: Sequence[int], values: dict[str, int], inputs: Iterable[TensorInfo]) -> None:
-    """Check the sizes given for one input, and note what its symbols become."""
-    given = f"shape {','.join(map(str, sizes))} given for input '{info.name}'"
-    for size in sizes:
-        if not 0 < size <= LARGEST_SIZE:
-            raise UsageError(f"{given}: {size} is no possible size")
-    if info.shape is None:
-        return
-    if len(sizes) != len(info.shape):
-        raise UsageError(f"{given} has {len(sizes)} sizes, the model wants {len(info.shape)}; {_listing(inputs)}")
-    for axis, (dim, size) in enumerate(zip(info.shape, sizes, strict=True)):
-        if isinstance(dim, Sym):
-            before = values.setdefault(str(dim), size)
-            if before != size:
-                raise UsageError(f"{given}: size '{dim}' cannot be both {before} and {size}; {_listing(inputs)}")
-        elif dim != size:
-            raise UsageError(f"{given}: axis {axis} is {dim} in the model, not {size}; {_listing(inputs)}")
-
-
-def _substitute(shape: Shape, values: Mapping[str, int]) -> Shape:
-    return tuple(dim.subs(values) if isinstance(dim, Sym) else dim for dim in shape)
+def _equate(
+    known: Mapping[str, TensorInfo], shapes: GivenShapes, equations: Equations, listed: Iterable[TensorInfo]
+) -> None:
+    """Let every given size be the declared one; UsageError for the first that cannot."""
+    symbols = {str(dim): dim for info in known.values() for dim in info.shape or () if isinstance(dim, Sym)}
+    pending = []
+    for name, sizes in shapes.items():
+        where = f"shape {','.join('?' if size is None else str(size) for size in sizes)} given for input '{name}'"
+        shape = known[name].shape or ()
+        meant = [given_size(size, symbols, where) for size in sizes]
+        if len(meant) != len(shape):
+            raise UsageError(f"{where} has {len(meant)} sizes, the model wants {len(shape)}; {_listing(listed)}")
+        pending += [
+            (where, axis, dim, size)
+            for axis, (dim, size) in enumerate(zip(shape, meant, strict=True))
+            if size is not None
+        ]
+    # An equation of several names may have to wait for what others say of these.
+    while pending:
+        left = [equation for equation in pending if not equations.equate(equation[2], equation[3])]
+        if len(left) == len(pending):
+            where, axis, dim, size = left[0]
+            if isinstance(dim, int):
+                raise UsageError(
+                    f"{where}: axis {axis} is {dim} in the model, not {equations.resolved(size)}; {_listing(listed)}"
+                )
+            both = f"{equations.resolved(dim)} and {equations.resolved(size)}"
+            raise UsageError(f"{where}: size '{dim}' cannot be both {both}; {_listing(listed)}")
+        pending = left
 
 
 def _shape(value: onnx_ir.Value, taken: set[str | None]) -> Shape | None:
@@ -150,10 +126,14 @@ def _dim(dim: int | onnx_ir.SymbolicDim, fallback: str, taken: set[str | None]) 
         return symbol(size) if isinstance(size, str) else size
     if size == 0:
         return 0
-    while fallback in taken:
-        fallback += "_"
-    taken.add(fallback)
-    return symbol(fallback)
+    return symbol(_fresh(fallback, taken))
+
+
+def _fresh(name: str, taken: set[str | None]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _dtype(value: onnx_ir.Value, kind: str) -> onnx_ir.DataType:

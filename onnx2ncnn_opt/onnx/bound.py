@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,13 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.binding import InputInfo, bind
+from onnx2ncnn_opt.onnx.given import GivenShapes
 
 LARGEST_VALUE = 2**26  # elements; a larger array is no flag or threshold
 
 
 def bind_values(
-    graph: onnx_ir.Graph, values: Mapping[str, Any], shapes: Mapping[str, Sequence[Any]]
+    graph: onnx_ir.Graph, values: Mapping[str, Any], shapes: GivenShapes
 ) -> tuple[dict[str, Array], dict[str, int]]:
     """Turn inputs into constants; returns their arrays, and what became of the symbols in their shapes.
 
@@ -32,7 +33,7 @@ def bind_values(
     arrays = {name: _array(name, value) for name, value in values.items()}
     declared = {value.name: value.shape for value in graph.inputs}
     own = {name: x.shape for name, x in arrays.items() if x.size > 1 and _may_have(declared.get(name), x.shape)}
-    inputs, _ = bind(graph.inputs, (), own | dict(shapes), named=arrays)
+    inputs, _ = bind(graph.inputs, (), {**own, **shapes}, named=arrays)
     bound: dict[str, Array] = {}
     sizes: dict[str, int] = {}
     for value, info in zip(list(graph.inputs), inputs, strict=True):

@@ -22,6 +22,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import constants, structure
 from onnx2ncnn_opt.onnx.binding import InputInfo, TensorInfo, bind
 from onnx2ncnn_opt.onnx.bound import bind_values
+from onnx2ncnn_opt.onnx.given import GivenShapes
 
 LARGEST_MESSAGE = 2**31 - 1  # what protobuf can parse
 
@@ -77,7 +78,7 @@ class _Source:
 def load_model(
     source: Any,
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     opaque: Collection[tuple[str, str]] = (),

@@ -77,6 +77,6 @@ def _read(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, Dim]) -> Inferred:
         return None
     shape = [sizes.get(dim.dim_param) if dim.dim_param else dim.dim_value for dim in tensor.shape.dim]
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    if dtype.kind not in "biuf" or any(size is None or size == 0 for size in shape):
+    if dtype.kind not in "biuf" or any(size is None or (isinstance(size, int) and size < 1) for size in shape):
         return None
     return tuple(size for size in shape if size is not None), dtype

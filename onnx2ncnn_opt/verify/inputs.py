@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.onnx.binding import InputInfo, parsed_size
+from onnx2ncnn_opt.onnx.binding import InputInfo
+from onnx2ncnn_opt.onnx.given import parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel
 
 Array = NDArray[Any]

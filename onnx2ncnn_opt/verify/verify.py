@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.binding import parsed_size
+from onnx2ncnn_opt.onnx.given import GivenShapes, parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -93,7 +93,7 @@ def verify_net(
     *,
     manifest: Manifest | None = None,
     feeds: Mapping[str, Array] | Path | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     seed: int = 0,
@@ -126,7 +126,8 @@ def verify_net(
     target.require()
     modes = check_modes(modes) or target.modes
     bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
-    loaded = load_model(model, shapes=shapes, values=bound, outputs=outputs)
+    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
+    loaded = load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
     threads = os.cpu_count() or 1
     model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads)
     if feeds is None:
@@ -165,8 +166,8 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
-    fixed, batches = _converted_sizes(model, manifest)
-    open_names = [name for name in open_sizes(model, LENGTHS[0]) if name not in fixed]
+    batches = _open_batches(model, manifest)
+    open_names = list(open_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
     problem: RunError | None = None
     small = ""
@@ -175,7 +176,7 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
             drawn = open_sizes(model, lengths, batches, total)
             sizes = {name: drawn[name] for name in open_names}
-            feeds = draw_inputs(model, fixed | sizes, seed=seed)
+            feeds = draw_inputs(model, sizes, seed=seed)
             if too_small := _too_small(feeds, manifest):
                 small = too_small
                 continue
@@ -256,19 +257,11 @@ def _quantised_bits(model: LoadedModel) -> list[int]:
     ]
 
 
-def _converted_sizes(model: LoadedModel, manifest: Manifest | None) -> tuple[dict[str, int], set[str]]:
-    """The values of the model's symbolic sizes that the net was converted for, and names of batches that are open."""
-    converted = {entry.name: entry for entry in manifest.inputs} if manifest else {}
-    sizes: dict[str, int] = {}
-    batches: set[str] = set()
-    for info in model.inputs:
-        entry = converted.get(info.name)
-        for axis, (dim, size) in enumerate(zip(info.shape, entry.shape if entry else (), strict=False)):
-            if isinstance(dim, Sym) and isinstance(size, int):
-                sizes[str(dim)] = size
-            elif isinstance(dim, Sym) and entry and axis == entry.batch_axis:
-                batches.add(str(dim))
-    return sizes, batches
+def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
+    """The names of dynamic dimensions that are the batch of an input."""
+    axes = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
+    batches = [(info.shape, axes.get(info.name)) for info in model.inputs]
+    return {str(shape[axis]) for shape, axis in batches if axis is not None and isinstance(shape[axis], Sym)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+"""Sizes of inputs as the caller gives them: numbers, names, sums of names, or nothing; and what follows from them.
+
+Equal names are equal sizes. Every size that is given is an equation with the size that the model declares; together
+they say what each name stands for.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
+
+LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
+_LONGEST = 300  # characters of a size; longer ones are not written by people or exporters
+
+GivenSize: TypeAlias = int | str | Sym | None
+"""A number, a name or a sum such as ``P+S``, or None (``"?"``) for what the model says."""
+
+GivenShapes: TypeAlias = Mapping[str, Sequence[GivenSize]]
+"""Sizes of inputs by name."""
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
+    """A size that is said in others, as torch says it: ``((h + 1)//2)``. None where one of those is not known."""
+    if text in sizes:
+        return sizes[text]
+    tree = _tree(text)
+    return None if tree is None else _parsed(tree, sizes)
+
+
+def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim | None:
+    """What the caller means, names of `symbols` among others; UsageError (which begins with `where`) if nothing."""
+    if size is None or size == "?":
+        return None
+    if isinstance(size, str):
+        tree = _tree(size)
+        names = {} if tree is None else {n.id: symbol(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        meant = parsed_size(size.strip(), {**names, **symbols})
+        if meant is None:
+            raise UsageError(f"{where}: '{size}' is no size; give a number, a name, a sum such as P+S, or ?")
+        size = meant
+    if isinstance(size, Sym):
+        return size
+    try:
+        number = operator.index(size)
+    except TypeError:
+        raise UsageError(f"{where}: {size!r:.80} is no size; give a number, a name or None") from None
+    if isinstance(size, bool) or not 0 < number <= LARGEST_SIZE:
+        raise UsageError(f"{where}: {size} is no possible size")
+    return number
+
+
+class Equations:
+    """What symbols stand for, each in terms of others that are still open."""
+
+    def __init__(self, values: Mapping[str, Dim]) -> None:
+        self._values: dict[str, Dim] = dict(values)
+
+    def resolved(self, size: Dim) -> Dim:
+        """The size with everything in place of symbols that is known of them."""
+        while isinstance(size, Sym) and not size.names().isdisjoint(self._values):
+            size = size.subs(self._values)
+        return size
+
+    def equate(self, declared: Dim, given: Dim) -> bool:
+        """Let two sizes be equal; False where they cannot be, or where neither can be told from the other.
+
+        A declared name gives way to the caller's.
+        """
+        a, b = self.resolved(declared), self.resolved(given)
+        if a == b:
+            return True
+        difference = a - b
+        names = [name for size in (a, b) if isinstance(size, Sym) for name in sorted(size.names())]
+        for name in names:
+            value = _solved(difference, name)
+            if value is not None:
+                self._values[name] = value
+                return True
+        return False
+
+
+def _solved(difference: Dim, name: str) -> Dim | None:
+    """What a name has to be for a difference to be 0; None where that is no size, or not told by it."""
+    if not isinstance(difference, Sym):
+        return None
+    k = difference.terms.get((name,), 0)
+    rest = difference - symbol(name) * k
+    if abs(k) != 1 or (isinstance(rest, Sym) and name in rest.names()):
+        return None
+    value = rest * -k
+    if isinstance(value, int):
+        return value if value > 0 else None
+    return value if all(factor > 0 for factor in value.terms.values()) else None
+
+
+def _tree(text: str) -> ast.expr | None:
+    if len(text) > _LONGEST:
+        return None
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: a zero byte
+        return None
+
+
+def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
+    if isinstance(tree, ast.Name):
+        return sizes.get(tree.id)
+    if isinstance(tree, ast.Constant):
+        return tree.value if type(tree.value) is int else None
+    if not isinstance(tree, ast.BinOp) or type(tree.op) not in _OPERATORS:
+        return None
+    a, b = _parsed(tree.left, sizes), _parsed(tree.right, sizes)
+    if a is None or b is None:
+        return None
+    if isinstance(tree.op, ast.FloorDiv) and (b == 0 or (isinstance(a, int) and isinstance(b, Sym))):
+        return None
+    return _OPERATORS[type(tree.op)](a, b)
