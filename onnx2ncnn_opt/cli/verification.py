@@ -25,7 +25,7 @@ def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 def _open_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int | str]]:
     """As `_shapes`, with names, sums of them, and ``?`` among the sizes."""
-    return _parsed_shapes(ctx, param, values, r"[\w ?+*/()-]+", "name:1,3,224,224, or name:1,3,?,S")
+    return _parsed_shapes(ctx, param, values, r"[\w?(][\w ?+*/()-]*", "name:1,3,224,224, or name:1,3,?,S")
 
 
 def _parsed_shapes(

@@ -127,7 +127,12 @@ def verify_net(
     modes = check_modes(modes) or target.modes
     bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
     converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
-    loaded = load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
+    try:
+        loaded = load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
+    except UsageError as error:
+        if manifest is None or shapes or values:
+            raise
+        raise UsageError(f"the manifest is that of another model: {error}") from None
     threads = os.cpu_count() or 1
     model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads)
     if feeds is None:

@@ -303,7 +303,7 @@ def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
 
 def test_the_manifest_of_another_model(tmp_path: Path) -> None:
     manifest = manifest_of([Tensor("other", "x", (1,), "float32", None)], [])
-    with pytest.raises(UsageError, match="the manifest is that of another model: its inputs are other"):
+    with pytest.raises(UsageError, match="the manifest is that of another model: no input is called 'other'"):
         verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
 
 
