@@ -22,8 +22,30 @@ _MANY_ROWS, _PACK = 16, 8
 _LARGE = 1 << 15
 
 
+def _is_of_matrix(layer: Layer) -> bool:
+    """Whether a layer reads one matrix, as far as that is known."""
+    x = layer.inputs[0]
+    return x.shape is None or (len(x.shape) == 2 and x.batch == 1)
+
+
+def _rows(layer: Layer) -> Dim | None:
+    """The rows of the matrix that a layer reads."""
+    shape = layer.inputs[0].shape
+    return shape[0] if shape is not None and _is_of_matrix(layer) else None
+
+
+def _has_uneven_rows(layer: Layer) -> bool:
+    rows = _rows(layer)
+    return isinstance(rows, int) and rows >= _MANY_ROWS and rows % _PACK != 0
+
+
+def _has_few_rows(layer: Layer) -> bool:
+    rows = _rows(layer)
+    return isinstance(rows, int) and rows <= _FEW_ROWS
+
+
 @rewrite(
-    op("MatMul", "matmul")("x", const("constant")),
+    op("MatMul", "matmul", _is_of_matrix)("x", const("constant")),
     exact=False,
     kept="nets of other converters, which keep the weights of linear layers as constants",
 )
@@ -40,26 +62,27 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     return _gemm(matmul, x, n, k, block, None, trans_b=matmul["transB"])
 
 
-@rewrite(op("InnerProduct", "product")("x"), exact=False, kept="transformers in nets of onnx2ncnn, and written by hand")
+@rewrite(
+    op("InnerProduct", "product", _has_uneven_rows)("x"),
+    exact=False,
+    kept="transformers in nets of onnx2ncnn, and written by hand",
+)
 def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
     """x ── InnerProduct (many rows) ──   ⇒   x ── Gemm (constant B) ──"""
-    rows, inputs = _matrix(x)
+    _, inputs = _matrix(x)
     require_own_weights(product)
     require_no_activation(product)
     n = product["num_output"]
     k = product["weight_data_size"] // n
     require(inputs == k, f"'{x.name}' is not multiplied row by row")
-    uneven = isinstance(rows, int) and rows >= _MANY_ROWS and rows % _PACK
-    require(uneven, f"InnerProduct is no slower with {rows} rows")
     bias = product.weights["bias_data"] if product["bias_term"] else None
     return _gemm(product, x, n, k, product.weights.stored("weight_data"), bias, trans_b=1)
 
 
-@rewrite(op("Gemm", "gemm")("x"), exact=False, kept="tokens that come one by one")
+@rewrite(op("Gemm", "gemm", _has_few_rows)("x"), exact=False, kept="tokens that come one by one")
 def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
     """x ── Gemm (constant B, up to 4 rows) ──   ⇒   x ── InnerProduct ──"""
-    rows, inputs = _matrix(x)
-    require(isinstance(rows, int) and rows <= _FEW_ROWS, f"InnerProduct is no faster with {rows} rows")
+    _, inputs = _matrix(x)
     linear = linear_of(gemm)
     n, k = linear.weight.shape
     require(inputs == k, f"the rows of '{x.name}' have not {k} elements")
@@ -75,10 +98,9 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
 
 
 def _matrix(x: Blob) -> tuple[Dim, Dim]:
-    """Rows and columns of a blob; refused where it is no matrix, or there are several of them."""
+    """Rows and columns of a blob; refused where they are unknown."""
     require(x.shape is not None, f"the shape of '{x.name}' is unknown")
     assert x.shape is not None
-    require(len(x.shape) == 2 and x.batch == 1, f"'{x.name}' is not one matrix")
     return x.shape[0], x.shape[1]
 
 

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[2] / "fixtures" / "passes"
 
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 _BLOCK = re.compile(r"^```(before|after|weights|feeds|outputs)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_UNCHANGED = re.compile(r"^unchanged: (.*)$", re.MULTILINE)
+_UNCHANGED = re.compile(r"^(refused|no match): (.*)$", re.MULTILINE)
 _TABLE_SIZE = 256
 _EQUAL = "equal:"
 
@@ -40,10 +40,21 @@ class Case:
         return dict(_BLOCK.findall(self.text))
 
     @property
-    def reason(self) -> str | None:
-        """Why the net stays; None if it does not."""
+    def is_unchanged(self) -> bool:
+        """Whether the net stays as it is."""
+        return _UNCHANGED.search(self.text) is not None
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason that the pass gives; None where it changes the net, or finds nothing to refuse."""
         found = _UNCHANGED.search(self.text)
-        return found.group(1) if found else None
+        return found.group(2) if found and found.group(1) == "refused" else None
+
+    @property
+    def remark(self) -> str:
+        """Why the pattern does not match, in the words of the case."""
+        found = _UNCHANGED.search(self.text)
+        return found.group(2) if found else "the pattern does not match"
 
     def __str__(self) -> str:
         return f"{self.pass_name}: {self.title}"
@@ -87,10 +98,13 @@ def net_text(graph: Graph) -> str:
     return "".join(line + "\n" for line in format_param(graph).splitlines()[2:])
 
 
-def updated(case: Case, after: str | None, reason: str) -> str:
+def updated(case: Case, after: str | None, refusal: str | None) -> str:
     """The case's section with its result replaced."""
     kept = _UNCHANGED.sub("", _BLOCK.sub(lambda m: "" if m.group(1) == "after" else m.group(0), case.text)).rstrip()
-    result = f"unchanged: {reason}" if after is None else f"```after\n{after}```"
+    if after is not None:
+        result = f"```after\n{after}```"
+    else:
+        result = f"refused: {refusal}" if refusal is not None else f"no match: {case.remark}"
     return f"{kept}\n\n{result}\n"
 
 
