@@ -20,7 +20,7 @@ An operator may have several importers, each `since` an opset; the newest that t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
@@ -43,6 +43,34 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What is true of an operator whoever computes it; verification draws inputs that mean something by it.
+
+    `moves` are the inputs whose values the outputs have, moved about (`ALL` of them). `indexes` is the input that holds
+    places along the attribute axis of the first one. `domains` are bounds of inputs between which the result is a
+    finite real number; `divisor` is an input that something is divided by. `selects` says that the operator compares
+    its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
+    compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.
+    """
+
+    moves: tuple[int, ...] | None = ()
+    indexes: int | None = None
+    domains: Mapping[int, tuple[float, float]] | None = None
+    divisor: int | None = None
+    selects: bool = False
+    jumps: bool = False
+    quantises: bool = False
+
+    def moves_input(self, index: int) -> bool:
+        """Whether the outputs have the values of this input."""
+        return self.moves is ALL or index in self.moves
+
+
+ALL = None  # as `moves`
+NO_TRAITS = Traits()
+
+
+@dataclass(frozen=True)
 class OnnxOp:
     """One importer: from which opset on it reads an operator, and how it wants inputs and attributes."""
 
@@ -52,6 +80,7 @@ class OnnxOp:
     function: Importer
     batch: int | None
     integers: bool
+    traits: Traits
     summary: str
 
     @property
@@ -106,18 +135,26 @@ def onnx_op(
     since: int = 1,
     batch: int | None = None,
     integers: bool = False,
+    moves: tuple[int, ...] | None = (),
+    indexes: int | None = None,
+    domains: Mapping[int, tuple[float, float]] | None = None,
+    divisor: int | None = None,
+    selects: bool = False,
+    jumps: bool = False,
+    quantises: bool = False,
 ) -> Callable[[F], F]:
     """Register a function as the importer of these operators from opset `since` on.
 
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
-    at run time; without it they are refused before the function runs.
+    at run time; without it they are refused before the function runs. The others are `Traits`.
     """
+    traits = Traits(moves, indexes, domains, divisor, selects, jumps or quantises, quantises)
 
     def register(function: F) -> F:
         summary = (inspect.getdoc(function) or "").split("\n")[0]
         for name in names:
             versions = _OPS.setdefault((domain, name), [])
-            versions.append(OnnxOp(name, domain, since, function, batch, integers, summary))
+            versions.append(OnnxOp(name, domain, since, function, batch, integers, traits, summary))
             versions.sort(key=lambda op: op.since)
         return function
 
@@ -129,6 +166,12 @@ def find(domain: str, name: str, opset: int) -> OnnxOp | None:
     _load()
     known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
+
+
+def traits_of(domain: str, name: str, opset: int) -> Traits:
+    """What is true of an operator; nothing that is known of one without an importer."""
+    op = find(domain, name, opset)
+    return NO_TRAITS if op is None else op.traits
 
 
 def registered(function: object) -> tuple[OnnxOp, ...]:

@@ -20,8 +20,9 @@ class OrtRunner:
     """An ONNX model on ONNX Runtime's CPU provider.
 
     `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
-    than 2 GB. `outputs` are values of the graph to compute instead of its outputs. `values` are fed in every run to the
-    inputs of their names, as far as the outputs need those. Raises RunError if ONNX Runtime refuses the model.
+    than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
+    `values` are fed in every run to the inputs of their names, as far as the outputs need those. Raises RunError if
+    ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class OrtRunner:
         outputs: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
         threads: int = 1,
+        folder: Path | None = None,
     ) -> None:
         require("onnxruntime")
         import onnxruntime  # type: ignore[import-untyped]
@@ -46,9 +48,10 @@ class OrtRunner:
         options.log_severity_level = 4
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
-            if isinstance(model, Path):
-                options.add_session_config_entry(_EXTERNAL_FOLDER, os.fspath(model.absolute().parent))
+            folder = model.absolute().parent if isinstance(model, Path) else folder
             model = _cut(model, outputs)
+        if folder is not None:
+            options.add_session_config_entry(_EXTERNAL_FOLDER, os.fspath(folder))
         try:
             self._session = onnxruntime.InferenceSession(
                 model if isinstance(model, bytes) else os.fspath(model), options, providers=["CPUExecutionProvider"]
@@ -77,11 +80,19 @@ class OrtRunner:
 
 
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
-    """The model with other outputs, and without what these do not need; external data stays where it is."""
+    """The model with other outputs; external data stays where it is."""
+    import onnx
+
+    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
+    return bytes(proto.SerializeToString())
+
+
+def cut_model(proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None) -> None:
+    """Give a model other outputs, and take what these do not need; `folder` is where its external data lies."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
 
-    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
     needed = set(outputs)
     kept = []
     for node in reversed(proto.graph.node):
@@ -90,11 +101,11 @@ def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
             needed.update(node.input)
             needed.update(name for attribute in node.attribute for name in _names(attribute.g))
     inputs = [value for value in proto.graph.input if value.name in needed]
-    if isinstance(model, Path):
+    if folder is not None:
         # From memory ONNX Runtime reads external weights, but not the shapes and axes among them.
         for tensor in proto.graph.initializer:
             if len(tensor.dims) <= 1 and tensor.data_location == onnx.TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, os.fspath(model.absolute().parent))
+                load_external_data_for_tensor(tensor, os.fspath(folder))
                 tensor.data_location = onnx.TensorProto.DEFAULT
     for field, values in (
         (proto.graph.node, [*reversed(kept)]),
@@ -103,7 +114,6 @@ def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
     ):
         del field[:]
         field.extend(values)
-    return bytes(proto.SerializeToString())
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:

@@ -79,14 +79,14 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 class Difference:
     """One output against its reference.
 
-    `max_abs` and `cosine` are over the elements that are finite on both sides; `max_rel` is `max_abs` in units of the
-    reference's largest one. `special` says where NaN or infinity is on one side only, `excess` where the tolerance is
-    exceeded and by how much; both are empty where nothing is wrong.
+    `max_abs` and `cosine` are over the elements that are finite on both sides, None where there are none; `max_rel` is
+    `max_abs` in units of the reference's largest one. `special` says where NaN or infinity is on one side only,
+    `excess` where the tolerance is exceeded and by how much; both are empty where nothing is wrong.
     """
 
-    max_abs: float
-    max_rel: float
-    cosine: float
+    max_abs: float | None
+    max_rel: float | None
+    cosine: float | None
     special: str = ""
     excess: str = ""
 
@@ -96,25 +96,35 @@ class Difference:
         return not self.special and not self.excess
 
 
-def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT) -> Difference:
+def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
     """Compare arrays of one shape; `actual` is ncnn's float32.
 
     ncnn has no integers that its tools agree on: an integer or bool reference is met by the float32 of the same value,
     or by the int32 of the same value in the bits of the float32. Either way it must be that value, not one nearby.
+
+    `spread` says how far each element of the reference itself moves with the rounding errors of the model's numbers
+    (see `verify.rounding`), infinite where it may be anything. So much is allowed besides the tolerance.
     """
     a = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual.astype(np.float64)
     b = reference.astype(np.float64)
-    special = _special(a, b)
+    steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
+    special = _special(np.where(steady, a, 0.0), np.where(steady, b, 0.0))
     finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
-    a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
-    error, size = np.abs(a - b), np.abs(b)
+    excess = ""
+    if finite.any():
+        a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
+        error, size = np.abs(a - b), np.abs(b)
+        counted = error if spread is None else np.maximum(error - np.where(finite, spread, 0.0), 0.0)
+        excess = _excess(counted, size, reference.dtype, tolerance)
+    else:
+        return Difference(None, None, None, special)
     max_abs, largest = float(error.max(initial=0.0)), float(size.max(initial=0.0))
     return Difference(
         max_abs=max_abs,
         max_rel=max_abs / largest if largest else max_abs,
         cosine=_cosine(a, b),
         special=special,
-        excess=_excess(error, size, reference.dtype, tolerance),
+        excess=excess,
     )
 
 

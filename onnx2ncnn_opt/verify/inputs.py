@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.onnx.binding import InputInfo
 from onnx2ncnn_opt.onnx.given import parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.registry import Traits, traits_of
 
 Array = NDArray[Any]
 
@@ -47,39 +49,38 @@ LENGTHS = (
     Lengths(2, 1, 96, 64, 8),
     Lengths(4, 3, 128, 160, 32),
     Lengths(2, 2, 224, 256, 24),
+    # For models that take none of these: a table of eight positions, an STFT of 1024, a network that halves ten times.
+    Lengths(2, 2, 5, 7, 4),
+    Lengths(3, 1, 3, 2, 2),
+    Lengths(1, 1, 2048, 512, 64),
+    Lengths(1, 1, 4096, 640, 77),
+    Lengths(1, 1, 16000, 1024, 128),
+    Lengths(1, 1, 48000, 1024, 256),
 )
+_TALLEST = 1024  # an image or a volume
 
 LARGEST_INPUT = 2**30
 
-# Nodes whose output has the values of these inputs (all of them where None), moved about.
-_MOVES: dict[str, tuple[int, ...] | None] = {
-    "Cast": (0,),
-    "Concat": None,
-    "Expand": (0,),
-    "Flatten": (0,),
-    "Gather": (0,),
-    "Identity": (0,),
-    "Reshape": (0,),
-    "Slice": (0,),
-    "Split": (0,),
-    "Squeeze": (0,),
-    "Tile": (0,),
-    "Transpose": (0,),
-    "Unsqueeze": (0,),
-    "Where": (1, 2),
-}
-# Nodes that take an input as index into another.
-_INDEXES = {"Gather": 1, "GatherElements": 1}
-# Functions that are real numbers on an interval only.
-_DOMAINS = {
-    "Acos": (-0.9, 0.9),
-    "Acosh": (1.1, 4.0),
-    "Asin": (-0.9, 0.9),
-    "Atanh": (-0.9, 0.9),
-    "Log": (0.1, 4.0),
-    "ReduceLogSum": (0.1, 4.0),
-    "Sqrt": (0.0, 4.0),
-}
+# The scale at which branches act that seldom do, such as a clip at 6 or a Softplus beyond 20.
+LARGE = 8.0
+_FARTHEST = 8  # in units of the scale: what the largest numbers among large ones are
+_ZEROS_IN = 16  # one number of so many is a zero
+_SHORT = 4  # rows of so few numbers keep their last one
+
+
+class Draw(NamedTuple):
+    """One set of inputs: what comes of a seed, at a scale.
+
+    `narrow` keeps all inputs within the domains of the functions that they end in; otherwise those that the model
+    compares or selects as well are drawn without bounds, since a guard is there to act.
+    """
+
+    seed: int
+    scale: float = 1.0
+    narrow: bool = False
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}" + (f", inputs times {self.scale:g}" if self.scale != 1 else "")
 
 
 def draw_inputs(
@@ -87,14 +88,18 @@ def draw_inputs(
     sizes: Mapping[str, int] | None = None,
     *,
     seed: int = 0,
+    draw: Draw | None = None,
     lengths: Lengths = LENGTHS[0],
     batches: Collection[str] = (),
+    swept: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """An array for every input of the model, the same for the same seed.
+    """An array for every input of the model, the same for the same `draw` (by default that of `seed`, narrow).
 
-    1. What ends as an index into a table lies within the table; 0 where the table's size is unknown.
-    2. What ends in a function with a bounded domain (Sqrt, Log, ...) lies inside it.
-    3. Other floats are N(0,1).
+    1. What ends as an index into a table lies within the table; 0 where the table's size is unknown. Indexes sweep it:
+       they are a part of a shuffled list of all, from place `swept` of the input on.
+    2. What ends in a function with a bounded domain (Sqrt, Log, ...) lies inside it, and what divides is not near 0,
+       unless the model compares or selects it as well and `draw` is not narrow.
+    3. Other floats are N(0,1), or large ones. Some are 0.0 and -0.0, and rows end with these, or below zero.
     4. 8 bit integers, which are mostly images, fill their range.
     5. Other integers and bools are taken for masks: 0 or 1. Each row starts with 1, 0: a row without a 1 has no
        softmax, and one without a 0 does not tell a mask that works from one that is ignored.
@@ -107,11 +112,18 @@ def draw_inputs(
         UsageError: an input is of a type that cannot be drawn, or absurdly large.
     """
     known = open_sizes(model, lengths, batches) | dict(sizes or {})
-    values = {value.name: value for value in model.graph.inputs}
+    drawn = draw or Draw(seed, narrow=True)
+    uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     return {
-        info.name: _draw(info, values[info.name], _shape(info, known), np.random.default_rng([seed, position]))
+        info.name: _draw(info, uses[info.name], _shape(info, known), drawn, position, (swept or {}).get(info.name, 0))
         for position, info in enumerate(model.inputs)
     }
+
+
+def tables(model: LoadedModel) -> dict[str, int]:
+    """How many entries the tables have that inputs are indexes into, by the inputs' names."""
+    uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
+    return {info.name: limit for info in model.inputs if (limit := uses[info.name].table) is not None}
 
 
 def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
@@ -179,6 +191,8 @@ def open_sizes(
             if isinstance(dim, Sym):
                 is_float = info.dtype.is_floating_point()
                 length = lengths.tokens if not is_float else lengths.width if axis == 3 else lengths.length
+                if len(info.shape) > 3:
+                    length = min(length, _TALLEST)
                 for name in sorted(dim.names()):
                     sizes.setdefault(name, lengths.batch if name in batches else length if axis else lengths.outer)
     for name in sizes:
@@ -212,15 +226,43 @@ def _dtype(info: InputInfo) -> np.dtype[Any]:
     return dtype
 
 
-def _draw(info: InputInfo, value: onnx_ir.Value, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+@dataclass(frozen=True)
+class Uses:
+    """What becomes of an input's values in the model, moved about or not.
+
+    `table` is the size of the smallest table that they are indexes into, `domain` where the functions that they end in
+    are real numbers, `divides` whether something is divided by them, and `is_guarded` whether they are compared or
+    selected.
+    """
+
+    table: int | None
+    domain: tuple[float, float] | None
+    divides: bool
+    is_guarded: bool
+
+    @classmethod
+    def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
+        """The uses of an input."""
+        uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
+        domains = [traits.domains[index] for _, index, traits in uses if traits.domains and index in traits.domains]
+        return cls(
+            table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
+            domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
+            divides=any(traits.divisor == index for _, index, traits in uses),
+            is_guarded=any(traits.selects for _, _, traits in uses),
+        )
+
+
+def _draw(info: InputInfo, uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int) -> Array:
     dtype = _dtype(info)
-    uses = list(_uses(value))
-    limits = [_size_of_axis(node) for node, index in uses if _INDEXES.get(node.op_type) == index]
-    domains = [_DOMAINS[node.op_type] for node, index in uses if index == 0 and node.op_type in _DOMAINS]
-    if limits:
-        array: Any = rng.integers(0, min(limits), shape)
+    # The scale takes part, so that the numbers are others and not larger ones only.
+    rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
+    if uses.table is not None:
+        array: Any = _swept(uses.table, shape, position, swept)
     elif dtype.kind in "fV":
-        array = rng.uniform(*domains[0], shape) if domains else rng.standard_normal(shape)
+        array = _floats(uses, shape, draw, rng)
+    elif dtype.kind in "iu" and uses.divides:
+        array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
         array = rng.integers(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1, shape)
     else:
@@ -231,13 +273,47 @@ def _draw(info: InputInfo, value: onnx_ir.Value, shape: tuple[int, ...], rng: np
     return np.asarray(array).astype(dtype)
 
 
-def _uses(value: onnx_ir.Value) -> Iterator[tuple[onnx_ir.Node, int]]:
+def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> Array:
+    """Indexes into a table, from a place of a list of all of them on that is the same for each draw."""
+    order = np.random.default_rng(position).permutation(entries)
+    return order[(first + np.arange(math.prod(shape))) % entries].reshape(shape)
+
+
+def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
+    bounded = draw.narrow or not uses.is_guarded
+    array: Array
+    if uses.domain and bounded and not uses.domain[0] <= 0 <= uses.domain[1]:
+        return rng.uniform(*uses.domain, shape)
+    if uses.domain and bounded:
+        array = np.asarray(rng.uniform(*uses.domain, shape))
+        array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
+        return array
+    array = np.asarray(rng.standard_normal(shape) * draw.scale)
+    if uses.divides and bounded:
+        return array + np.copysign(draw.scale / 4, array)
+    array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
+    array[rng.random(shape) < 1 / _ZEROS_IN] *= -0.0
+    if array.size > _SHORT:
+        ends = array[..., -1:] if shape[-1] > _SHORT else array.reshape(-1)[-1:]
+        below = -np.abs(rng.standard_normal(ends.size)) * draw.scale
+        largest = np.where(rng.random(ends.size) < 0.5, -1, 1) * _FARTHEST * draw.scale
+        kinds = [np.zeros(ends.size), np.full(ends.size, -0.0), below, *([largest] if draw.scale > 1 else [])]
+        turns = (np.arange(ends.size) + draw.seed) % len(kinds)
+        ends[...] = np.choose(turns, kinds).reshape(ends.shape)
+    return array
+
+
+def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
+    return traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1))
+
+
+def _uses(value: onnx_ir.Value, model: LoadedModel) -> Iterator[tuple[onnx_ir.Node, int]]:
     """Every node that takes the values of `value`, perhaps moved about, and as which of its inputs."""
     seen, left = {value}, [value]
     while left:
         for node, index in left.pop().uses():
             yield node, index
-            if node.op_type in _MOVES and index in (_MOVES[node.op_type] or (index,)):
+            if _traits(node, model).moves_input(index):
                 left += [output for output in node.outputs if output not in seen]
                 seen.update(node.outputs)
 

@@ -3,34 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.given import GivenShapes, parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.registry import traits_of
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verify.compare import Tolerance, compare, in_mode, with_quantisation
-from onnx2ncnn_opt.verify.inputs import LENGTHS, check_inputs, draw_inputs, load_inputs, open_sizes, totals
+from onnx2ncnn_opt.verify.inputs import (
+    LARGE,
+    LENGTHS,
+    Draw,
+    check_inputs,
+    draw_inputs,
+    load_inputs,
+    open_sizes,
+    tables,
+    totals,
+)
 from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
+from onnx2ncnn_opt.verify.rounding import Rounding
 
 # From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
-# because the net has no such blob, ncnn refused the net, or died on it.
-Status = Literal["ok", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
+# because the net has no such blob, the model itself gives no number, ncnn refused the net, or died on it.
+Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
 
 # A net of open sizes has to be right at two values of each.
 _SIZES_EACH = 2
 _MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
 
-_QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm")
+# Nets up to so many weights, with so many numbers as inputs, are run more often: it takes no longer than to load them.
+_SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+_SEEDS = 3
+_MOST_SWEEPS = 60  # further runs that take indexes through a table
+
+
+UNPROVEN = (
+    "there is no number in it on either side, which proves nothing; give inputs that suit the model with --inputs"
+)
 
 
 @dataclass(frozen=True)
@@ -54,16 +79,19 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All outputs, in the model's order, in each mode; `seed` is that of the inputs, None where they were given.
+    """All outputs, in the model's order, in each mode; `seed` is the first of the inputs, None where they were given.
 
-    `sizes` are the open sizes of each run, one run for a net that has none. An output's numbers are the largest of all
-    runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
+    `sizes` are the open sizes that it was run at, one entry for a net that has none, and `draws` the inputs at these
+    sizes, in turns. `notes` are things about the model that the reader should know. An output's numbers are the largest
+    of all runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
     """
 
     outputs: tuple[OutputReport, ...]
     seed: int | None
     sizes: tuple[Mapping[str, int], ...] = ({},)
     checked: str = ""
+    draws: tuple[Draw, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -102,11 +130,13 @@ def verify_net(
     timeout: float = 300.0,
     on: str | None = None,
     modes: Sequence[str] = (),
+    worker: NcnnWorker | None = None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
-    `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise, at the sizes of `shapes`,
-    of the manifest, or at small ones. Sizes that the manifest leaves open are run at two values, such that ONNX Runtime
+    `feeds` are the inputs by ONNX name, or an .npz file of them. Otherwise they are drawn from `seed` at the sizes of
+    `shapes`, of the manifest, or at small ones: for a large net twice, once large numbers among them, for a small one
+    from two more seeds as well. Sizes that the manifest leaves open are run at two values, such that ONNX Runtime
     takes. `values` are inputs that the net has constants for, those of the manifest by default. `tolerance` is that of
     `tolerance_of` the model by default. `outputs` are values to compare instead of the model's outputs. With a manifest
     arrays have to have exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them
@@ -114,7 +144,7 @@ def verify_net(
     "vulkan", "qemu-aarch64", "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU
     by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn
     does by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout`
-    seconds, and ten times as many on an emulated CPU.
+    seconds, and ten times as many on an emulated CPU. `worker` is a process to use again, in place of one of its own.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
@@ -141,20 +171,37 @@ def verify_net(
         given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
         if small := _too_small(given, manifest):
             raise UsageError(small)
-        runs = [_Run({}, given, model_runner.run(given))]
+        runs = iter([_Run({}, None, given, model_runner.run(given))])
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
+    rounding = Rounding(model, outputs, loaded.values, threads)
+    done: list[_Run] = []
     merged: list[OutputReport] = []
-    with NcnnWorker(target) as worker:
+    with nullcontext(worker) if worker else NcnnWorker(target) as process:
         for mode in modes:
-            runner = NcnnRunner(param, bin, mode=mode, exact=exact, timeout=timeout, threads=None, worker=worker)
+            runner = NcnnRunner(param, bin, mode=mode, exact=exact, timeout=timeout, threads=None, worker=process)
             reports: list[list[OutputReport]] = []
-            for run in runs:
-                comparison = _Comparison(runner, run.feeds, run.reference, manifest, in_mode(mode, allowed))
-                of_run = comparison.outputs()
-                reports.append([_at(output, run.sizes) for output in of_run] if len(runs) > 1 else of_run)
+            for run in tuple(done) or _kept(runs, done):
+                comparison = _Comparison(runner, run.feeds, run.reference, manifest, in_mode(mode, allowed), rounding)
+                reports.append([_at(output, run) for output in comparison.outputs()])
+                if any(output.status not in ("ok", "unproven") for output in reports[-1]):
+                    break  # it is wrong, whatever else it does
             merged += [replace(_worst(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
-        checked = worker.checked(modes)
-    return VerifyReport(tuple(merged), seed if feeds is None else None, tuple(run.sizes for run in runs), checked)
+        checked = process.checked(modes)
+    return VerifyReport(
+        outputs=tuple(merged),
+        seed=seed if feeds is None else None,
+        sizes=tuple({tuple(run.sizes.items()): run.sizes for run in done}.values()),
+        checked=checked,
+        draws=tuple(run.draw for run in done if run.draw is not None),
+        notes=tuple(_notes(loaded, done)),
+    )
+
+
+def _kept(runs: Iterable[_Run], done: list[_Run]) -> Iterator[_Run]:
+    """The runs, each put into a list as it comes."""
+    for run in runs:
+        done.append(run)
+        yield run
 
 
 @dataclass(frozen=True)
@@ -162,26 +209,72 @@ class _Run:
     """What the model makes of inputs at some open sizes."""
 
     sizes: Mapping[str, int]
+    draw: Draw | None
     feeds: Mapping[str, Array]
     reference: Mapping[str, Array]
 
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (sizes_text(self.sizes), str(self.draw or ""))))
 
-def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> list[_Run]:
+
+def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[_Run]:
     """Runs at two values of every size that is open in the net, or at one where ONNX Runtime takes no others.
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
+    first, second, *others = (
+        Draw(seed, narrow=True),
+        Draw(seed, LARGE),
+        *(Draw(seed + number) for number in range(1, _SEEDS)),
+    )
+    settings = _settings(model, runner, manifest, first)
+    sizes = [run.sizes for run in settings]
+    entries = tables(model)
+    swept: Counter[str] = Counter()
+
+    def count(run: _Run) -> _Run:
+        swept.update({name: run.feeds[name].size for name in entries})
+        return run
+
+    def drawn(number: int, draw: Draw) -> _Run:
+        at = sizes[number % len(sizes)]
+        feeds = draw_inputs(model, at, draw=draw, swept=swept)
+        return count(_Run(at, draw, feeds, runner.run(feeds)))
+
+    yield count(settings[0])
+    is_small = _is_small(model, settings[0].feeds)
+    draws = (second, *others) if is_small else (second,)
+    if len(settings) > 1 and is_small:
+        yield drawn(1, first)
+    for number, draw in enumerate(draws):
+        yield drawn(number + 1, draw)
+    for number in range(_MOST_SWEEPS if is_small else 0):
+        if all(swept[name] >= size for name, size in entries.items()):
+            break
+        yield drawn(0, Draw(seed + _SEEDS + number))
+
+
+def _is_small(model: LoadedModel, feeds: Mapping[str, Array]) -> bool:
+    weights = sum(
+        value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None
+    )
+    return weights <= _SMALL_WEIGHTS and sum(array.size for array in feeds.values()) <= _SMALL_INPUTS
+
+
+def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[_Run]:
+    """A run at each of the values of the open sizes, see `_drawn_runs`."""
     batches = _open_batches(model, manifest)
     open_names = list(open_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
     problem: RunError | None = None
+    empty: _Run | None = None
     small = ""
     for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
         runs: list[_Run] = []
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
-            drawn = open_sizes(model, lengths, batches, total)
-            sizes = {name: drawn[name] for name in open_names}
-            feeds = draw_inputs(model, sizes, seed=seed)
+            known = open_sizes(model, lengths, batches, total)
+            sizes = {name: known[name] for name in open_names}
+            feeds = draw_inputs(model, sizes, draw=draw)
             if too_small := _too_small(feeds, manifest):
                 small = too_small
                 continue
@@ -192,14 +285,23 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
                 if total is not None and not runs:
                     break  # it is another sum
                 continue
-            if runs and not all(array.size for array in reference.values()):
+            run = _Run(sizes, draw, feeds, reference)
+            if not all(array.size for array in reference.values()):
+                empty = empty or run
                 continue
-            runs.append(_Run(sizes, feeds, reference))
+            runs.append(run)
             if len(runs) == most:
                 break
+        if not runs and empty:
+            runs = [empty]
         if runs:
             return runs
-    raise problem or UsageError(small)
+    if problem is None:
+        raise UsageError(small)
+    raise RunError(
+        f"{problem}; the inputs were made up: --inputs gives others"
+        + (f", and --shape says how long {', '.join(open_names)} may be" if open_names else "")
+    )
 
 
 def _too_small(feeds: Mapping[str, Array], manifest: Manifest | None) -> str:
@@ -221,17 +323,47 @@ def _too_small(feeds: Mapping[str, Array], manifest: Manifest | None) -> str:
     return ""
 
 
-def _at(output: OutputReport, sizes: Mapping[str, int]) -> OutputReport:
-    """The report of an output with the sizes at which it is wrong."""
-    return replace(output, message=f"at {sizes_text(sizes)}: {output.message}") if output.message else output
+def _notes(model: LoadedModel, runs: Sequence[_Run]) -> Iterator[str]:
+    """What the reader should know about a model that does not give numbers only."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype.is_floating_point():
+            array = np.asarray(tensor.numpy())
+            if not np.isfinite(array.astype(np.float32) if array.dtype.kind == "V" else array).all():
+                yield f"the model's weight '{value.name}' is not finite: {_special_counts(array)}"
+    for name in runs[0].reference:
+        for run in runs:
+            array = run.reference[name]
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                yield f"the model itself gives NaN for '{name}' ({run}): {_special_counts(array)}"
+                break
+
+
+def _special_counts(array: Array) -> str:
+    """How much of an array is NaN or infinite."""
+    numbers = array.astype(np.float64)
+    counts = {"NaN": np.isnan(numbers).sum(), "+inf": np.isposinf(numbers).sum(), "-inf": np.isneginf(numbers).sum()}
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) + f" of {array.size}"
+
+
+_COMPARED = ("ok", "mismatch", "nan")
+
+
+def _at(output: OutputReport, run: _Run) -> OutputReport:
+    """The report of an output with the sizes and inputs at which it is wrong."""
+    where = str(run)
+    return replace(output, message=f"at {where}: {output.message}") if where and output.message else output
 
 
 def _worst(reports: Sequence[OutputReport]) -> OutputReport:
     """The report of an output in all runs."""
-    worst = max(reports, key=lambda output: get_args(Status).index(output.status))
+    # What proves nothing at some inputs is none the worse for that.
+    proven = [output for output in reports if output.status != "unproven"] or reports
+    worst = max(proven, key=lambda output: get_args(Status).index(output.status))
 
     def most(numbers: Iterable[float | None], of: Callable[[Iterable[float]], float]) -> float | None:
-        return of([number for number in numbers if number is not None]) if worst.max_abs is not None else None
+        found = [number for number in numbers if number is not None]
+        return of(found) if found and worst.status in _COMPARED else None
 
     return replace(
         worst,
@@ -258,7 +390,7 @@ def _quantised_bits(model: LoadedModel) -> list[int]:
         if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
         else 8
         for node in model.graph
-        if node.op_type in _QUANTISING or node.op_type.startswith("QLinear")
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises
     ]
 
 
@@ -278,6 +410,12 @@ class _Comparison:
     reference: Mapping[str, Array]
     manifest: Manifest | None
     tolerance: Tolerance
+    rounding: Rounding
+
+    @cached_property
+    def spread(self) -> Mapping[str, Array]:
+        """How far the reference moves with rounding errors; found out only where a net differs."""
+        return self.rounding.spread(self.feeds, self.reference)
 
     def outputs(self) -> list[OutputReport]:
         """The reports of the likeliest way to feed the net that works best."""
@@ -334,13 +472,18 @@ class _Comparison:
         if (result.shape != reference.shape) if exact_shape else not _alike(result, reference):
             message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
             return OutputReport(slot.name, slot.blob, "shape", message)
-        difference = compare(result.reshape(reference.shape), reference, self.tolerance)
+        result = result.reshape(reference.shape)
+        difference = compare(result, reference, self.tolerance)
+        if not difference.ok:
+            difference = compare(result, reference, self.tolerance, self.spread[slot.name])
         status: Status = "ok"
         message = ""
         if difference.special:
             status, message = "nan", difference.special
         elif difference.excess:
             status, message = "mismatch", difference.excess
+        elif reference.size and difference.max_abs is None:
+            status, message = "unproven", UNPROVEN
         numbers = (difference.max_abs, difference.max_rel, difference.cosine)
         return OutputReport(slot.name, slot.blob, status, message, *numbers)
 

@@ -252,7 +252,7 @@ def test_open_sizes_are_run_at_two_values(tmp_path: Path) -> None:
     net = write_net(tmp_path, "Input in 0 1 x", *lines, stem="one")
     report = verify_net(model, *net, manifest=open_rows())
     assert statuses(report) == {"y": "shape"}
-    assert report.outputs[0].message == "at N=45: its shape is [1, 64, 4], the model's [1, 45, 4]"
+    assert report.outputs[0].message == "at N=45, seed 0: its shape is [1, 64, 4], the model's [1, 45, 4]"
     assert verify_net(model, *net, manifest=open_rows(), shapes={"x": (1, 64, 4)}).ok
 
 

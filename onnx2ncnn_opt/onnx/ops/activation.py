@@ -49,6 +49,16 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Atanh": ("UnaryOp", {"op_type": 26}),
 }
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
+_JUMPING = ("Ceil", "Floor", "Round", "Sign")
+# Where functions are real numbers, and neither infinite nor as steep as they are there.
+_DOMAINS = {
+    "Acos": (-0.9, 0.9),
+    "Acosh": (1.1, 4.0),
+    "Asin": (-0.9, 0.9),
+    "Atanh": (-0.9, 0.9),
+    "Log": (0.1, 4.0),
+    "Sqrt": (0.0, 4.0),
+}
 
 
 def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
@@ -57,7 +67,10 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
 
     code = params.get("op_type")
     plain.__doc__ = f"{layer}." if code is None else f"{layer} {LAYERS[layer].enums['op_type'][code]}."
-    onnx_op(name, integers=name in _OF_INTEGERS)(plain)
+    domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
+    divisor = 0 if name == "Reciprocal" else None
+    integers, jumps = name in _OF_INTEGERS, name in _JUMPING
+    onnx_op(name, integers=integers, domains=domains, divisor=divisor, selects=name == "Sign", jumps=jumps)(plain)
 
 
 for _name, (_layer, _params) in _PLAIN.items():
@@ -168,13 +181,13 @@ def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.
     return im.unary(x, "Shrink", bias=bias, lambd=lambd)
 
 
-@onnx_op("Clip")
+@onnx_op("Clip", selects=True)
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
     return _clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11, integers=True)
+@onnx_op("Clip", since=11, integers=True, selects=True)
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are calculated."""
     x = as_numbers(im, x)

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_f
 _LONGEST = 2**23
 
 
-@onnx_op("ArgMax", integers=True)
+@onnx_op("ArgMax", integers=True, jumps=True)
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """Threshold of what reaches the largest number, and Reduction of the indices of that."""
     marked, size = _marked(im, as_numbers(im, x), axis, last=bool(select_last_index))
@@ -30,20 +30,20 @@ def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
     return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))
 
 
-@onnx_op("ArgMin", integers=True)
+@onnx_op("ArgMin", integers=True, jumps=True)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
     opposite = im.unary(as_numbers(im, x), "UnaryOp", op_type=1)
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 
-@onnx_op("Hardmax")
+@onnx_op("Hardmax", jumps=True)
 def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """1 at the first of the largest numbers of all axes from `axis` on."""
     return back(im, hardmax13(im, coerced(im, x, axis), axis=1), x)
 
 
-@onnx_op("Hardmax", since=13)
+@onnx_op("Hardmax", since=13, jumps=True)
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
     marked, _ = _marked(im, x, axis, last=False)

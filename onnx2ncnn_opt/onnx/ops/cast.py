@@ -23,7 +23,7 @@ _FLOOR = 2
 LARGEST_EXACT = 2**24
 
 
-@onnx_op("Cast", since=6, integers=True)
+@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True)
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
 

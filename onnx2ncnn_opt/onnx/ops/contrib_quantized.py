@@ -29,7 +29,7 @@ from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 
-@onnx_op("QLinearAdd", domain=MICROSOFT, integers=True)
+@onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_add(
     im: ImportContext,
     a: Value,
@@ -46,7 +46,7 @@ def qlinear_add(
     return quantize_linear(im, binary(im, ADD, left, right), c_scale, c_zero_point)
 
 
-@onnx_op("QLinearMul", domain=MICROSOFT, integers=True)
+@onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_mul(
     im: ImportContext,
     a: Value,
@@ -78,7 +78,7 @@ def _between(
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True)
+@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_sigmoid(
     im: ImportContext,
     x: Value,
@@ -91,7 +91,7 @@ def qlinear_sigmoid(
     return _between(im, lambda t: im.unary(t, "Sigmoid"), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True)
+@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_leaky_relu(
     im: ImportContext,
     x: Value,
@@ -106,7 +106,7 @@ def qlinear_leaky_relu(
     return _between(im, lambda t: leaky_relu(im, t, alpha=alpha), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True)
+@onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_softmax(
     im: ImportContext,
     x: Value,
@@ -123,7 +123,7 @@ def qlinear_softmax(
     return _between(im, lambda t: softmax(im, t, axis=axis), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True)
+@onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
 def qlinear_global_average_pool(
     im: ImportContext,
     x: Value,
@@ -140,7 +140,7 @@ def qlinear_global_average_pool(
     return _between(im, lambda t: global_average_pool(im, t), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True)
+@onnx_op("QLinearAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
 def qlinear_average_pool(
     im: ImportContext,
     x: Value,
@@ -176,14 +176,14 @@ def qlinear_average_pool(
     return _between(im, pooled, x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearConcat", domain=MICROSOFT, integers=True)
+@onnx_op("QLinearConcat", domain=MICROSOFT, integers=True, quantises=True)
 def qlinear_concat(im: ImportContext, y_scale: Value, y_zero_point: Value, *xs: Value, axis: int) -> Value:
     """Concat between DequantizeLinear and QuantizeLinear."""
     parts = (dequantize_linear(im, *xs[i : i + 3]) for i in range(0, len(xs), 3))
     return quantize_linear(im, concat(im, *parts, axis=axis), y_scale, y_zero_point)
 
 
-@onnx_op("QGemm", domain=MICROSOFT, integers=True)
+@onnx_op("QGemm", domain=MICROSOFT, integers=True, quantises=True)
 def qgemm(
     im: ImportContext,
     a: Value,
@@ -229,7 +229,7 @@ def matmul_integer_to_float(
     return result if bias is None else binary(im, ADD, result, bias)
 
 
-@onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT, integers=True)
+@onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT, integers=True, quantises=True)
 def dynamic_quantize_matmul(
     im: ImportContext,
     a: Tensor,

@@ -33,7 +33,7 @@ _BETWEEN = (
 _FURTHEST = 3
 
 
-@onnx_op("Div", since=7, integers=True)
+@onnx_op("Div", since=7, integers=True, divisor=1)
 def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; corrected where it is rounded; of integers with what is behind the point cut off."""
     if not is_float(a.dtype):
@@ -46,7 +46,7 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     return binary(im, DIV, a, b)
 
 
-@onnx_op("Mod", since=10, integers=True)
+@onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True)
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
 

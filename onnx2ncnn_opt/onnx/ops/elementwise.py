@@ -215,13 +215,13 @@ def sum_(im: ImportContext, *xs: Value) -> Value:
     return reduce(lambda a, b: binary(im, ADD, a, b), xs)
 
 
-@onnx_op("Max", integers=True)
+@onnx_op("Max", integers=True, selects=True)
 def max_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
     return reduce(lambda a, b: binary(im, MAX, a, b), xs)
 
 
-@onnx_op("Min", integers=True)
+@onnx_op("Min", integers=True, selects=True)
 def min_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
     return reduce(lambda a, b: binary(im, MIN, a, b), xs)
@@ -233,7 +233,7 @@ def mean(im: ImportContext, *xs: Value) -> Value:
     return binary(im, DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 
-@onnx_op("Identity", integers=True)
+@onnx_op("Identity", integers=True, moves=(0,))
 def identity(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x

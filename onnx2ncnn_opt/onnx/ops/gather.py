@@ -40,7 +40,7 @@ _LARGEST_IMAGE = 2**20
 _NEAREST, _BORDER = 2, 2  # of GridSample
 
 
-@onnx_op("Gather", integers=True)
+@onnx_op("Gather", integers=True, moves=(0,), indexes=1)
 def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
     """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
     axis = im.axis(axis, data.rank)
@@ -153,7 +153,7 @@ def _type(data: Value) -> np.dtype[np.generic]:
     return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
 
 
-@onnx_op("GatherElements", since=11, integers=True)
+@onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1)
 def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
     """Crop and Concat of constant indices, each of which may stand for a whole row; else GridSample."""
     axis = im.axis(axis, data.rank)

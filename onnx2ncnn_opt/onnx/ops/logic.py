@@ -58,31 +58,31 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
     return _threshold(im, binary(im, SUB, a, b), -FLT_MIN if equal else 0.0)
 
 
-@onnx_op("Greater", since=7, integers=True)
+@onnx_op("Greater", since=7, integers=True, selects=True, jumps=True)
 def greater(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, a, b, equal=False))
 
 
-@onnx_op("Less", since=7, integers=True)
+@onnx_op("Less", since=7, integers=True, selects=True, jumps=True)
 def less(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, b, a, equal=False))
 
 
-@onnx_op("GreaterOrEqual", since=12, integers=True)
+@onnx_op("GreaterOrEqual", since=12, integers=True, selects=True, jumps=True)
 def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, a, b, equal=True))
 
 
-@onnx_op("LessOrEqual", since=12, integers=True)
+@onnx_op("LessOrEqual", since=12, integers=True, selects=True, jumps=True)
 def less_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, b, a, equal=True))
 
 
-@onnx_op("Equal", since=7, integers=True)
+@onnx_op("Equal", since=7, integers=True, selects=True, jumps=True)
 def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Two Thresholds: not less and not greater."""
     shape = result_shape(im, a, b)
@@ -130,13 +130,13 @@ def not_(im: ImportContext, x: Tensor) -> Tensor:
     return _bools(im, _not(im, as_float(im, x)))
 
 
-@onnx_op("IsNaN", since=9)
+@onnx_op("IsNaN", since=9, selects=True)
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """Not above -1 although positive."""
     return _bools(im, _not(im, _threshold(im, im.unary(x, "UnaryOp", op_type=_ABS), -1.0)))
 
 
-@onnx_op("IsInf", since=10)
+@onnx_op("IsInf", since=10, selects=True)
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Above the largest number."""
     if not detect_negative and not detect_positive:
@@ -146,7 +146,7 @@ def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_pos
     return _bools(im, _threshold(im, x, FLT_MAX))
 
 
-@onnx_op("Where", since=9, integers=True)
+@onnx_op("Where", since=9, integers=True, moves=(1, 2), selects=True)
 def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     """BinaryOp min and max with bounds that are infinite where a number passes, and equal the other where not."""
     shape = result_shape(im, condition, a, b)

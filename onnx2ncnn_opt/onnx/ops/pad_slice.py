@@ -24,13 +24,13 @@ _OPEN = -233  # Crop: to the end
 _MODES = {"constant": 0, "edge": 1, "reflect": 2}
 
 
-@onnx_op("Slice", integers=True)
+@onnx_op("Slice", integers=True, moves=(0,))
 def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
     """Crop."""
     return slice10(im, x, starts, ends, axes or None)
 
 
-@onnx_op("Slice", since=10, integers=True)
+@onnx_op("Slice", since=10, integers=True, moves=(0,))
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:

@@ -39,8 +39,8 @@ _RANGES = {
 _UINT8: np.dtype[np.generic] = np.dtype(np.uint8)
 
 
-@onnx_op("QuantizeLinear", since=10, integers=True)
-@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True)
+@onnx_op("QuantizeLinear", since=10, integers=True, quantises=True)
+@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, quantises=True)
 def quantize_linear(
     im: ImportContext,
     x: Value,
@@ -78,7 +78,7 @@ def dequantize_linear(
     return scaling(im, MUL, centred(im, x, zero), scale)
 
 
-@onnx_op("DynamicQuantizeLinear", since=11)
+@onnx_op("DynamicQuantizeLinear", since=11, quantises=True)
 def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
     """Reductions for the range, then as QuantizeLinear to uint8."""
     low = binary(im, MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
@@ -131,7 +131,7 @@ def conv_integer(
     return _whole(sums)
 
 
-@onnx_op("QLinearConv", since=10, batch=0, integers=True)
+@onnx_op("QLinearConv", since=10, batch=0, integers=True, quantises=True)
 def qlinear_conv(
     im: ImportContext,
     x: Value,
@@ -168,7 +168,7 @@ def qlinear_conv(
     return quantized(im, binary(im, MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
 
-@onnx_op("QLinearMatMul", since=10, integers=True)
+@onnx_op("QLinearMatMul", since=10, integers=True, quantises=True)
 def qlinear_matmul(
     im: ImportContext,
     a: Value,

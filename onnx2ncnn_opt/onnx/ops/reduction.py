@@ -55,7 +55,8 @@ def _register(name: str, operation: int, axes_input: int) -> None:
     functions: tuple[tuple[Callable[..., Tensor], int], ...] = ((by_attribute, 1), (by_input, axes_input))
     for function, since in functions:
         function.__doc__ = f"Reduction {LAYERS['Reduction'].enums['operation'][operation]}; constant axes."
-        onnx_op(name, since=since, integers=name in _OF_INTEGERS)(function)
+        domains = {0: (0.1, 4.0)} if name == "ReduceLogSum" else None
+        onnx_op(name, since=since, integers=name in _OF_INTEGERS, domains=domains)(function)
 
 
 for _name, (_operation, _axes_input) in _OPERATIONS.items():

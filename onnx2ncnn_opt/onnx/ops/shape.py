@@ -16,11 +16,11 @@ from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.elementwise import spread
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, resized
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
-from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float, is_held_as_float
 
 
-@onnx_op("Reshape", since=5, integers=True)
+@onnx_op("Reshape", since=5, integers=True, moves=(0,))
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """A regrouping of axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
@@ -39,14 +39,14 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
     return im.reshape(x, tuple(wanted))
 
 
-@onnx_op("Flatten", integers=True)
+@onnx_op("Flatten", integers=True, moves=(0,))
 def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
     """A regrouping into two axes."""
     axis = axis + x.rank if axis < 0 else axis
     return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
-@onnx_op("Squeeze", integers=True)
+@onnx_op("Squeeze", integers=True, moves=(0,))
 def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
     """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
     if axes is None:
@@ -59,13 +59,13 @@ def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value
     return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
 
 
-@onnx_op("Squeeze", since=13, integers=True)
+@onnx_op("Squeeze", since=13, integers=True, moves=(0,))
 def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
     """Axes of size 1 go."""
     return squeeze1(im, x, axes=axes)
 
 
-@onnx_op("Unsqueeze", integers=True)
+@onnx_op("Unsqueeze", integers=True, moves=(0,))
 def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     """Axes of size 1 come."""
     rank = x.rank + len(axes)
@@ -74,13 +74,13 @@ def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     return x.viewed(x.view.with_axes(() if axis in new else next(groups) for axis in range(rank)))
 
 
-@onnx_op("Unsqueeze", since=13, integers=True)
+@onnx_op("Unsqueeze", since=13, integers=True, moves=(0,))
 def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
     """Axes of size 1 come."""
     return unsqueeze1(im, x, axes=axes)
 
 
-@onnx_op("Transpose", integers=True)
+@onnx_op("Transpose", integers=True, moves=(0,))
 def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     """Another order of axes; Permute when somebody needs it."""
     order = perm or tuple(reversed(range(x.rank)))
@@ -89,7 +89,7 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.viewed(x.view.transpose(order))
 
 
-@onnx_op("Concat", since=4, integers=True)
+@onnx_op("Concat", since=4, integers=True, moves=ALL)
 def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     """Concat along one dim of a form that all operands share."""
     rank = xs[0].rank
@@ -127,19 +127,19 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     return Tensor(blob, combined(axes, origin, rank, form), dtype)
 
 
-@onnx_op("Split", integers=True)
+@onnx_op("Split", integers=True, moves=(0,))
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split, None)
 
 
-@onnx_op("Split", since=13, integers=True)
+@onnx_op("Split", since=13, integers=True, moves=(0,))
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split or (), None)
 
 
-@onnx_op("Split", since=18, integers=True)
+@onnx_op("Split", since=18, integers=True, moves=(0,))
 def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
@@ -183,7 +183,7 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
         yield crop(im, x, axis, each * i, end)
 
 
-@onnx_op("Expand", since=8, integers=True)
+@onnx_op("Expand", since=8, integers=True, moves=(0,))
 def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
     wanted: list[Dim] = []
@@ -199,7 +199,7 @@ def _padded(shape: Shape, other: Shape) -> Shape:
     return (1,) * (len(other) - len(shape)) + shape
 
 
-@onnx_op("Tile", since=6, integers=True)
+@onnx_op("Tile", since=6, integers=True, moves=(0,))
 def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     """Tile."""
     if len(repeats) != x.rank:

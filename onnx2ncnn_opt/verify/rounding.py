@@ -1,0 +1,177 @@
+"""How much the rounding errors of any implementation may change what a model computes.
+
+Two right implementations add up their sums in different orders, so that their numbers differ in the last bits. Mostly
+that is all that is seen of it. But where a model compares, rounds to whole numbers, looks for the largest number, or
+takes the difference of equal numbers, the last bit may decide. A wider tolerance would hide faults there; so ONNX
+Runtime is asked instead, with the model and errors of that size put into it. The sign of a zero counts as such an
+error: whether 0 or -0.0 is left of a sum depends on its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.onnx.registry import traits_of
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model
+from onnx2ncnn_opt.verify.compare import DEFAULT, INFINITE
+
+# The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
+_EACH = 2.0**-20
+# The error of numbers that decide something, in units of the largest one beside them: of a convolution by winograd.
+_DECIDING = DEFAULT.relative / 5
+# All numbers too large, all too small, and six times each by a sign of its own.
+_RUNS = ((0.0, 1.0), (0.0, -1.0), *((1.0, 0.0),) * 6)
+_ROOM = 2.0
+
+_OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_ALL_FLOATS = (*_FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+class Rounding:
+    """A model with rounding errors, made when it is first needed; arguments are as `OrtRunner` takes them."""
+
+    def __init__(
+        self, model: Path | bytes, outputs: Collection[str], values: Mapping[str, Array], threads: int = 1
+    ) -> None:
+        self._model, self._outputs, self._values, self._threads = model, outputs, values, threads
+        self._runner: OrtRunner | None = None
+
+    def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
+        """How far each element of the reference moves with the errors, infinite where it becomes infinite or NaN.
+
+        Nothing moves in a model that ONNX Runtime does not take with errors in it.
+        """
+        moved = {name: np.zeros(array.shape) for name, array in reference.items()}
+        try:
+            if self._runner is None:
+                self._runner = OrtRunner(
+                    with_errors(self._model, self._outputs),
+                    folder=self._model.absolute().parent if isinstance(self._model, Path) else None,
+                    values=self._values,
+                    threads=self._threads,
+                )
+            unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
+            known = set(self._runner.input_names())
+            for own, shared in _RUNS:
+                errors = {_OWN: np.array(own, np.float32), _SHARED: np.array(shared, np.float32)}
+                given = {**(unsigned if own else feeds), **errors}
+                results = self._runner.run({name: array for name, array in given.items() if name in known})
+                for name, array in results.items():
+                    moved[name] = np.maximum(moved[name], _ROOM * _distance(array, reference[name]))
+        except (RunError, EncodeError):
+            return {name: np.zeros(array.shape) for name, array in reference.items()}
+        return moved
+
+
+def _distance(a: Array, b: Array) -> Array:
+    """How far numbers are apart; infinitely where one is infinite or NaN and the other is not the same."""
+    if a.shape != b.shape:
+        return np.full(b.shape, np.inf)
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
+    difference = np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0))
+    return np.where(same, 0.0, np.where(finite, difference, np.inf))
+
+
+def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
+    """The model with rounding errors in it, and two more inputs that scale them: the own ones, and one for all.
+
+    Every number that a node computes gets an error, but those that are only moved or are 0. Raises EncodeError for one
+    that does not fit into a message.
+    """
+    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    if outputs:
+        cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
+    types = _types(proto)
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
+    written = _Written()
+    for node in proto.graph.node:
+        traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
+        to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in _ALL_FLOATS
+        if traits.jumps and not to_float:
+            for index, name in enumerate(node.input):
+                if types.get(name) in _FLOATS and name not in exact:
+                    node.input[index] = written.decided(name, types[name])
+        written.nodes.append(node)
+        if all(name in exact for name in node.input) and (traits.moves != () or node.op_type in _EXACT):
+            exact.update(node.output)
+            continue
+        if traits.moves != ():
+            continue
+        for index, name in enumerate(node.output):
+            if name and types.get(name) in _FLOATS:
+                node.output[index] = written.computed(name, types[name])
+    del proto.graph.node[:]
+    proto.graph.node.extend(written.nodes)
+    for name in (_OWN, _SHARED):
+        proto.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
+    del proto.graph.value_info[:]
+    return bytes(proto.SerializeToString())
+
+
+# What computes no number that is not there yet, up to its sign.
+_EXACT = frozenset({"Abs", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Neg", "Relu", "Sign"})
+
+
+class _Written:
+    """The nodes of a model with errors, in order."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+
+    def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """A node of one output, whose name it gives back."""
+        name = f"onnx2ncnn_opt.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def number(self, value: float, dtype: int) -> str:
+        array = np.array(value, helper.tensor_dtype_to_np_dtype(dtype))
+        return self.add("Constant", value=numpy_helper.from_array(array))
+
+    def errors(self, name: str, dtype: int) -> str:
+        """Numbers from -1 to 1 for each number of a tensor."""
+        random = self.add("RandomUniformLike", name, low=-1.0, high=1.0, seed=float(len(self.nodes)))
+        scales = [self.add("Cast", scale, to=dtype) for scale in (_OWN, _SHARED)]
+        return self.add("Add", self.add("Mul", self.add("Sign", random), scales[0]), scales[1])
+
+    def computed(self, name: str, dtype: int) -> str:
+        """The name under which a node gives what has an error as `name`."""
+        inner = f"onnx2ncnn_opt.{name}"
+        relative = self.add("Mul", self.errors(inner, dtype), self.number(_EACH, dtype))
+        self.nodes.append(helper.make_node("Mul", [inner, self.add("Add", relative, self.number(1, dtype))], [name]))
+        return inner
+
+    def decided(self, name: str, dtype: int) -> str:
+        """The tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""
+        size = self.add("Abs", name)
+        finite = self.add("Less", size, self.number(INFINITE, dtype))
+        largest = self.add("ReduceMax", self.add("Where", finite, size, self.number(0, dtype)), keepdims=0)
+        error = self.add("Mul", self.errors(name, dtype), self.add("Mul", largest, self.number(_DECIDING, dtype)))
+        return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
+
+
+def _types(proto: onnx.ModelProto) -> dict[str, int]:
+    """The element types of a model's values, as far as ONNX can tell."""
+    inferred = onnx.ModelProto()
+    inferred.CopyFrom(proto)
+    for tensor in inferred.graph.initializer:  # which would be copied once more
+        if len(tensor.raw_data) > 1024:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="none")
+    graph = onnx.shape_inference.infer_shapes(inferred).graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
