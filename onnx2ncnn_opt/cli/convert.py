@@ -110,7 +110,10 @@ def convert(
     files = api.Files.at(prefix)
     check_targets(astuple(files), {"the model": model})
     if not no_verify:
+        from onnx2ncnn_opt.runtime.ort import SHARED
+
         require_runtimes(on, "onnxruntime")
+        SHARED.warm_up()  # which takes a part of a second, on another core
     with working(f"converting {model}", sys.stderr):
         conversion = api.convert(
             model,
@@ -128,8 +131,8 @@ def convert(
     try:
         with conversion.drafts(prefix) as drafts:
             if not no_verify:
-                with working("verifying the net against ONNX Runtime", sys.stderr):
-                    report = conversion.verify_files(drafts, feeds=inputs, seed=seed, on=on, modes=modes)
+                with working("verifying the net against ONNX Runtime", sys.stderr) as step:
+                    report = conversion.verify_files(drafts, feeds=inputs, seed=seed, on=on, modes=modes, step=step)
                 rows = [_renamed(row, drafts, files) for row in output_rows(report.outputs)]
                 if not keep_failed:
                     report.check()
@@ -152,6 +155,7 @@ def convert(
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         seconds=time.perf_counter() - start,
         checked="" if report is None else report.checked,
+        notes=() if report is None else report.notes,
     )
     show(conversion_blocks(summary, verbose=verbose), sys.stdout)
     if report is not None and not report.ok:

@@ -47,11 +47,13 @@ def verify(
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
+    from onnx2ncnn_opt.runtime.ort import SHARED
     from onnx2ncnn_opt.verify.beside import manifest_beside
     from onnx2ncnn_opt.verify.verify import verify_net
 
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
-    with working(f"running {param} against {model}", sys.stderr):
+    SHARED.warm_up()
+    with working(f"running {param} against {model}", sys.stderr) as step:
         report = verify_net(
             model,
             param,
@@ -63,11 +65,12 @@ def verify(
             seed=seed,
             on=on,
             modes=modes,
+            step=step,
         )
-    notes = [f"note: {note}"] if note else []
+    notes = [note] if note else []
     show(
         [
-            *notes,
+            *(f"note: {text}" for text in (*notes, *report.notes)),
             *sizes_lines(output_sizes(report), others_refused=manifest is not None),
             output_table(output_rows(report.outputs)),
             *checked_lines(report.checked),

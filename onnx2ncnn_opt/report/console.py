@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -68,16 +70,38 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 
 
 @contextmanager
-def working(what: str, stream: TextIO) -> Iterator[None]:
-    """A spinner that says what takes the time, if the stream is a terminal."""
+def working(what: str, stream: TextIO, *, every: float = 30.0) -> Iterator[Callable[[str], None]]:
+    """Say what takes the time, and since when: with a spinner on a terminal, else in a line `every` so many seconds.
+
+    What it gives takes the step that the work has come to.
+    """
     if not stream.isatty():
-        yield
+        with _reminding(what, stream, every) as step:
+            yield step
         return
     from rich.console import Console
     from rich.text import Text
 
-    with Console(file=stream).status(Text(printable(what))):
-        yield
+    with Console(file=stream).status(Text(printable(what))) as status:
+        yield lambda step: status.update(Text(printable(f"{what}: {step}")))
+
+
+@contextmanager
+def _reminding(what: str, stream: TextIO, every: float) -> Iterator[Callable[[str], None]]:
+    steps, done, start = [what], threading.Event(), time.monotonic()
+
+    def remind() -> None:
+        while not done.wait(every):
+            stream.write(printable(f"{steps[-1]} ({time.monotonic() - start:.0f} s)") + "\n")
+            stream.flush()
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield lambda step: steps.append(f"{what}: {step}")
+    finally:
+        done.set()
+        thread.join()
 
 
 def printable(text: str) -> str:

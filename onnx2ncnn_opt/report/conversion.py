@@ -17,9 +17,9 @@ class ConversionSummary:
     """A conversion that is done.
 
     `files` are paths and sizes in bytes; `verified` is None if nothing was, `sizes` are the open ones that it was run
-    at, `checked` says where and in which modes. `custom` are the operators that became layers of their own, `lost` the
-    model's outputs that no chosen one leads to. `storage` is a name and the number of weights stored so, `kept` those
-    that were not.
+    at, `checked` says where and in which modes, `notes` what was seen besides. `custom` are the operators that became
+    layers of their own, `lost` the model's outputs that no chosen one leads to. `storage` is a name and the number of
+    weights stored so, `kept` those that were not.
     """
 
     model: str
@@ -36,6 +36,7 @@ class ConversionSummary:
     files: Sequence[tuple[str, int]]
     seconds: float
     checked: str = ""
+    notes: Sequence[str] = ()
 
 
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
@@ -59,6 +60,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     blocks += [f"custom: {op}" for op in summary.custom]
     blocks += storage_lines(*summary.storage, summary.kept)
     if summary.verified is not None:
+        blocks += [f"note: {text}" for text in summary.notes]
         blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")

@@ -1,19 +1,90 @@
-"""ONNX Runtime on the original model: the reference that a net is held against."""
+"""ONNX Runtime on the original model: the reference that a net is held against, in a process of its own."""
 
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.errors import RunError
+import numpy as np
+
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, require
+from onnx2ncnn_opt.runtime.child import Child, Ended, TimeUp
 
 if TYPE_CHECKING:
     import onnx
 
-_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_WORKER = Path(__file__).with_name("_ort_worker.py")
+_SECONDS_TO_START = 60.0
+_SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with something added
+
+
+class OrtWorker:
+    """A process that runs models; it is started when first needed, and again after a crash."""
+
+    def __init__(self) -> None:
+        self._child: Child | None = None
+        self._held: list[OrtRunner] = []
+        self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Start the process while the caller does something else."""
+        threading.Thread(target=self._warmed, daemon=True).start()
+
+    def _warmed(self) -> None:
+        with suppress(UsageError):  # it is told when the process is needed
+            self.start()
+
+    def start(self) -> Child:
+        """The process; raises UsageError where it cannot be had."""
+        with self._lock:
+            if self._child is None:
+                require("onnxruntime")
+                try:
+                    child = Child((sys.executable,), _WORKER, {"files": False}, seconds=_SECONDS_TO_START)
+                except Ended as end:
+                    raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
+                if problem := child.greeting.get("missing"):
+                    child.close()
+                    raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
+                self._child = child
+            return self._child
+
+    def close(self) -> None:
+        """End the process; a later run starts another."""
+        with self._lock:
+            if self._child is not None:
+                self._child.close()
+            self._child, self._held = None, []
+
+    def hold(self, runner: OrtRunner, child: Child) -> bool:
+        """Whether the process has a runner's session; if it has not, it is about to, and has dropped another."""
+        if runner in self._held:
+            return True
+        if len(self._held) == _SESSIONS_AT_ONCE:
+            child.send({"do": "drop", "number": self._held.pop(0).number})
+        self._held.append(runner)
+        return False
+
+    def drop(self, runner: OrtRunner) -> None:
+        """Forget a runner's session."""
+        if runner in self._held and self._child is not None:
+            self._held.remove(runner)
+            self._child.send({"do": "drop", "number": runner.number})
+
+    def lost(self) -> None:
+        """The process has ended."""
+        self._child, self._held = None, []
+
+
+SHARED = OrtWorker()  # one process for all models; it ends with this one
+_numbers = count()
 
 
 class OrtRunner:
@@ -21,8 +92,8 @@ class OrtRunner:
 
     `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
-    `values` are fed in every run to the inputs of their names, as far as the outputs need those. Raises RunError if
-    ONNX Runtime refuses the model.
+    `values` are fed in every run to the inputs of their names, as far as the outputs need those. `timeout` is in
+    seconds, for each run and for loading. Raises RunError if ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -33,50 +104,85 @@ class OrtRunner:
         values: Mapping[str, Array] | None = None,
         threads: int = 1,
         folder: Path | None = None,
+        timeout: float = 300.0,
+        worker: OrtWorker = SHARED,
     ) -> None:
-        require("onnxruntime")
-        import onnxruntime  # type: ignore[import-untyped]
-        from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
-
-        # Its exceptions have no base of their own; the others come from its Python side, on feeds that do not fit.
-        own = (kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
-        self._errors: tuple[type[Exception], ...] = (*own, RuntimeError, TypeError, ValueError)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.use_deterministic_compute = True
-        # Its errors come as exceptions; the log on stderr would only repeat them.
-        options.log_severity_level = 4
+        self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
             folder = model.absolute().parent if isinstance(model, Path) else folder
             model = _cut(model, outputs)
-        if folder is not None:
-            options.add_session_config_entry(_EXTERNAL_FOLDER, os.fspath(folder))
+        self._model, self._folder = model, folder
+        child = worker.start()
         try:
-            self._session = onnxruntime.InferenceSession(
-                model if isinstance(model, bytes) else os.fspath(model), options, providers=["CPUExecutionProvider"]
-            )
-        except self._errors as error:
-            raise RunError(f"ONNX Runtime refuses {self._name}: {error}") from error
-        with_default = self._session.get_overridable_initializers()
-        taken = {value.name for value in (*self._session.get_inputs(), *with_default)}
+            with child.within(timeout):
+                described = self._loaded(child)
+        except Ended as end:
+            raise self._lost(end) from end
+        self._inputs, self._outputs = described["inputs"], described["outputs"]
+        taken = {*self._inputs, *described["with_default"]}
         self._values = {name: array for name, array in (values or {}).items() if name in taken}
 
     def input_names(self) -> list[str]:
         """The inputs that have to be fed, in the model's order."""
-        return [value.name for value in self._session.get_inputs() if value.name not in self._values]
+        return [name for name in self._inputs if name not in self._values]
 
     def output_names(self) -> list[str]:
         """The outputs, in the model's order."""
-        return [value.name for value in self._session.get_outputs()]
+        return list(self._outputs)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
+        arrays = {name: np.asarray(array) for name, array in {**self._values, **feeds}.items()}
+        for name, array in arrays.items():
+            if array.dtype.kind not in "biuf":
+                raise RunError(f"ONNX Runtime failed on {self._name}: it takes no {array.dtype} as '{name}'")
+        described = [{"name": name, "dtype": a.dtype.str, "shape": a.shape} for name, a in arrays.items()]
+        child = self._worker.start()
         try:
-            results = self._session.run(None, {**self._values, **feeds})
-        except self._errors as error:
-            raise RunError(f"ONNX Runtime failed on {self._name}: {error}") from error
-        return dict(zip(self.output_names(), results, strict=True))
+            with child.within(self._timeout):
+                if not self._worker.hold(self, child):
+                    self._load(child)
+                child.send({"do": "run", "number": self.number, "feeds": described}, *arrays.values())
+                self._receive(child, "failed on")
+                return {name: child.receive_array(child.receive()) for name in self._outputs}
+        except Ended as end:
+            raise self._lost(end) from end
+
+    def close(self) -> None:
+        """Let the process forget the model."""
+        self._worker.drop(self)
+
+    def _loaded(self, child: Child) -> dict[str, Any]:
+        self._worker.hold(self, child)
+        try:
+            return self._load(child)
+        except RunError:
+            self._worker.drop(self)
+            raise
+
+    def _load(self, child: Child) -> dict[str, Any]:
+        data = self._model if isinstance(self._model, bytes) else b""
+        request = {
+            "number": self.number,
+            "path": None if isinstance(self._model, bytes) else os.fspath(self._model.absolute()),
+            "size": len(data),
+            "threads": self._threads,
+            "folder": None if self._folder is None else os.fspath(self._folder),
+        }
+        child.send({"do": "load", **request}, data)
+        return self._receive(child, "refuses")
+
+    def _receive(self, child: Child, what: str) -> dict[str, Any]:
+        answer = child.receive()
+        if "error" in answer:
+            raise RunError(f"ONNX Runtime {what} {self._name}: {answer['error']}")
+        return answer
+
+    def _lost(self, end: Ended) -> CrashError:
+        self._worker.lost()
+        hint = "; smaller inputs may do (--shape, --inputs)" if isinstance(end, TimeUp) else ""
+        return CrashError(f"ONNX Runtime {end.how} on {self._name}{hint}{end.said}")
 
 
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:

@@ -21,6 +21,13 @@ from onnx2ncnn_opt.verify.verify import OutputReport, Status
 # with what cancels. The largest measured on 102 real nets is 4e-7 (docs/measurements.md).
 FOLDING = Tolerance(relative=1e-4, absolute=1e-6)
 
+UNPROVEN_NET = (
+    "it is NaN before as well as after, which proves nothing; broken weights, or inputs that do not suit the net? "
+    "(another --seed or --shape may, --no-verify does without)"
+)
+# NaN as it is calculated; as bits of integers these are two numbers of -2**31 and below 2**31.
+_NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
+
 # Layers whose outputs have the values of their first input, moved about.
 _MOVES = frozenset(
     {"Concat", "Crop", "ExpandDims", "Flatten", "Flip", "Noop", "Padding", "Permute", "Reshape", "Slice", "Split"}
@@ -116,6 +123,8 @@ def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tole
         return OutputReport(name, blob, "crashed" if result.crashed else "missing", result.reason)
     if result.shape != reference.shape:
         return OutputReport(name, blob, "shape", f"its shape is {list(result.shape)}, before {list(reference.shape)}")
+    if reference.size and np.isin(reference.view(np.int32), _NAN).all() and np.isnan(result).all():
+        return OutputReport(name, blob, "unproven", UNPROVEN_NET)
     if result.tobytes() == reference.tobytes():  # integers in the bits of floats as well
         return OutputReport(name, blob, "ok", "", 0.0, 0.0, 1.0)
     difference = compare(result, reference, tolerance)

@@ -131,6 +131,7 @@ def verify_net(
     on: str | None = None,
     modes: Sequence[str] = (),
     worker: NcnnWorker | None = None,
+    step: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
@@ -145,6 +146,7 @@ def verify_net(
     by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn
     does by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout`
     seconds, and ten times as many on an emulated CPU. `worker` is a process to use again, in place of one of its own.
+    `step` is told what is being done.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
@@ -164,13 +166,15 @@ def verify_net(
             raise
         raise UsageError(f"the manifest is that of another model: {error}") from None
     threads = os.cpu_count() or 1
-    model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads)
+    step("ONNX Runtime loads the model")
+    model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads, timeout=timeout)
     if feeds is None:
-        runs = _drawn_runs(loaded, model_runner, manifest, seed)
+        runs = _drawn_runs(loaded, model_runner, manifest, seed, step)
     else:
         given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
         if small := _too_small(given, manifest):
             raise UsageError(small)
+        step("ONNX Runtime runs the model")
         runs = iter([_Run({}, None, given, model_runner.run(given))])
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
     rounding = Rounding(model, outputs, loaded.values, threads)
@@ -181,6 +185,7 @@ def verify_net(
             runner = NcnnRunner(param, bin, mode=mode, exact=exact, timeout=timeout, threads=None, worker=process)
             reports: list[list[OutputReport]] = []
             for run in tuple(done) or _kept(runs, done):
+                step(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
                 comparison = _Comparison(runner, run.feeds, run.reference, manifest, in_mode(mode, allowed), rounding)
                 reports.append([_at(output, run) for output in comparison.outputs()])
                 if any(output.status not in ("ok", "unproven") for output in reports[-1]):
@@ -217,7 +222,9 @@ class _Run:
         return ", ".join(filter(None, (sizes_text(self.sizes), str(self.draw or ""))))
 
 
-def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[_Run]:
+def _drawn_runs(
+    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, step: Callable[[str], None]
+) -> Iterator[_Run]:
     """Runs at two values of every size that is open in the net, or at one where ONNX Runtime takes no others.
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
@@ -227,6 +234,7 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
         Draw(seed, LARGE),
         *(Draw(seed + number) for number in range(1, _SEEDS)),
     )
+    step("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, first)
     sizes = [run.sizes for run in settings]
     entries = tables(model)
@@ -239,6 +247,7 @@ def _drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None
     def drawn(number: int, draw: Draw) -> _Run:
         at = sizes[number % len(sizes)]
         feeds = draw_inputs(model, at, draw=draw, swept=swept)
+        step(f"ONNX Runtime runs the model, {draw}")
         return count(_Run(at, draw, feeds, runner.run(feeds)))
 
     yield count(settings[0])
@@ -280,6 +289,8 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
                 continue
             try:
                 reference = runner.run(feeds)
+            except CrashError:  # it is dead, or has taken too long: others would not do better
+                raise
             except RunError as error:
                 problem = problem or error
                 if total is not None and not runs:

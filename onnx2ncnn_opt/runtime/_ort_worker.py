@@ -1,0 +1,77 @@
+"""The process that ONNX Runtime runs in; sent to it over its stdin by runtime/child.py, after _worker.py.
+
+A model that takes all memory, or for ever, ends this process instead of the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.runtime._worker import Worker, main
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class OrtProcess(Worker):
+    """Holds sessions by their number, and runs them."""
+
+    def start(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Take ONNX Runtime."""
+        import onnxruntime  # type: ignore[import-untyped]
+        from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
+
+        # Its exceptions have no base of their own; the others come from its Python side, on feeds that do not fit.
+        own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+        self.errors = (*own, RuntimeError, TypeError, ValueError, *Worker.errors)
+        self.ort = onnxruntime
+        self.sessions: dict[int, Any] = {}
+        return {}
+
+    def do_load(self, number: int, path: str | None, size: int, threads: int, folder: str | None) -> None:
+        """Make a session of a file, or of the bytes that follow."""
+        model = self.requests.read(size) if path is None else path
+        self.attempt(self.load, number, model, threads, folder)
+
+    def load(self, number: int, model: bytes | str, threads: int, folder: str | None) -> None:
+        options = self.ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.use_deterministic_compute = True
+        # Its errors come as exceptions; the log on stderr would only repeat them.
+        options.log_severity_level = 4
+        if folder is not None:
+            options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
+        session = self.ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self.sessions[number] = session
+        self.answer(
+            {
+                "inputs": [value.name for value in session.get_inputs()],
+                "outputs": [value.name for value in session.get_outputs()],
+                "with_default": [value.name for value in session.get_overridable_initializers()],
+            }
+        )
+
+    def do_drop(self, number: int) -> None:
+        """Forget a session."""
+        self.sessions.pop(number, None)
+
+    def do_run(self, number: int, feeds: list[dict[str, Any]]) -> None:
+        """Answer with the number of outputs, then with one after the other."""
+        arrays = {feed["name"]: self.read_array(feed) for feed in feeds}
+        results = self.attempt(self.results, number, arrays)
+        if results is not None:
+            self.answer({"outputs": len(results)})
+            for result in results:
+                self.answer({}, result)
+
+    def results(self, number: int, arrays: dict[str, Any]) -> list[Any]:
+        session = self.sessions[number]
+        results: list[Any] = session.run(None, arrays)
+        for value, result in zip(session.get_outputs(), results):  # noqa: B905  Python 3.8 has no strict
+            if not hasattr(result, "dtype") or result.dtype.hasobject:
+                raise TypeError(f"the output '{value.name}' is no tensor of numbers")
+        return results
+
+
+if __name__ == "__main__":
+    main(OrtProcess)
