@@ -1,0 +1,129 @@
+"""Prepare an aarch64 Python with numpy and ncnn that qemu runs on this machine; what ``--on qemu-aarch64`` starts.
+
+    python -m onnx2ncnn_opt.runtime.qemu_aarch64 [FOLDER]
+
+Debian's packages are downloaded and unpacked into FOLDER (by default the cache folder where ``--on`` looks for it),
+nothing is installed and nobody has to be root. It needs apt-get, dpkg-deb and pip, half a minute and 300 MB. ncnn is of
+the version that is installed here, if one is. FOLDER/python takes the arguments of python3. Arithmetic is that of a
+phone's CPU (NEON, fp16), speed about a tenth of this machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from onnx2ncnn_opt.errors import Error, UsageError
+from onnx2ncnn_opt.runtime.targets import qemu_folder
+
+_ARM_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1")
+_EMULATOR = "qemu-aarch64-static"
+_TOOLS = ("apt-get", "dpkg-deb")
+# The C libraries that wheels for Linux are built for, from new to old.
+_WHEELS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+
+
+def prepare(folder: Path) -> Path:
+    """Fill the folder; returns the command in it. Raises UsageError where something is missing or does not work."""
+    for tool in _TOOLS:
+        if shutil.which(tool) is None:
+            raise UsageError(
+                f"{tool} is missing: this works on Debian and Ubuntu; see docs/devices.md for other systems"
+            )
+    root, site = folder / "root", folder / "site"
+    for path in (root, site):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as scratch:
+        _unpack("arm64", _ARM_PACKAGES, root, Path(scratch) / "arm64")
+        emulator = shutil.which(_EMULATOR)
+        if emulator is None:
+            _unpack("", ("qemu-user-static",), folder / "qemu", Path(scratch) / "native")
+            emulator = os.fspath(folder / "qemu" / "usr" / "bin" / _EMULATOR)
+        found = sorted((root / "usr" / "bin").glob("python3.*[0-9]"))
+        if not found:
+            raise UsageError(f"Debian's python3-minimal has brought no python3.x into {root / 'usr' / 'bin'}")
+        _wheels(found[0].name.removeprefix("python"), site)
+    command = [emulator, "-L", os.fspath(root), "-E", f"PYTHONHOME={root / 'usr'}", "-E", f"PYTHONPATH={site}"]
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} {shlex.quote(os.fspath(found[0]))} "$@"\n')
+    script.chmod(0o755)
+    said = _run([os.fspath(script), "-c", "import platform, numpy, ncnn; print(platform.machine(), ncnn.__version__)"])
+    if said.split()[:1] != ["aarch64"]:
+        raise UsageError(f"{script} does not run as an aarch64 Python, but says: {said}")
+    return script
+
+
+def _unpack(architecture: str, packages: Sequence[str], into: Path, scratch: Path) -> None:
+    """Download packages and all that they depend on, and unpack them; with lists of packages of our own."""
+    for name in ("lists/partial", "archives/partial"):
+        (scratch / name).mkdir(parents=True)
+    (scratch / "status").touch()  # nothing is installed, so that everything is downloaded
+    options = [
+        *("-o", f"Dir::State={scratch}", "-o", f"Dir::State::Lists={scratch / 'lists'}"),
+        *("-o", f"Dir::State::status={scratch / 'status'}", "-o", f"Dir::Cache={scratch}"),
+        *("-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=", "-o", "APT::Install-Recommends=0"),
+    ]
+    if architecture:
+        options += ["-o", f"APT::Architecture={architecture}", "-o", f"APT::Architectures::={architecture}"]
+    _run(["apt-get", "-q", *options, "update"])
+    if architecture:
+        _run(["apt-get", "-q", "-y", *options, "--download-only", "install", *packages])
+    else:  # a static program needs nothing else
+        _run(["apt-get", "-q", *options, "download", *packages], scratch / "archives")
+    archives = sorted((scratch / "archives").glob("*.deb"))
+    if not archives:
+        raise UsageError(f"apt-get has downloaded none of {', '.join(packages)}")
+    into.mkdir(parents=True, exist_ok=True)
+    for archive in archives:
+        _run(["dpkg-deb", "-x", os.fspath(archive), os.fspath(into)])
+
+
+def _wheels(python: str, site: Path) -> None:
+    """numpy and ncnn for an aarch64 Python of this version."""
+    try:
+        ncnn = f"ncnn=={version('ncnn')}"
+    except PackageNotFoundError:
+        ncnn = "ncnn"
+    platforms = [word for wheel in _WHEELS for word in ("--platform", f"{wheel}_aarch64")]
+    target = ["--target", os.fspath(site), "--only-binary=:all:", "--no-deps", "--implementation", "cp"]
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile"]
+    _run([*pip, *target, "--python-version", python, *platforms, "numpy", ncnn])
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> str:
+    """What a command says; raises UsageError with it where it fails."""
+    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise UsageError(f"`{shlex.join(command)}` cannot be run: {error}") from error
+    if ended.returncode:
+        said = re.sub(r"\s*\n\s*", "; ", (ended.stderr or ended.stdout).strip())
+        raise UsageError(f"`{shlex.join(command)}` ended with exit code {ended.returncode}: {said[-1000:]}")
+    return ended.stdout
+
+
+def main() -> int:
+    """Prepare the folder that is given, or the one in the cache."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else qemu_folder()
+    try:
+        print(prepare(folder.absolute()))
+    except Error as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Nets in other Pythons: what reaches them, what comes back, and every way in which that may fail."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import raw, write_net
+
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from onnx2ncnn_opt.runtime import base, child, targets
+from onnx2ncnn_opt.runtime.base import Failure
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target, find_target
+
+RELU = ("Input in 0 1 x", "ReLU relu 1 1 x y")
+CRASH = ("Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")
+ENDLESS = (
+    "Input in 0 1 x",
+    "Padding a 1 1 x y 0=20000 1=20000 2=20000 3=20000",
+    "Softmax b 1 1 y z 0=1 1=1",
+)
+X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
+
+
+def script(folder: Path, *lines: str, name: str = "there") -> str:
+    """A command; `$PYTHON` in its lines is this Python."""
+    path = folder / name
+    path.write_text("\n".join(["#!/bin/sh", f"PYTHON={shlex.quote(sys.executable)}", *lines, ""]))
+    path.chmod(0o755)
+    return shlex.quote(str(path))
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether what runs there has cleaned up, which it does by itself in a moment."""
+    for _ in range(100):
+        if not list(folder.iterdir()):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[NcnnWorker]:
+    # As ssh and adb do: arguments are joined and given to a shell, which says hello first, on both streams; and the
+    # folder of its temporary files is its own.
+    (tmp_path / "tmp").mkdir()
+    command = script(
+        tmp_path, "echo Welcome", "echo motd >&2", f'export TMPDIR={tmp_path / "tmp"}; exec sh -c "$PYTHON $*"'
+    )
+    with NcnnWorker(find_target(command)) as worker:
+        yield worker
+
+
+def test_nets_go_over_the_pipe_once_and_results_come_back(tmp_path: Path, board: NcnnWorker) -> None:
+    lines = ("Input in 0 1 x", "MemoryData m 0 1 c 0=3", "BinaryOp add 2 1 x c y")
+    paths = write_net(tmp_path, *lines, weights=raw([1, 2, 3]))
+    for mode in MODES:
+        [y] = NcnnRunner(*paths, mode=mode, worker=board).run({"x": X}).values()
+        np.testing.assert_array_equal(y, X + np.float32([1, 2, 3]))
+    [folder] = (tmp_path / "tmp").iterdir()
+    assert len(list(folder.iterdir())) == 2  # one .param, one .bin
+    board.close()
+    assert is_empty(tmp_path / "tmp")
+
+
+def test_a_crash_there_is_told_from_a_lost_connection(tmp_path: Path, board: NcnnWorker) -> None:
+    runner = NcnnRunner(*write_net(tmp_path, *CRASH), worker=board)
+    results = runner.extract({"x": X}, ["y", "z"])
+    np.testing.assert_array_equal(results["y"], np.maximum(X, 0))
+    assert isinstance(results["z"], Failure)
+    assert results["z"].reason.startswith("ncnn crashed with SIGSEGV on ")
+    assert is_empty(tmp_path / "tmp")
+    process = board.start().process
+
+    def lose() -> None:
+        with board.session(runner) as lost:
+            os.killpg(process.pid, signal.SIGKILL)  # nothing of it can say a word
+            lost.receive()
+
+    with pytest.raises(CrashError, match=r"no word of the worker \(a lost connection\?\)"):
+        lose()
+
+
+def test_a_net_that_does_not_end_there_is_stopped_and_cleaned_up(tmp_path: Path, board: NcnnWorker) -> None:
+    runner = NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=3, worker=board)
+    results = runner.extract({"x": X}, ["z"])
+    assert isinstance(results["z"], Failure)
+    assert "did not finish within 3 s" in results["z"].reason
+    assert is_empty(tmp_path / "tmp")
+
+
+def test_nothing_goes_on_there_when_the_caller_has_gone(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = script(tmp_path, f"echo $$ > {pid}", 'exec "$PYTHON" "$@"')
+    paths = write_net(tmp_path, *ENDLESS)
+    code = (
+        "import os, sys, threading; import numpy as np; from pathlib import Path\n"
+        "from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker\n"
+        "from onnx2ncnn_opt.runtime.targets import find_target\n"
+        "worker = NcnnWorker(find_target(sys.argv[1])); worker.start()\n"
+        "threading.Timer(1, os._exit, [9]).start()\n"  # as if it was killed
+        "NcnnRunner(Path(sys.argv[2]), Path(sys.argv[3]), worker=worker).extract({'x': np.ones((2, 3))}, ['z'])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, command, *map(str, paths)]).returncode == 9
+    for _ in range(100):
+        if not Path(f"/proc/{pid.read_text().strip()}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the process runs on")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['exec "$PYTHON" -S "$@"'], r"No module named '\w+'; `python3 -m pip install -U numpy ncnn` there"),
+        (["echo no such host >&2; exit 255"], r"exit code 255 .*lost connection.*no such host"),
+        (["exec cat"], "gave an answer that is none"),
+        (["exec yes"], "gave an answer that is none"),
+        (["exec true"], "exit code 0 and no word of the worker"),
+    ],
+)
+def test_a_command_that_starts_no_worker(
+    tmp_path: Path, lines: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=NcnnWorker(find_target(script(tmp_path, *lines))))
+    with pytest.raises(UsageError, match=message):
+        runner.run({"x": X})
+
+
+def test_an_ncnn_that_is_too_old_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "ncnn.py").write_text("__version__ = '1.0.20240820'\n")
+    command = script(tmp_path, f'PYTHONPATH={tmp_path / "site"} exec "$PYTHON" "$@"')
+    runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=NcnnWorker(find_target(command)))
+    with pytest.raises(UsageError, match=r"its ncnn is 1\.0\.20240820, but has to be " + base.OLDEST["ncnn"]):
+        runner.run({"x": X})
+
+
+def test_a_worker_that_does_not_start_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx2ncnn_opt.runtime.ncnn._SECONDS_TO_START", 0.5)
+    monkeypatch.setattr(child, "_PATIENCE", 0.2)
+    runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=NcnnWorker(find_target(script(tmp_path, "exec sleep 60"))))
+    with pytest.raises(UsageError, match=r"did not finish within 0\.5 s"):
+        runner.run({"x": X})
+
+
+def test_modules_of_the_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "numpy", "ncnn", "resource"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('from the folder')")
+    monkeypatch.chdir(tmp_path)
+    with NcnnRunner(*write_net(tmp_path, *RELU)) as runner:
+        assert "y" in runner.run({"x": X})
+
+
+def test_files_that_cannot_be_read_are_told_here(tmp_path: Path, board: NcnnWorker) -> None:
+    with pytest.raises(RunError, match=r"cannot read .*missing\.param"):
+        NcnnRunner(tmp_path / "missing.param", tmp_path / "missing.bin", worker=board).run({"x": X})
+
+
+def test_16_bits_are_used_only_in_their_modes(tmp_path: Path) -> None:
+    near = np.array([1 + 2.0**-9], np.float32)
+    with NcnnWorker() as worker:
+        found = {
+            mode: NcnnRunner(*write_net(tmp_path, *RELU), mode=mode, worker=worker).run({"x": near})["y"]
+            for mode in MODES
+        }
+    assert found["fp32"] == near
+    assert found["bf16"] == 1
+    flags = {mode: {name for name, on in options.items() if on} for mode, options in MODES.items()}
+    assert flags["fp32"] == set()
+    assert len({frozenset(options) for options in MODES.values()}) == 1  # each mode sets every option
+    assert not flags["fp16"] & flags["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("on", "message"),
+    [
+        ("ssh:", "takes user@host"),
+        ("ssh:-oProxyCommand=x", "takes user@host"),
+        ("ssh:a b", "takes user@host"),
+        ("'", "is no command"),
+        ("", "takes vulkan, qemu-aarch64"),
+    ],
+)
+def test_targets_that_there_are_none_of(on: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_target(on)
+
+
+def test_ssh_asks_for_no_password_and_takes_no_options_for_a_host() -> None:
+    target = find_target("ssh:pi@board")
+    assert target.command[0] == "ssh"
+    assert target.command[-3:] == ("--", "pi@board", "python3")
+    assert "BatchMode=yes" in target.command
+    assert target.described({"machine": "aarch64"}, ["fp32", "fp16"]) == "aarch64 fp32, fp16 (pi@board)"
+
+
+def test_an_aarch64_python_is_missed_with_the_command_that_prepares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(targets.QEMU_VARIABLE, raising=False)
+    with pytest.raises(UsageError, match=r"python -m onnx2ncnn_opt\.runtime\.qemu_aarch64"):
+        find_target("qemu-aarch64")
+    monkeypatch.setenv(targets.QEMU_VARIABLE, sys.executable)
+    assert find_target("qemu-aarch64").command == (sys.executable,)
+
+
+def test_vulkan_runs_or_says_what_is_missing(tmp_path: Path) -> None:
+    with NcnnWorker(Target(LOCAL.command, vulkan=True)) as worker:
+        try:
+            worker.start()
+        except UsageError as error:
+            assert "mesa-vulkan-drivers" in str(error)  # noqa: PT017  either is right, as the machine has it
+            return
+        checked = worker.checked(["fp32"])
+        [y] = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker).run({"x": X}).values()
+    np.testing.assert_array_equal(y, np.maximum(X, 0))
+    assert checked.startswith("Vulkan fp32 (")
+
+
+@pytest.mark.parametrize("name", ["_worker.py", "_ncnn_worker.py"])
+def test_workers_run_in_python_3_8(name: str) -> None:
+    source = (Path(child.__file__).parent / name).read_text()
+    tree = ast.parse(source, feature_version=(3, 8))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert any(node.module == "__future__" for node in imports)  # so that no annotation is evaluated
+    assert not any((node.module or "").startswith("onnx2ncnn_opt") for node in imports)
