@@ -190,7 +190,8 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
     dim = lying.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
         return repeated(im, lying, [len(indices) if a == axis else 1 for a in range(x.rank)])
-    parts = [_run(im, lying.blob, dim, size, run[0], len(run)) for run in runs]
+    made = {run: _run(im, lying.blob, dim, size, *run) for run in dict.fromkeys((run[0], len(run)) for run in runs)}
+    parts = [made[run[0], len(run)] for run in runs]
     blob = im.layer("Concat", *parts, axis=dim) if len(parts) > 1 else parts[0]
     return Tensor(blob, resized(lying.view, axis, len(indices)), x.dtype)
 
