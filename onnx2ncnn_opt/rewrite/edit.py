@@ -96,10 +96,10 @@ def carry_out(
         assign_shapes(layer)
     for old, new in edit.takes.items():
         graph.replace(old, new)
+    # Each once: a Concat may read thousands of blobs that are replaced.
+    for user in dict.fromkeys(user for blob in edit.reads for user in blob.users if user not in made):
+        graph.set_inputs(user, [edit.reads.get(blob, blob) for blob in user.inputs])
     for blob, other in edit.reads.items():
-        for user in blob.users:
-            if user not in made:
-                graph.set_inputs(user, [other if b is blob else b for b in user.inputs])
         other.shape = blob.shape if other.shape is None else other.shape
     if public:
         graph.outputs = [public.get(blob, blob) for blob in graph.outputs]
