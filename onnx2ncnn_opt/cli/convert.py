@@ -28,6 +28,7 @@ from onnx2ncnn_opt.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api import Files
+    from onnx2ncnn_opt.onnx.given import GivenShapes
     from onnx2ncnn_opt.report.verification import OutputRow
 
 _NO_PREFIX = (".param", ".bin", ".ncnn.json")
@@ -114,12 +115,21 @@ def convert(
 
         require_runtimes(on, "onnxruntime")
         SHARED.warm_up()  # which takes a part of a second, on another core
+    requested = [name for names in outputs for name in names.split(",")]
+    equal: list[str] = []
+    sizes: GivenShapes = shapes
+    if not no_verify:
+        from onnx2ncnn_opt.verify.equal_sizes import equal_sizes
+
+        with working(f"looking at the sizes of {model}", sys.stderr):
+            tied = equal_sizes(model, shapes=shapes, values=values, outputs=requested)
+        sizes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
     with working(f"converting {model}", sys.stderr):
         conversion = api.convert(
             model,
-            shapes=shapes,
+            shapes=sizes,
             values=values,
-            outputs=[name for names in outputs for name in names.split(",")],
+            outputs=requested,
             batch_axes=dict(map(_batch_axis, batch_axes)),
             optimize=not no_optimize,
             skip=skip,
@@ -148,6 +158,7 @@ def convert(
         near_misses=conversion.near_misses,
         custom=[str(op) for op in conversion.custom],
         lost=conversion.model.lost,
+        equal=equal,
         storage=(storage or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=rows,

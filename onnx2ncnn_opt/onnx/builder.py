@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,14 @@ class Refusal(Exception):
         self.reason, self.hint = reason, hint
 
 
+class Misfit(Refusal):
+    """Operands whose sizes do not fit together, so that no runtime takes the model at these; `sizes` are the two."""
+
+    def __init__(self, reason: str, sizes: Sequence[int]) -> None:
+        super().__init__(reason)
+        self.sizes = tuple(sizes)
+
+
 class Builder:
     """Appends layers to a graph, in the name of the node that is being imported."""
 
@@ -67,6 +75,13 @@ class Builder:
     def refuse(self, reason: str, hint: str = "") -> Refusal:
         """The exception to raise where the node has no exact form: why, and what the user can do."""
         return Refusal(reason, hint)
+
+    def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
+        """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""
+        for a, b in pairs:
+            if isinstance(a, int) and isinstance(b, int) and a != b:
+                return Misfit(reason, (a, b))
+        return Refusal(reason)
 
     def layer(
         self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.arguments import attributes_of, call
 from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.binding import InputInfo
 from onnx2ncnn_opt.onnx.budget import Budget, check_size
-from onnx2ncnn_opt.onnx.builder import Refusal
+from onnx2ncnn_opt.onnx.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.evaluate import CannotFold, TooLarge, can_fold, evaluate_node
@@ -98,6 +98,7 @@ class _Walk(ImportContext):
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
         self._tainted: set[str] = set()  # values that depend on a refused node
+        self._misfit = ""  # the first node that shows that the model does not take the sizes that were given
         self._inlined = 0
         self._budget = Budget(())
 
@@ -110,6 +111,8 @@ class _Walk(ImportContext):
         for node in self._model.graph:
             self._import(node)
         outputs = self._outputs()
+        if self._misfit:
+            raise UsageError(self._misfit)
         if self._refused:
             raise UnsupportedError(self._refused, self._cut_advice())
         self._prune()
@@ -135,6 +138,8 @@ class _Walk(ImportContext):
             pass
         except Refusal as refusal:
             self._refuse(node, refusal.reason, refusal.hint)
+            if isinstance(refusal, Misfit) and self._model.given and self._tainted.isdisjoint(names):
+                self._misfit = self._misfit or self._does_not_accept(node, refusal)
         except (ShapeError, GraphError) as error:
             self._refuse(node, str(error))
         except MemoryError:
@@ -147,6 +152,14 @@ class _Walk(ImportContext):
             if value.name:
                 self._values[value.name] = result
                 self._name_blob(result, value.name)
+
+    def _does_not_accept(self, node: onnx_ir.Node, misfit: Misfit) -> str:
+        given = self._model.given.items()
+        shapes = " ".join(f"{name}:{','.join('?' if n is None else str(n) for n in sizes)}" for name, sizes in given)
+        a, b = misfit.sizes
+        is_odd = any(isinstance(n, int) and n % 32 for _, sizes in given if len(sizes) == 4 for n in sizes[2:])
+        advice = "; many nets want multiples of 32" if is_odd else ""
+        return f"the model does not accept {shapes}: {node.op_type} {self._label} gets {a} and {b}{advice}"
 
     def _refuse(self, node: onnx_ir.Node, reason: str, hint: str = "") -> None:
         operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type

@@ -46,7 +46,7 @@ class LoadedModel:
     main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
     from memory. `producer` is the exporter, with version. `values` are the inputs that the caller bound to a value,
     which are constants of the graph. `lost` are the model's outputs that nothing of the graph leads to, as the caller
-    chose others.
+    chose others. `given` are the sizes that the caller gave.
     """
 
     graph: onnx_ir.Graph
@@ -59,6 +59,7 @@ class LoadedModel:
     producer: str
     values: Mapping[str, Array] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    given: GivenShapes = field(default_factory=dict)
 
     def initializer(self, name: str) -> Array:
         """The array of an initializer, as stored and not copied; KeyError where there is none of that name."""
@@ -117,6 +118,7 @@ def load_model(
         producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
         values=bound,
         lost=lost,
+        given=dict(shapes or {}),
     )
 
 

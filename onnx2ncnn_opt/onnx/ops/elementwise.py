@@ -174,7 +174,8 @@ def broadcast_shape(im: ImportContext, a: Shape, b: Shape) -> Shape:
     padded = [(1,) * (rank - len(shape)) + shape for shape in (a, b)]
     shape = tuple(broadcast(n, m) for n, m in zip(*padded, strict=True))
     if any(n is None for n in shape):
-        raise im.refuse(f"shapes {_text(a)} and {_text(b)} do not broadcast")
+        apart = [(n, m) for n, m in zip(*padded, strict=True) if broadcast(n, m) is None]
+        raise im.misfit(f"shapes {_text(a)} and {_text(b)} do not broadcast", apart)
     return tuple(n for n in shape if n is not None)
 
 

@@ -77,7 +77,7 @@ def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
         raise im.refuse("an operand is a scalar")
     inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
     if all(isinstance(n, int) for n in inner) and inner[0] != inner[1]:
-        raise im.refuse(f"the inner sizes {inner[0]} and {inner[1]} differ")
+        raise im.misfit(f"the inner sizes {inner[0]} and {inner[1]} differ", [inner])
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= 2:
         result = linear(im, a, im.f32(b.array).T if b.rank == 2 else im.f32(b.array)[None])
         return result if b.rank == 2 else _without_axis(result, result.rank - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import onnx_ir
@@ -35,7 +36,7 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
             raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(shape)}", "bind sizes with --shape")
         wanted[wanted.index(-1)] = rest
     if isinstance(total := product(wanted), int) and isinstance(product(x.shape), int) and total != product(x.shape):
-        raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(tuple(wanted))}")
+        raise im.misfit(f"{_text(x.shape)} cannot be reshaped to {_text(tuple(wanted))}", [(product(x.shape), total)])
     return im.reshape(x, tuple(wanted))
 
 
@@ -99,7 +100,8 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     for other in range(rank):
         fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
         if other != axis and len(fixed) > 1:
-            raise im.refuse(f"sizes of axis {other} differ: {', '.join(_text(x.shape) for x in xs)}")
+            reason = f"sizes of axis {other} differ: {', '.join(_text(x.shape) for x in xs)}"
+            raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(xs, 2)])
     xs = tuple(x for x in xs if x.shape[axis] != 0) or xs[:1]
     if len(xs) == 1:
         return xs[0]

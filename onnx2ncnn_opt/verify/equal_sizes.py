@@ -1,0 +1,106 @@
+"""Dynamic dimensions of different names that are one: found by running the model, where its exporter did not tell.
+
+torch names the lengths of a cache anew for every layer, though a model runs only where all of them are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt.errors import Error, RunError
+from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
+from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verify.inputs import LENGTHS, Total, draw_inputs, open_sizes, totals
+
+_MOST_TOTALS = 30
+
+
+@dataclass(frozen=True)
+class EqualSizes:
+    """`names` of dynamic dimensions that have to be equal, each tuple one size; `shapes` of inputs that say so."""
+
+    names: tuple[tuple[str, ...], ...]
+    shapes: GivenShapes
+
+
+def equal_sizes(
+    model: Path | bytes,
+    *,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
+) -> EqualSizes:
+    """The dynamic dimensions at which ONNX Runtime takes the model only where they are equal.
+
+    Candidates stand on the same axis of inputs of one type and rank, whose other sizes are the same. One is tied where
+    the model does not run with it alone changed, but does with all of them changed.
+    """
+    loaded = load_model(model, shapes=shapes, values=values, outputs=outputs)
+    groups = _candidates(loaded)
+    if not groups:
+        return EqualSizes((), shapes or {})
+    try:
+        runner = OrtRunner(model, outputs=outputs, values=loaded.values)
+    except RunError:  # why will be told when it is converted or verified
+        return EqualSizes((), shapes or {})
+    trial = _Trial(loaded, runner)
+    found = trial.base()
+    tied = [] if found is None else [names for group in groups if (names := trial.tied(group, *found))]
+    one: dict[str, Dim] = {name: symbol(names[0]) for names in tied for name in names[1:]}
+    named: dict[str, Sequence[Any]] = dict(shapes or {})
+    for info in loaded.inputs:
+        if any(isinstance(dim, Sym) and not dim.names().isdisjoint(one) for dim in info.shape):
+            named[info.name] = [dim.subs(one) if isinstance(dim, Sym) else dim for dim in info.shape]
+    return EqualSizes(tuple(tied), named)
+
+
+def _candidates(model: LoadedModel) -> list[list[str]]:
+    alike: dict[tuple[object, ...], dict[str, None]] = {}
+    for info in model.inputs:
+        for axis, dim in enumerate(info.shape):
+            if isinstance(dim, Sym) and dim == symbol(str(dim)):
+                others = tuple(size if isinstance(size, int) else None for size in info.shape)
+                alike.setdefault((info.dtype, axis, others), {})[str(dim)] = None
+    return [list(names) for names in alike.values() if len(names) > 1]
+
+
+class _Trial:
+    """A model that is run at many sizes."""
+
+    def __init__(self, model: LoadedModel, runner: OrtRunner) -> None:
+        self._model, self._runner = model, runner
+
+    def base(self) -> tuple[dict[str, int], Total | None] | None:
+        """Sizes at which the model runs, and which of them is the sum of two others; None where none were found."""
+        names = list(open_sizes(self._model, LENGTHS[0]))
+        for total in (None, *islice(totals(names), _MOST_TOTALS)):
+            for lengths in LENGTHS[1:3]:
+                sizes = open_sizes(self._model, lengths, total=total)
+                if self._runs(sizes):
+                    return sizes, total
+        return None
+
+    def tied(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:
+        """Those of a group that have to be equal; none where fewer than two have to."""
+        alone = [name for name in group if not self._runs_longer(sizes, [name], total)]
+        if len(alone) < 2 or len({sizes[name] for name in alone}) > 1:
+            return ()
+        return tuple(alone) if self._runs_longer(sizes, alone, total) else ()
+
+    def _runs_longer(self, sizes: Mapping[str, int], names: Sequence[str], total: Total | None) -> bool:
+        """Whether the model runs with some sizes larger by one, and so perhaps the one that is the sum of others."""
+        options = [names] if total is None or total.name in names else [names, [*names, total.name]]
+        return any(self._runs({name: size + (name in option) for name, size in sizes.items()}) for option in options)
+
+    def _runs(self, sizes: Mapping[str, int]) -> bool:
+        try:
+            self._runner.run(draw_inputs(self._model, sizes))
+        except Error:
+            return False
+        return True
