@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api import Conversion, Files, convert
 
-__all__ = ["Conversion", "Files", "convert"]
+__version__ = "0.1.0"
+
+__all__ = ["Conversion", "Files", "__version__", "convert"]
 
 
 def __getattr__(name: str) -> Any:

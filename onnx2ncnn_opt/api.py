@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import passes, plugins
+from onnx2ncnn_opt import __version__, passes, plugins
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
+from onnx2ncnn_opt.onnx.exported import exported
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
@@ -90,7 +91,7 @@ class Conversion:
             inputs=tuple(_entry(port, known) for port in self.inputs),
             outputs=tuple(_entry(port, known) for port in self.outputs),
             source=Source(self.model.source_sha256, self.model.opsets.get("", 1)),
-            tool=f"onnx2ncnn-opt {version('onnx2ncnn-opt')}",
+            tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(self.release),
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
@@ -134,12 +135,14 @@ class Conversion:
         if self.storage is not None and "tolerance" not in options:
             usual = tolerance_of(self.model)
             options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
-        return verify_net(_reference(self.source), files.param, files.bin, **options)
+        return verify_net(reference(self.source), files.param, files.bin, **options)
 
 
 def convert(
     model: Any,
     *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
@@ -153,14 +156,16 @@ def convert(
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
-    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram. `shapes` binds the sizes of
-    inputs by name: a number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for what the
-    model says; dynamic dimensions that stay are dynamic in the net too. `values` binds whole inputs to a number, bool
-    or array, which become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the model's
-    outputs. `batch_axes` says for inputs by name which axis is the Mat's batch count, None for none. `skip` names
-    passes to leave out, `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run
-    the net. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that
-    become layers of their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md).
+    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram; or, where torch is installed, a
+    path of a .pt2 file, a torch.export.ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by
+    name) and perhaps `dynamic_shapes`, as torch.export.export takes them. `shapes` binds the sizes of inputs by name: a
+    number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for what the model says; dynamic
+    dimensions that stay are dynamic in the net too. `values` binds whole inputs to a number, bool or array, which
+    become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the model's outputs. `batch_axes`
+    says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out,
+    `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run the net. `storage`
+    "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that become layers of
+    their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md).
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -172,9 +177,12 @@ def convert(
     encoding = encoding_of(storage, release)
     requested = parse_custom(custom)
     plugins.installed_ops()
+    source = exported(model, inputs, dynamic_shapes)
     loaded = load_model(
-        model, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
+        source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
     )
+    if source is not model and isinstance(model, (str, os.PathLike)):
+        loaded = replace(loaded, source_sha256=hashlib.sha256(Path(model).read_bytes()).hexdigest())
     imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types(), custom=requested)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
@@ -187,7 +195,7 @@ def convert(
     results = tuple(replace(port, blob=blob) for port, blob in ports)
     return Conversion(
         model=loaded,
-        source=model,
+        source=source,
         graph=imported.graph,
         inputs=imported.inputs,
         outputs=results,
@@ -211,7 +219,7 @@ def _require_release(graph: Graph, release: int) -> None:
         raise UnsupportedError(nodes)
 
 
-def _reference(model: Any) -> Path | bytes:
+def reference(model: Any) -> Path | bytes:
     """The model as ONNX Runtime takes it."""
     if isinstance(model, (str, os.PathLike)):
         return Path(model)

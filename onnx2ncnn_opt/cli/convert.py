@@ -35,13 +35,13 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
 
 
 @click.command()
-@click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.option(
     "-o",
     "output",
     metavar="PREFIX",
     help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files of the model's name into the folder "
-    "PREFIX.  [default: the model's path without .onnx]",
+    "PREFIX.  [default: the model's path without .onnx or .pt2]",
 )
 @verification_options
 @target_options
@@ -91,7 +91,7 @@ def convert(
     no_optimize: bool,
     verbose: bool,
 ) -> None:
-    """Convert MODEL.onnx to an optimised ncnn net, and verify it.
+    """Convert MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
 
     The files appear only when all of it has succeeded.
     """
@@ -102,6 +102,7 @@ def convert(
         )
     from onnx2ncnn_opt import api
     from onnx2ncnn_opt.ir.releases import NEWEST
+    from onnx2ncnn_opt.onnx.pt2 import is_pt2
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
 
@@ -118,7 +119,7 @@ def convert(
     requested = [name for names in outputs for name in names.split(",")]
     equal: list[str] = []
     sizes: GivenShapes = shapes
-    if not no_verify:
+    if not no_verify and not is_pt2(model):  # torch.export tells itself which sizes are equal
         from onnx2ncnn_opt.verify.equal_sizes import equal_sizes
 
         with working(f"looking at the sizes of {model}", sys.stderr):
@@ -181,7 +182,7 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
 
 
 def _prefix(model: Path, output: str | None) -> Path:
-    stem = model.name.removesuffix(".onnx")
+    stem = model.name.removesuffix(".onnx").removesuffix(".pt2")
     if output is None:
         return model.with_name(stem)
     if output.endswith(_NO_PREFIX):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from onnx2ncnn_opt import __version__
 from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.ops import ops
@@ -21,7 +22,7 @@ PROGRAM = "onnx2ncnn-opt"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name=PROGRAM)
+@click.version_option(__version__)
 def cli() -> None:
     """Turn ONNX models exported from PyTorch into optimised ncnn models, and prove that they compute the same.
 

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.cli.verification import (
 
 
 @click.command()
-@click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
 @click.option(
@@ -43,8 +43,10 @@ def verify(
     on: str | None,
     modes: tuple[str, ...],
 ) -> None:
-    """Run a net against MODEL.onnx in ONNX Runtime, whatever converted it."""
+    """Run a net against MODEL (.onnx or .pt2) in ONNX Runtime, whatever converted it."""
+    from onnx2ncnn_opt.api import reference
     from onnx2ncnn_opt.manifest import read_manifest
+    from onnx2ncnn_opt.onnx.exported import exported
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
     from onnx2ncnn_opt.runtime.ort import SHARED
@@ -55,7 +57,7 @@ def verify(
     SHARED.warm_up()
     with working(f"running {param} against {model}", sys.stderr) as step:
         report = verify_net(
-            model,
+            reference(exported(model)),
             param,
             bin,
             manifest=manifest,

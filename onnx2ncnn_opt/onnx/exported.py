@@ -1,0 +1,102 @@
+"""PyTorch's own models: .pt2 files, torch.export.ExportedProgram and torch.nn.Module, exported by torch's exporter."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.onnx.pt2 import is_pt2, write_safe_copy
+from onnx2ncnn_opt.onnx.structure import root_cause
+
+_NEEDED = ("torch", "onnxscript")
+
+
+def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Any:
+    """The torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
+
+    `inputs` are example inputs of an nn.Module, in order or by name; `dynamic_shapes` says which of their dimensions
+    are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both.
+
+    Raises:
+        UsageError: `inputs` are missing, or torch is; the module is in training mode; or `inputs` are given for what
+            takes none.
+        ModelError: the file is broken or not plain data, or torch cannot export the model.
+    """
+    kind = _kind(model)
+    if kind != "module" and (inputs is not None or dynamic_shapes is not None):
+        raise UsageError("inputs and dynamic_shapes are for an nn.Module; other models say theirs")
+    if not kind:
+        return model
+    missing = [name for name in _NEEDED if name not in sys.modules and importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"PyTorch's models need {' and '.join(missing)}: pip install {' '.join(missing)}")
+    import torch  # only those who have a model of its kind have it
+
+    if kind == "file":
+        model = _loaded(Path(model))
+    options: dict[str, Any] = {"dynamo": True, "verbose": False}
+    if kind == "module":
+        if inputs is None:
+            raise UsageError(
+                "an nn.Module needs example inputs: convert(module, inputs=(torch.randn(1, 3, 224, 224),))"
+            )
+        if model.training:
+            raise UsageError("the nn.Module is in training mode; call module.eval() first")
+        named = dict(inputs) if isinstance(inputs, Mapping) else None
+        arguments = () if named is not None else tuple(inputs)
+        options |= {"args": arguments, "kwargs": named, "dynamic_shapes": dynamic_shapes}
+    try:
+        with _quiet():
+            return torch.onnx.export(model, **options)
+    except Exception as error:
+        raise ModelError(f"torch cannot export the model: {root_cause(error)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what torch says about itself while it exports."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _kind(model: Any) -> str:
+    """What a model is of PyTorch's: a "file", a "program" or a "module"; empty for others. Imports nothing."""
+    if isinstance(model, (str, os.PathLike)):
+        return "file" if is_pt2(Path(model)) else ""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "export"):
+        return ""
+    if isinstance(model, torch.export.ExportedProgram):
+        return "program"
+    return "module" if isinstance(model, torch.nn.Module) else ""
+
+
+def _loaded(path: Path) -> Any:
+    import torch
+
+    if not path.is_file():
+        raise ModelError(f"{path} {'is no plain file' if path.exists() else 'does not exist'}")
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+        safe = Path(folder) / "model.pt2"
+        with safe.open("wb") as file:
+            write_safe_copy(path, file)
+        try:
+            with _quiet():
+                return torch.export.load(safe)
+        except Exception as error:
+            raise ModelError(f"{path}: torch.export.load refuses it: {root_cause(error)}") from error

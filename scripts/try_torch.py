@@ -1,0 +1,82 @@
+"""Convert what torch itself has: modules, exported programs and .pt2 files. Needs torch and onnxscript, unlike tests.
+
+    python scripts/try_torch.py
+
+Every case is converted and verified against ONNX Runtime; the last line counts them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+
+from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.errors import Error
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    """A convolution, a buffer, and an output that depends on a dynamic size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4, 5)
+        self.register_buffer("scale", torch.rand(4))
+
+    def forward(self, image: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """image [n, 3, h, w], bias [5] -> [n, 5]."""
+        x = self.conv(image) * self.scale[None, :, None, None]
+        return self.linear(x.mean((2, 3))) + bias * image.shape[2]
+
+
+def main() -> int:
+    """Run all cases; 1 where one is wrong."""
+    net: Any = Net()
+    net.eval()
+    training: Any = Net()
+    example = (torch.randn(2, 3, 16, 16), torch.randn(5))
+    dynamic = {"image": {0: torch.export.Dim("batch"), 2: torch.export.Dim("h")}, "bias": None}
+    program = torch.export.export(net, example, dynamic_shapes=dynamic)
+    done = 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.pt2"
+        torch.export.save(program, path)
+        cases = {
+            "module": lambda: convert(net, inputs=example),
+            "module, inputs by name": lambda: convert(net, inputs={"image": example[0], "bias": example[1]}),
+            "module, dynamic": lambda: convert(net, inputs=example, dynamic_shapes=dynamic),
+            "program": lambda: convert(program),
+            "file": lambda: convert(path),
+            "file, bound": lambda: convert(path, shapes={"image": (1, 3, 32, None)}),
+        }
+        for name, made in cases.items():
+            conversion: Conversion = made()
+            conversion.verify().check()
+            shape = conversion.manifest().inputs[0].shape
+            is_open = any(isinstance(size, str) for size in shape)
+            assert is_open == (name in ("module, dynamic", "program", "file")), (name, shape)
+            print(f"{name}: right, {len(conversion.graph)} layers, image {list(shape)}")
+            done += 1
+        wrong = {
+            "module without inputs": lambda: convert(net),
+            "module in training": lambda: convert(training, inputs=example),
+            "module that fails": lambda: convert(net, inputs=example[:1]),
+            "inputs of a program": lambda: convert(program, inputs=example),
+        }
+        for name, attempt in wrong.items():
+            try:
+                attempt()
+            except Error as error:
+                print(f"{name}: {type(error).__name__}: {error}")
+                done += 1
+    print(f"{done} of 10 cases as they should be")
+    return int(done != 10)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
