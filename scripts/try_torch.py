@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.pt2"
         torch.export.save(program, path)
-        cases = {
+        cases: dict[str, Callable[[], Conversion]] = {
             "module": lambda: convert(net, inputs=example),
             "module, inputs by name": lambda: convert(net, inputs={"image": example[0], "bias": example[1]}),
             "module, dynamic": lambda: convert(net, inputs=example, dynamic_shapes=dynamic),
@@ -55,14 +56,14 @@ def main() -> int:
             "file, bound": lambda: convert(path, shapes={"image": (1, 3, 32, None)}),
         }
         for name, made in cases.items():
-            conversion: Conversion = made()
+            conversion = made()
             conversion.verify().check()
             shape = conversion.manifest().inputs[0].shape
             is_open = any(isinstance(size, str) for size in shape)
             assert is_open == (name in ("module, dynamic", "program", "file")), (name, shape)
             print(f"{name}: right, {len(conversion.graph)} layers, image {list(shape)}")
             done += 1
-        wrong = {
+        wrong: dict[str, Callable[[], Conversion]] = {
             "module without inputs": lambda: convert(net),
             "module in training": lambda: convert(training, inputs=example),
             "module that fails": lambda: convert(net, inputs=example[:1]),
