@@ -81,6 +81,7 @@ from onnx2ncnn_opt.passes.move_crop_before_concat import move_crop_before_concat
 from onnx2ncnn_opt.passes.move_views import move_views
 from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_binaryop_with_clip import replace_binaryop_with_clip
+from onnx2ncnn_opt.passes.replace_convolution1d import replace_convolution1d
 from onnx2ncnn_opt.passes.replace_convolution3d import replace_convolution3d
 from onnx2ncnn_opt.passes.replace_deconvolution3d import replace_deconvolution3d
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
@@ -161,6 +162,7 @@ PASSES: tuple[Pass, ...] = (
     *fuse_permute_matrix.PASSES,
     replace_products.replace_gemm_with_innerproduct,
     merge_equal_layers,
+    replace_convolution1d,
     replace_convolution3d,
     replace_deconvolution3d,
     eliminate_orphaned_memorydata,

@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._families import ELEMENTWISE
 from onnx2ncnn_opt.passes._views import (
     Steps,
     chain_above,
@@ -28,25 +29,6 @@ from onnx2ncnn_opt.passes._views import (
 )
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-# Whatever form a blob has, these do the same to every element.
-_ELEMENTWISE = frozenset(
-    {
-        "AbsVal",
-        "BNLL",
-        "CELU",
-        "Clip",
-        "Dropout",
-        "ELU",
-        "Erf",
-        "Exp",
-        "GELU",
-        "HardSigmoid",
-        "HardSwish",
-        "Log",
-        "Mish",
-    }
-    | {"Power", "ReLU", "SELU", "Shrink", "Sigmoid", "Softplus", "Swish", "TanH", "Threshold", "UnaryOp"}
-)
 # These work along the innermost axis; all others may be in any form.
 _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
 # More forms than this are not tried; nets have two or three.
@@ -135,7 +117,7 @@ def _fits(layer: Layer) -> bool:
         return False
     if layer.type == "Eltwise" or (layer.type == "BinaryOp" and not layer["with_scalar"]):
         return _operands_fit(layer, shape)
-    if layer.type not in _ELEMENTWISE | _ROWWISE | {"BinaryOp"}:
+    if layer.type not in ELEMENTWISE | _ROWWISE | {"BinaryOp"}:
         return False
     # A constant that is the only operand has to keep its size: nothing would broadcast it.
     if layer.input.shape != shape or _is_constant(layer.input):

@@ -1,0 +1,280 @@
+"""`replace_convolution1d`: what 1-D convolutions connect, as images of one row.
+
+ncnn has better kernels for convolutions of images (c, 1, w) than for those of sequences (c, w), and for some of the
+latter none at all. A Reshape copies, so all layers between the convolutions change with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.dim import Shape, Sym
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.kernels import cost
+from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.passes._families import ELEMENTWISE
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._views import view_layers
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+
+_CONVOLUTIONS = frozenset({"Convolution1D", "ConvolutionDepthWise1D", "Deconvolution1D", "DeconvolutionDepthWise1D"})
+_RANK = 2  # of a sequence
+
+Params = dict[str, Any]
+
+
+@graph_pass(exact=False, kept="speech, and series of measurements")
+def replace_convolution1d(graph: Graph) -> Iterator[Replacement | Miss]:
+    """x ── Convolution1D, ... ──   ⇒   x ── Reshape (c, 1, w) ── Convolution, ... ── Reshape (c, w) ──"""
+    order = {layer: i for i, layer in enumerate(graph)}
+    for region in _regions(graph):
+        first = next(layer for layer in region.layers if layer.type in _CONVOLUTIONS)
+        yield from attempt(first, _replaced, region, order)
+    for layer in graph:
+        if layer.type in _CONVOLUTIONS and layer in order and _on_images(layer) is None:
+            yield from attempt(layer, _refuse, layer)
+
+
+def _refuse(layer: Layer) -> None:
+    """Say why there is no convolution of images for one of sequences."""
+    require_own_weights(layer)
+    blob = layer.inputs[0]
+    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+    require(not layer["featmask"], f"'{layer.name}' has a feature mask")
+    require(False, f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
+
+
+@dataclass
+class _Region:
+    """Layers that sequences connect, each with what does the same to images of one row, still without blobs."""
+
+    layers: dict[Layer, Layer] = field(default_factory=dict)
+
+
+def _is_sequence(blob: Blob) -> bool:
+    return blob.shape is not None and len(blob.shape) == _RANK
+
+
+def _image(shape: Shape) -> Shape:
+    return (shape[0], 1, shape[1]) if len(shape) == _RANK else shape
+
+
+def _regions(graph: Graph) -> Iterator[_Region]:
+    seen: set[Layer] = set()
+    for start in graph.layers:
+        if start.graph is not graph or start in seen or start.type not in _CONVOLUTIONS:
+            continue
+        region, front = _Region(), [start]
+        while front:
+            layer = front.pop()
+            if layer in seen:
+                continue
+            seen.add(layer)
+            new = _on_images(layer)
+            if new is None:
+                continue
+            region.layers[layer] = new
+            for blob in (*layer.inputs, *layer.outputs):
+                if _is_sequence(blob):
+                    near = (*blob.users, *((blob.producer,) if blob.producer is not None else ()))
+                    front += [other for other in near if other not in seen]
+        if start in region.layers:
+            yield region
+
+
+def _on_images(layer: Layer) -> Layer | None:
+    """The layer that does to images of one row what this one does to sequences; None where none is known to."""
+    rule = _RULES.get(layer.type)
+    if (
+        rule is None
+        or any(not isinstance(name, str) for name in layer.params)
+        or layer["shape_hints"]
+        or layer["featmask"]
+    ):
+        return None
+    blobs = *layer.inputs, *layer.outputs
+    if any(blob.shape is None or sum(isinstance(size, Sym) for size in blob.shape) > 1 for blob in blobs):
+        return None
+    if not any(_is_sequence(blob) and not _is_constant(blob) for blob in layer.inputs):
+        return None
+    params = rule(layer)
+    if params is None:
+        return None
+    kind = layer.type.removesuffix("1D")
+    new = layer.having(type=kind, inputs=[_standing(blob) for blob in layer.inputs], **params)
+    new.outputs = tuple(_standing(blob) for blob in layer.outputs)
+    new.without_defaults()
+    try:
+        found = infer_shapes(new)
+    except ShapeError:
+        return None
+    return new if found == [(blob.shape, blob.batch) for blob in new.outputs] else None
+
+
+def _standing(blob: Blob) -> Blob:
+    """A new blob in the form of an image."""
+    return Blob(blob.name, _image(blob.shape or ()), blob.batch)
+
+
+def _is_constant(blob: Blob) -> bool:
+    return blob.producer is not None and blob.producer.type == "MemoryData"
+
+
+def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
+    """The region on images, with a Reshape wherever a sequence comes in or goes out; refused where that is slower."""
+    inside = sorted(region.layers, key=order.__getitem__)
+    fresh: dict[Blob, Blob] = {}
+    added: list[tuple[Layer, Layer | None]] = []
+    views: list[Layer] = []
+    for layer in inside:
+        for blob in layer.inputs:
+            if _is_sequence(blob) and blob not in fresh:
+                made = _entry(blob, layer)
+                fresh[blob] = made.output
+                added.append((made, layer))
+                views += [made] if made.type == "Reshape" and not _is_view_of_image(blob.producer) else []
+        form = region.layers[layer]
+        new = form.having(inputs=[fresh.get(blob, blob) for blob in layer.inputs])
+        new.outputs = form.outputs
+        fresh |= zip(layer.outputs, new.outputs, strict=True)
+        added.append((new, layer))
+    reads: dict[Blob, Blob] = {}
+    for blob in (blob for layer in inside for blob in layer.outputs):
+        outside = [user for user in blob.users if user not in region.layers]
+        if not outside and not blob.is_output:
+            continue
+        reads[blob] = fresh[blob]
+        if _is_sequence(blob):
+            assert blob.producer is not None
+            assert blob.shape is not None
+            (back,) = view_layers(fresh[blob], (Regroup(blob.shape),), like=[blob.producer])
+            back.name = f"{blob.producer.name}_sequence"
+            reads[blob] = back.output
+            added.append((back, min(outside, key=order.__getitem__) if outside else None))
+            views += [back] if blob.is_output or not all(map(_leads_to_image, outside)) else []
+    gain = cost(inside) - cost([*views, *region.layers.values()])
+    require(gain > 0, "the convolutions are too small to gain by it")
+    return Replacement(tuple(inside), added=added, reads=reads, may_stay=True)
+
+
+def _entry(blob: Blob, reader: Layer) -> Layer:
+    """What makes an image of a sequence that comes into a region: a Reshape, or the constant itself in another form."""
+    assert blob.producer is not None
+    assert blob.shape is not None
+    if _is_constant(blob):
+        rows, columns = blob.shape
+        made = blob.producer.having(w=columns, h=1, c=rows)
+        made.outputs = (_standing(blob),)
+        return made
+    (made,) = view_layers(blob, (Regroup(_image(blob.shape)),), like=[reader])
+    made.name, made.output.name = f"{reader.name}_image", f"{blob.name}_image"
+    return made
+
+
+def _is_view_of_image(layer: Layer | None) -> bool:
+    """Whether a layer makes a sequence of an image of one row, so that a Reshape after it takes both away."""
+    return layer is not None and layer.type == "Reshape" and layer.input.shape == _image(layer.output.shape or ())
+
+
+def _leads_to_image(layer: Layer) -> bool:
+    """Whether a layer makes an image of one row of a sequence."""
+    return layer.type == "Reshape" and layer.output.shape == _image(layer.inputs[0].shape or ())
+
+
+def _same(layer: Layer) -> Params | None:
+    """Layers that treat all elements, or each slice of the outermost axis, in the same way."""
+    return {}
+
+
+def _convolution(layer: Layer) -> Params | None:
+    if len(layer.inputs) > 1:  # weights that are computed at run time have another rank
+        return None
+    # SAME pads have to be the same on all sides; along an axis of size 1 they add nothing.
+    pad = None if min(layer["pad_left"], layer["pad_right"]) < 0 else 0
+    found: Params = {"kernel_h": 1, "dilation_h": 1, "stride_h": 1, "pad_top": pad, "pad_bottom": pad}
+    if layer.type.startswith("Deconvolution"):
+        found |= {"output_pad_bottom": 0, "output_h": 1 if layer["output_w"] > 0 else None}
+    return found
+
+
+def _pooling(layer: Layer) -> Params | None:
+    if layer["global_pooling"]:
+        return {}
+    if layer["adaptive_pooling"]:
+        return {"out_h": 1}
+    return {"kernel_h": 1, "stride_h": 1, "pad_top": 0, "pad_bottom": 0}
+
+
+def _axis(layer: Layer) -> Params | None:
+    return {"axis": _moved(layer["axis"])}
+
+
+def _moved(axis: int) -> int:
+    """The axis of an image that is the axis of a sequence."""
+    return (0, 2)[axis % _RANK]
+
+
+def _rows(layer: Layer) -> Params | None:
+    """Normalisations along the rows of a sequence."""
+    return {} if layer["affine_size"] == (layer.input.shape or (0,))[-1] else None
+
+
+def _binary(layer: Layer) -> Params | None:
+    if layer["with_scalar"]:
+        return {}
+    ranks = {len(blob.shape or ()) for blob in layer.inputs}
+    if ranks == {_RANK}:
+        return {}
+    # A vector lies along the outermost axis where that has its size, whatever the rank.
+    vector = next((blob for blob in layer.inputs if len(blob.shape or ()) == 1), None)
+    sequence = next(blob for blob in layer.inputs if _is_sequence(blob))
+    assert sequence.shape is not None
+    fits = ranks == {1, _RANK} and vector is not None and vector.shape == sequence.shape[:1]
+    return {} if fits and isinstance(sequence.shape[0], int) else None
+
+
+def _sequences(layer: Layer) -> Params | None:
+    """Layers whose operands are all sequences."""
+    return {} if all(map(_is_sequence, layer.inputs)) else None
+
+
+def _concat(layer: Layer) -> Params | None:
+    return _axis(layer) if all(map(_is_sequence, layer.inputs)) else None
+
+
+def _crop(layer: Layer) -> Params | None:
+    if not layer["starts"] or not layer["ends"] or layer["starts_expr"] or layer["ends_expr"] or layer["axes_expr"]:
+        return None
+    axes = layer["axes"] or range(len(layer["starts"]))
+    return {"axes": tuple(_moved(axis) for axis in axes)}
+
+
+def _padding(layer: Layer) -> Params | None:
+    rows = layer["top"] or layer["bottom"] or layer["front"] or layer["behind"]
+    return None if rows or layer["per_channel_pad_data_size"] else {}
+
+
+def _reduction(layer: Layer) -> Params | None:
+    if layer["reduce_all"] or not layer["axes"] or not layer["fixbug0"]:
+        return None
+    axes = {_moved(axis) for axis in layer["axes"]}
+    return {"axes": tuple(sorted(axes if layer["keepdims"] else axes | {1}))}
+
+
+_RULES: Mapping[str, Callable[[Layer], Params | None]] = {
+    **dict.fromkeys(ELEMENTWISE | {"BatchNorm", "GroupNorm", "PReLU"}, _same),
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    **dict.fromkeys(("GLU", "Slice", "Softmax"), _axis),
+    **dict.fromkeys(("LayerNorm", "RMSNorm"), _rows),
+    **dict.fromkeys(("Eltwise", "Scale"), _sequences),
+    "BinaryOp": _binary,
+    "Concat": _concat,
+    "Crop": _crop,
+    "Padding": _padding,
+    "Pooling1D": _pooling,
+    "Reduction": _reduction,
+}
