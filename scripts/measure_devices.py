@@ -176,7 +176,7 @@ def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None,
         if result.size != reference.size:
             return "failed", None, f"{fetch.blob} has the shape {list(result.shape)}, not {list(reference.shape)}"
         difference = compare(result.reshape(reference.shape), reference, in_mode(mode, net.tolerance))
-        worst = max(worst, difference.max_rel)
+        worst = max(worst, difference.max_rel or 0.0)
         if difference.special or (difference.excess and kind == "right"):
             kind, said = "nan" if difference.special else "off", difference.special or difference.excess
     return kind, worst, said

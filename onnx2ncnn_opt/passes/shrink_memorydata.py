@@ -37,6 +37,11 @@ def _shrink(constant: Layer) -> Replacement | None:
     if not equal:
         return None
     small = data[tuple(slice(0, 1) if axis in equal else slice(None) for axis in range(data.ndim))]
+    # Vulkan broadcasts sizes of 1 only between Mats of equal rank.
+    ranks = {len(other.shape or ()) for user in blob.users if user.type == "BinaryOp" for other in user.inputs}
+    if max(ranks, default=0) > small.ndim:
+        require(len(ranks - {small.ndim}) == 1, f"'{blob.name}' is used beside Mats of different ranks")
+        small = small.reshape(small.shape + (1,) * (max(ranks) - small.ndim))
     for user in blob.users:
         if user.type == "BinaryOp":
             require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")

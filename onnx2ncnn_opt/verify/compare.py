@@ -32,11 +32,13 @@ class Tolerance:
     lost axis, another rounding rule, a swapped weight are no small errors. `relative` lies between, with room for other
     processors. `absolute` passes in any case, for outputs whose terms have cancelled and left nothing but rounding. A
     reference in 16 bits has rounding errors of its own, in each of its layers: it is met to `steps` of its last bit.
+    Without `slices` only the rule about the whole output holds.
     """
 
     relative: float = 1e-3
     absolute: float = 1e-5
     steps: int = 8
+    slices: bool = True
 
 
 DEFAULT = Tolerance()
@@ -65,14 +67,20 @@ def with_quantisation(bits: Sequence[int]) -> Tolerance:
 
 # What 16 bits may cost beyond `Tolerance`: relative to the largest value, and whatever that is. In fp16 a rounding
 # moves a number by up to 2^-11 of itself: 2e-2 is forty of these in the same direction. Below 2^-14 fp16 has fewer bits
-# still, and on some devices none. bf16 has eight times as coarse steps as fp16, and the range of float32.
+# still, and on some devices none. bf16 has eight times as coarse steps as fp16, and the range of float32. Slices are
+# not held against their own largest values: what they are sums of may be rounded as coarsely as the largest of all.
 _IN_MODE = {"fp32": (0.0, 0.0), "fp16": (2e-2, 2.0**-14), "bf16": (1.6e-1, 0.0)}
 
 
 def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
     """What passes where a net is computed in a mode of `runtime.targets.MODES`."""
     relative, absolute = _IN_MODE[mode]
-    return replace(tolerance, relative=max(tolerance.relative, relative), absolute=max(tolerance.absolute, absolute))
+    return replace(
+        tolerance,
+        relative=max(tolerance.relative, relative),
+        absolute=max(tolerance.absolute, absolute),
+        slices=tolerance.slices and mode == "fp32",
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ def _excess(error: Array, size: Array, dtype: np.dtype[Any], tolerance: Toleranc
     if worst > allowed:
         return f"off by up to {worst:.3g}, {allowed:.3g} is allowed"
     for axis, count in enumerate(error.shape):
-        if integer or error.size < SLICE * count:
+        if integer or not tolerance.slices or error.size < SLICE * count:
             continue
         others = tuple(i for i in range(error.ndim) if i != axis)
         errors, sizes = error.max(axis=others), size.max(axis=others)

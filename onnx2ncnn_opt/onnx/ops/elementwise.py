@@ -62,7 +62,7 @@ def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
     if form is None:  # broadcasting takes more than four dims: without it they can be merged
         return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
     left, lying_a = _operand(im, a, fine[0], form)
-    right, lying_b = _operand(im, b, fine[1], form)
+    right, lying_b = _operand(im, b, fine[1], form, left)
     right = _fit(im, right, left, form)
     left = _fit(im, left, right, form)
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
@@ -125,8 +125,8 @@ def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
     return partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None
 
 
-def _operand(im: ImportContext, x: Value, view: View, form: Form) -> tuple[Blob, View]:
-    """An operand in the common form: full rank, dims that it lacks as size 1 (cut off at the end by `_fit`)."""
+def _operand(im: ImportContext, x: Value, view: View, form: Form, other: Blob | None = None) -> tuple[Blob, View]:
+    """An operand in the common form; inner dims of size 1 are cut off where `other` broadcasts them all the same."""
     dims, batch = form.atoms(view)
     if isinstance(x, Tensor):
         trimmed = dims
@@ -144,6 +144,8 @@ def _operand(im: ImportContext, x: Value, view: View, form: Form) -> tuple[Blob,
     data = array.transpose(order + rest).reshape(known(sizes(dims)))
     while data.ndim > 1 and data.shape[-1] == 1:
         data = data[..., 0]
+    if other is not None and _needs_rank(data.shape, other.shape or ()):
+        data = data.reshape(data.shape + (1,) * (len(other.shape or ()) - data.ndim))
     return im.memory(data), view
 
 
@@ -152,12 +154,17 @@ def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
     assert x.shape is not None
     assert other.shape is not None
     ambiguous = len(x.shape) == 1 < len(other.shape) and x.shape != other.shape[:1] and x.shape != (1,)
-    lower = 1 < len(x.shape) < len(other.shape) and any(
-        n != m and n != 1 for n, m in zip(x.shape, other.shape, strict=False)
-    )
-    if not ambiguous and not lower:
+    if not ambiguous and not _needs_rank(x.shape, other.shape):
         return x
     return im.regrouped(x, x.shape + (1,) * (len(form.dims) - len(x.shape)))
+
+
+def _needs_rank(shape: Shape, other: Shape) -> bool:
+    """Whether a Mat of two and more dims has to have as many as the other: unless it has the sizes of the outer ones.
+
+    Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
+    """
+    return 1 < len(shape) < len(other) and shape != other[: len(shape)]
 
 
 def _view(x: Value) -> View:
