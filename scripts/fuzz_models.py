@@ -4,9 +4,10 @@
     python scripts/fuzz_models.py --only N [--seed 0]     one model, cut down to what goes wrong
 
 The models (tests/onnx/random_models.py) are put together of whatever operators fit, on one to three inputs of any rank;
-every third has open sizes and runs at three of each. Each is converted without and with passes, runs in ncnn, and is
-compared at the tolerance of `verify`; it is converted again, which has to give the same bytes, and its net goes through
-`optimize`, which has to find nothing to do, or nothing wrong where it knows less: how many images there are. Outcomes:
+every third has open sizes and runs at three of each. Each is converted without and with passes, runs in ncnn (with
+passes also without packing and what goes with it), and is compared at the tolerance of `verify`; it is converted again,
+which has to give the same bytes, and its net goes through `optimize`, which has to find nothing to do, or nothing wrong
+where it knows less: how many images there are. Outcomes:
 
     right
     refused          the converter names a reason (--reasons counts them)
@@ -88,21 +89,24 @@ class Fuzzer:
     def judge(self, model: RandomModel) -> Outcome:
         """What becomes of a model without passes and with them."""
         proto = model.proto()
-        for passes in (False, True):
+        for passes, packing in ((False, True), (True, False), (True, True)):
             try:
                 conversion = convert(proto, optimize=passes)
                 files = conversion.save(self._folder / "net")
             except UnsupportedError as error:
                 reasons = dict.fromkeys(f"{node.operator}: {node.reason}" for node in error.nodes)
                 return Outcome("refused", " & ".join(reasons))
-            outcome = self._run(model, conversion, files, "with passes" if passes else "without passes")
+            how = "without passes" if not passes else "with passes" if packing else "with passes, without packing"
+            outcome = self._run(model, conversion, files, how, packing=packing)
             if outcome.kind != "right":
                 return outcome
         return self._is_stable(model, conversion, files)
 
-    def _run(self, model: RandomModel, conversion: Conversion, files: Files, how: str) -> Outcome:
+    def _run(
+        self, model: RandomModel, conversion: Conversion, files: Files, how: str, *, packing: bool = True
+    ) -> Outcome:
         manifest = conversion.manifest()
-        runner = NcnnRunner(files.param, files.bin, timeout=SECONDS, worker=self._worker)
+        runner = NcnnRunner(files.param, files.bin, exact=not packing, timeout=SECONDS, worker=self._worker)
         for run, (feeds, expected) in enumerate(zip(model.feeds(), model.expected(), strict=True)):
             given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
             wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]

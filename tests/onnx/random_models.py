@@ -24,6 +24,8 @@ LARGEST = 1e3
 
 # Four and more channels are what ncnn packs.
 SIZES = (1, 2, 3, 4, 5, 6, 8)
+LENGTHS = range(1, 34)
+"""Of a last axis, at times: whole packs of 4, 8 and 16, and what is left over."""
 
 Array = Any
 Shape = tuple[int, ...]
@@ -48,11 +50,14 @@ class Builder:
     values: dict[str, list[Array]] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
+    hidden: set[str] = field(default_factory=set)
+    is_within: bool = False
 
     def pick(self, kinds: str = "f", ranks: Iterable[int] = range(7)) -> str:
         """A tensor of these kinds of elements and ranks, rather a late one."""
         wanted = set(ranks)
         names = [name for name, (a, *_) in self.values.items() if a.dtype.kind in kinds and a.ndim in wanted]
+        names = [name for name in names if name not in self.hidden]
         if not names:
             raise NoFit
         return names[max(int(i) for i in self.rng.integers(len(names), size=2))]
@@ -82,6 +87,7 @@ class Builder:
     def operand(self, shape: Shape) -> str:
         """Floats of this shape: a tensor that has it, or an initializer."""
         names = [name for name, (a, *_) in self.values.items() if a.shape == shape and a.dtype == np.float32]
+        names = [name for name in names if name not in self.hidden]
         return self.choice(names) if names and self.chance(0.4) else self.floats(shape)
 
     def chance(self, probability: float) -> bool:
@@ -113,11 +119,32 @@ class Builder:
         node = helper.make_node(operator, inputs, names, name=f"n{len(self.nodes)}", **attributes)
         known = [evaluate(node, self.opset, self._at(i)) for i in range(self._runs)]
         ranks = [[array.ndim for array in arrays] for arrays in known]
-        if ranks != ranks[:1] * self._runs or not all(_is_usable(a) for arrays in known for a in arrays):
+        if ranks != ranks[:1] * self._runs or not all(
+            _is_usable(a, self.is_within) for arrays in known for a in arrays
+        ):
             raise NoFit
         self.nodes.append(node)
         self.values.update((name, [arrays[i] for arrays in known]) for i, name in enumerate(names))
         return names
+
+    def guarded(self, make: Callable[[], str]) -> str:
+        """What `make` makes, within which NaN, infinities, zeros and large numbers may be; others see the end only."""
+        before = len(self.nodes), len(self.values), len(self.constants)
+        self.is_within = True
+        try:
+            result = make()
+            if not all(_is_usable(array) for array in self.values[result]):
+                raise NoFit
+        except NoFit:
+            del self.nodes[before[0] :]
+            for table, count in ((self.values, before[1]), (self.constants, before[2])):
+                for name in list(table)[count:]:
+                    del table[name]
+            raise
+        finally:
+            self.is_within = False
+        self.hidden.update(name for name in list(self.values)[before[1] :] if name != result)
+        return result
 
     @property
     def _runs(self) -> int:
@@ -146,11 +173,14 @@ def _info(name: str, array: Array, shape: Sequence[int | str | None]) -> onnx.Va
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
 
 
-def _is_usable(array: Array) -> bool:
-    """Whether a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding."""
+def _is_usable(array: Array, is_within: bool = False) -> bool:
+    """Whether a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding.
+
+    Only its size counts within a guard.
+    """
     if not 0 < array.size <= MOST_ELEMENTS or array.ndim > 6:
         return False
-    if array.dtype.kind == "b":
+    if array.dtype.kind == "b" or is_within:
         return True
     largest = np.abs(array).max()
     return bool(1e-3 < largest < LARGEST if array.dtype.kind == "f" else largest <= 2**20)
@@ -233,9 +263,9 @@ def build(
             builder.choice(steps)(builder)
         except NoFit:
             continue
-    used = {name for node in builder.nodes for name in node.input}
+    used = {name for node in builder.nodes for name in node.input} | builder.hidden
     outputs = [name for name in builder.values if name not in used]
-    made = [name for name in builder.values if name not in builder.inputs]
+    made = [name for name in builder.values if name not in {*builder.inputs, *builder.hidden}]
     if made and builder.chance(0.4):
         outputs.append(builder.choice(made))  # that others read as well
     if builder.chance(0.05):
@@ -266,6 +296,8 @@ def _draw_inputs(builder: Builder, kinds: str, is_open: bool) -> None:
 def _input_shape(builder: Builder) -> Shape:
     rank = builder.choice((0, 1, 2, 3, 3, 4, 4, 4, 5) if builder.chance(0.3) else (2, 3, 4))
     shape = [builder.choice(SIZES) for _ in range(rank)]
+    if shape and builder.chance(0.15):
+        shape[-1] = builder.choice(LENGTHS)
     while math.prod(shape) > MOST_ELEMENTS // 4:
         shape[builder.number(0, rank - 1)] = 1
     if rank > 1 and builder.chance(0.4):
@@ -289,7 +321,12 @@ def _related(builder: Builder, shape: Declared) -> Declared:
 
 def _draw(builder: Builder, kind: str, shape: Shape) -> Array:
     if kind == "f":
-        return builder.rng.standard_normal(shape).astype(np.float32)
+        array = builder.rng.standard_normal(shape).astype(np.float32)
+        if builder.chance(0.3):  # zeros, as masks and ReLUs leave them, and numbers that are equal to others
+            array = np.where(
+                builder.rng.random(shape) < 0.3, np.float32(0), np.where(array > 1, np.round(array), array)
+            )
+        return array
     if kind == "b":
         return builder.rng.integers(0, 2, shape).astype(bool)
     return builder.rng.integers(-4, 9, shape).astype(np.int64 if kind == "l" else np.int32)

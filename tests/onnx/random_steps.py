@@ -750,6 +750,122 @@ def _written_out(b: Builder, x: str, *, is_centred: bool) -> None:
         b.node("Add", y, _beside(b, y))
 
 
+# Guards: what would be NaN or infinite is not picked, or never calculated
+
+_PARTIAL = ("Sqrt", "Log", "Reciprocal", "Pow", "Div")  # functions that are not finite everywhere
+
+
+def _partial(b: Builder, x: str) -> str:
+    kind = b.choice(_PARTIAL)
+    if kind == "Pow":
+        return b.node("Pow", x, b.constant(np.float32(b.choice((0.5, -1, -0.5, 1.5, 3)))))
+    if kind == "Div":
+        return b.node("Div", b.choice((x, b.constant(np.float32(1)))), x)
+    return b.node(kind, x)
+
+
+def _number(b: Builder, value: float) -> str:
+    return b.constant(np.float32(value))
+
+
+def _condition(b: Builder, x: str) -> str:
+    """Where x is above 0, or is not 0."""
+    zero = _number(b, 0)
+    kind = b.choice(("Greater", "Less", "GreaterOrEqual", "not Equal", "not Less"))
+    if kind.startswith("not"):
+        return b.node("Not", b.node(kind.split()[1], x, zero))
+    return b.node("Less", zero, x) if kind == "Less" else b.node(kind, x, zero)
+
+
+def guard(b: Builder) -> None:
+    """Where over a function that is not finite everywhere; its argument may be made safe as well."""
+    x = b.pick()
+
+    def make() -> str:
+        picked = _condition(b, x)
+        y = _partial(b, b.node("Where", picked, x, _number(b, 1)) if b.chance(0.4) else x)
+        other = b.choice((_number(b, b.choice((0, 1, -1, 0.5))), x))
+        return b.node("Where", picked, y, other)
+
+    b.guarded(make)
+
+
+def no_nan(b: Builder) -> None:
+    """nan_to_num: NaN and infinities replaced, one after the other or NaN alone."""
+    x = b.pick()
+
+    def make() -> str:
+        y = _partial(b, x)
+        y = b.node("Where", b.node("IsNaN", y), _number(b, 0), y)
+        if b.chance(0.5):
+            return b.node("Where", b.node("IsInf", y), _number(b, b.choice((0, 2, 100))), y)
+        return b.node("Clip", y, _number(b, -10), _number(b, 10))
+
+    b.guarded(make)
+
+
+def safe_divide(b: Builder) -> None:
+    """A quotient by what may be 0: the divisor replaced, the quotient, or both; or kept from 0 by a small number."""
+    x = b.pick()
+    d = b.choice((x, _beside(b, x)))
+
+    def make() -> str:
+        zero = b.node("Equal", d, _number(b, 0))
+        kind = b.choice(("divisor", "quotient", "both", "max", "sum"))
+        if kind == "max":
+            return b.node("Div", x, b.node("Max", b.node("Abs", d), _number(b, b.choice((0.01, 0.5)))))
+        if kind == "sum":
+            return b.node("Div", x, b.node("Add", b.node("Mul", d, d), _number(b, 0.01)))
+        by = b.node("Where", zero, _number(b, 1), d) if kind != "quotient" else d
+        y = b.node("Div", x, by)
+        return y if kind == "divisor" else b.node("Where", zero, _number(b, b.choice((0, 1))), y)
+
+    b.guarded(make)
+
+
+def xlogy(b: Builder) -> None:
+    """x * log(y), 0 where x is 0; or the entropy of x."""
+    x = b.pick()
+    y = b.choice((x, _beside(b, x)))
+
+    def make() -> str:
+        product = b.node("Mul", x, b.node("Log", b.node("Abs", y) if b.chance(0.7) else y))
+        found = b.node("Where", b.node("Equal", x, _number(b, 0)), _number(b, 0), product)
+        return b.node("Where", b.node("IsNaN", found), _number(b, 0), found) if b.chance(0.3) else found
+
+    b.guarded(make)
+
+
+def loss(b: Builder) -> None:
+    """Smooth L1, Huber, focal loss and cross entropy, element by element."""
+    x = b.pick()
+    target = _beside(b, x)
+
+    def make() -> str:
+        kind = b.choice(("smooth l1", "huber", "focal", "entropy"))
+        if kind in ("smooth l1", "huber"):
+            distance = b.node("Abs", b.node("Sub", x, target))
+            delta = b.choice((1.0, 0.5, 2.0))
+            square = b.node(
+                "Mul", b.node("Mul", distance, distance), _number(b, 0.5 / (delta if kind == "smooth l1" else 1))
+            )
+            line = b.node("Sub", distance, _number(b, 0.5 * delta))
+            line = line if kind == "smooth l1" else b.node("Mul", line, _number(b, delta))
+            return b.node("Where", b.node(b.choice(("Less", "LessOrEqual")), distance, _number(b, delta)), square, line)
+        share = b.node("Sigmoid", x)
+        if b.chance(0.5):
+            share = b.node("Clip", share, _number(b, 0.001), _number(b, 0.999))
+        rest = b.node("Sub", _number(b, 1), share)
+        hit = b.node("Where", b.node("Greater", target, _number(b, 0)), share, rest)
+        entropy = b.node("Neg", b.node("Log", hit))
+        if kind == "entropy":
+            return entropy
+        return b.node("Mul", b.node("Pow", b.node("Sub", _number(b, 1), hit), _number(b, b.choice((2, 1.5)))), entropy)
+
+    b.guarded(make)
+
+
+GUARDS: tuple[Step, ...] = (guard, guard, no_nan, safe_divide, xlogy, loss)
 VIEWS: tuple[Step, ...] = (reshape, reshape, transpose, transpose, unsqueeze, squeeze, flatten)
 MOVES: tuple[Step, ...] = (*VIEWS, slice_, concat, split, pad, gather, expand, tile, depth_to_space)
 # `sign` changes no number otherwise, so that all are the input's
@@ -768,13 +884,14 @@ EVERYTHING: tuple[Step, ...] = (
     *(select, compare, logic, cast, integers, largest, accumulate, place, one_hot, mask, contract),
     *(shape_of, reshape_by_sizes, expand_as, cut_at_size, count, fill),
     *(recur, attend, gate),
+    *GUARDS,
 )
 
 
 def random_model(seed: int, number: int, *, is_open: bool | None = None) -> RandomModel:
     """Model `number` of a seed, of a few kinds of steps, so that these meet often; every third has open sizes."""
     rng = np.random.default_rng([seed, number])
-    kinds = (IMAGES, ARITHMETIC, EVERYTHING, EVERYTHING)[number // 3 % 4]
+    kinds = (IMAGES, ARITHMETIC, EVERYTHING, EVERYTHING, (*GUARDS, *GUARDS, unary, binary, *MOVES))[number // 3 % 5]
     steps = [steps[int(i)] for steps in (kinds, EVERYTHING) for i in rng.permutation(len(steps))[:9]]
     length, opset = int(rng.integers(3, 16)), int(rng.choice([13, 17, 18, 20, 23, 23]))
     given = number % 3 == 0 if is_open is None else is_open
