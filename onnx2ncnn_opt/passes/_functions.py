@@ -1,4 +1,7 @@
-"""What layers that treat every element alike make of a number, calculated in float64 with the range of float32."""
+"""What layers that treat every element alike make of a number, calculated in float64 with the range of float32.
+
+The formulas take arrays of numbers and `Enclosure`s alike: NumPy functions of the latter's table, and no conditions.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._enclosure import Enclosure, erf, erfc
 from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB
 
 _Function: TypeAlias = Callable[..., Any]
@@ -39,19 +43,20 @@ _UNARY: dict[int, _Function] = {
     16: np.tanh,
     21: np.expm1,
 }
-_erf, _erfc = np.vectorize(math.erf, otypes=[float]), np.vectorize(math.erfc, otypes=[float])
 _LAYERS: dict[str, _Function] = {
     "AbsVal": lambda layer, x: np.abs(x),
-    "CELU": lambda layer, x: np.where(x < 0, layer["alpha"] * np.expm1(x / layer["alpha"]), x),
+    "CELU": lambda layer, x: _exponential(x, layer["alpha"], layer["alpha"]),
     "Clip": lambda layer, x: np.minimum(np.maximum(x, layer["min"]), layer["max"]),
-    "ELU": lambda layer, x: np.where(x < 0, layer["alpha"] * np.expm1(x), x),
-    "Erf": lambda layer, x: _erf(x),
-    "GELU": lambda layer, x: _fast_gelu(x) if layer["fast_gelu"] else 0.5 * x * _erfc(-math.sqrt(0.5) * x),
+    "ELU": lambda layer, x: _exponential(x, layer["alpha"]),
+    "Erf": lambda layer, x: erf(x).astype(np.float64),
+    "GELU": lambda layer, x: (
+        _fast_gelu(x) if layer["fast_gelu"] else 0.5 * x * erfc(-math.sqrt(0.5) * x).astype(np.float64)
+    ),
     "HardSigmoid": lambda layer, x: _hard_sigmoid(layer, x),
     "HardSwish": lambda layer, x: x * _hard_sigmoid(layer, x),
     "Mish": lambda layer, x: x * np.tanh(np.logaddexp(0, x)),
     "ReLU": lambda layer, x: np.maximum(x, 0) + (layer["slope"] * np.minimum(x, 0) if layer["slope"] else 0),
-    "SELU": lambda layer, x: layer["lambda"] * np.where(x < 0, layer["alpha"] * np.expm1(x), x),
+    "SELU": lambda layer, x: layer["lambda"] * _exponential(x, layer["alpha"]),
     "Sigmoid": lambda layer, x: 1 / (1 + np.exp(-x)),
     # In float32 nothing is left of the 1 beside larger numbers; their exponential overflows.
     "Softplus": lambda layer, x: np.log(applied(np.exp, x) + 1),
@@ -62,7 +67,15 @@ _LAYERS: dict[str, _Function] = {
 
 
 def _hard_sigmoid(layer: Layer, x: Array) -> Any:
-    return np.clip(layer["alpha"] * x + layer["beta"], 0, 1)
+    return np.minimum(np.maximum(layer["alpha"] * x + layer["beta"], 0), 1)
+
+
+def _exponential(x: Array, alpha: float, width: float = 1.0) -> Any:
+    return np.maximum(x, 0) + alpha * np.expm1(np.minimum(x, 0) / width)
+
+
+def _gelu(x: Array) -> Any:
+    return 0.5 * x * erfc(-math.sqrt(0.5) * x).astype(np.float64)
 
 
 def _fast_gelu(x: Array) -> Any:
@@ -99,7 +112,10 @@ def _eltwise(layer: Layer) -> _Function | None:
     return None
 
 
-def applied(function: _Function, *operands: Array) -> Array:
-    """The function's values; what float32 cannot hold is infinite."""
-    values: Array = np.asarray(function(*operands), np.float64)
+def applied(function: _Function, *operands: Any) -> Any:
+    """The function's values; what float32 cannot hold is infinite. Of enclosures, which know that, an enclosure."""
+    values = function(*operands)
+    if isinstance(values, Enclosure):
+        return values
+    values = np.asarray(values, np.float64)
     return np.where(np.abs(values) > _LARGEST, np.copysign(np.inf, values), values)

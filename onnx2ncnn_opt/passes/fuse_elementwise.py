@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._enclosure import Enclosure
 from onnx2ncnn_opt.passes._fold import ADD, RSUB, SUB
 from onnx2ncnn_opt.passes._functions import MAX, MIN, applied, function_of
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass
@@ -15,23 +18,26 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass
 _MOST_LAYERS = 20
 # Models write constants like sqrt(2 / pi) with six digits and more.
 _TOLERANCE = 1e-5
-# With numbers no larger than this, nothing can happen that is too narrow for the places below, or beyond them.
+# Who calculates with larger ones may mean to round; in fp16 they leave no digits.
 _LARGEST_NUMBER = 64.0
 _UNBOUNDED = 1e38
 # Who adds or bounds by a number so near to a round one means to keep a logarithm or a quotient behind it finite.
 _GUARD, _ROUND = 2.0**-12, 64
 _LARGEST = float(np.finfo(np.float32).max)
-# What stands for "from 0 on" where a layer knows "above" only.
-_SMALLEST = 1e-37
-
 # Of 1 + x with a small x, in float64.
 _ROUNDING = 1e-14
+# What rounding in float32 may change, on either side of what is the same otherwise.
+_FLOAT32 = 1e-4
+# Of a proof: cells at a time, and times that a cell is halved.
+_MOST_CELLS, _MOST_HALVINGS = 2**15, 60
 
 _PROBE = 2.0**-10
 # The squares of larger numbers overflow.
 _FAR = 2.0**62
 _POWERS = 2 ** np.linspace(-100, 62, 400)
 _COARSE = np.concatenate([[-1.0, 1.0, 0.0, -_PROBE, _PROBE, -_FAR, _FAR], np.linspace(-9, 9, 37)])
+# Where a proof begins: no cell has 0 inside, beside which errors count in relation to x.
+_ENDS = np.concatenate([-(2.0 ** np.arange(62, -51, -1)), [0.0], 2.0 ** np.arange(-50, 63)])
 _FINE = np.concatenate([-_POWERS, _POWERS, np.arange(-24, 24, 1 / 128), np.arange(-1024, 1024, 1 / 16)])
 
 
@@ -39,10 +45,13 @@ _FINE = np.concatenate([-_POWERS, _POWERS, np.arange(-24, 24, 1 / 128), np.arang
 def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
     """several layers that make each number of one number of x   ⇒   the activation that gives the same
 
-    They are calculated at 40,000 places and up to where squares overflow, and so is the activation, whose parameters
-    follow from a few of them: only what is the same everywhere is replaced, with what overflows before. Nothing is that
-    has a small number against zeros, however little it does. Not CELU and Softplus, which ncnn calculates no faster
-    than their parts.
+    The activation's parameters follow from the layers' values at a few places. That both are the same is seen at
+    40,000 places, and then proved in between, from -2^62 to 2^62 (where squares overflow): interval arithmetic bounds
+    what the difference, its slope and its curvature can be anywhere in a cell between two places, and cells are halved
+    until that is within twice the tolerance, or the pass gives up. A kink, a pole or a spike, however narrow, is in
+    some cell, whose bound it exceeds. Layers that round in float32 what they make are left alone. So is what adds a
+    small number against zeros, however little it does. Not CELU and Softplus, which ncnn calculates no faster than
+    their parts.
     """
     for root in graph.layers:
         if root.graph is graph and _is_plain(root):
@@ -50,12 +59,50 @@ def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _fuse(root: Layer) -> Replacement | None:
-    for source, layers in _regions(root):
-        found = _activation(source, layers)
+    for source, layers, steps in _regions(root):
+        found = _activation(steps)
         if found is not None:
             new = Layer(found.type, root.name, [source], (), found.params)
             return Replacement(tuple(reversed(layers)), takes={root: new})
     return None
+
+
+class _Step(NamedTuple):
+    """A layer apart from its net: parameters, and the numbers that stand for its blobs."""
+
+    type: str
+    params: tuple[tuple[str, Any], ...]
+    inputs: tuple[int, ...]
+    output: int
+
+    @classmethod
+    def of(cls, layer: Layer, numbers: dict[Blob, int]) -> _Step:
+        """The step of a layer; blobs are numbered as they come."""
+        output, *inputs = (numbers.setdefault(blob, len(numbers)) for blob in (layer.output, *layer.inputs))
+        known = ((str(name), value) for name, value in layer.params.items() if name not in ("featmask", "shape_hints"))
+        params = ((name, tuple(value) if isinstance(value, (list, tuple)) else value) for name, value in known)
+        return cls(layer.type, tuple(sorted(params)), tuple(inputs), output)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What it makes of its operands."""
+        found = function_of(Layer(self.type, "", [Blob("")] * len(self.inputs), (), dict(self.params)))
+        assert found is not None
+        return found
+
+
+class _Steps(NamedTuple):
+    """Layers that make one number of another; the last one comes first, and `source` is the number of its operand."""
+
+    steps: tuple[_Step, ...]
+    source: int
+
+    def __call__(self, x: Any, rounded: Callable[[Any], Any] = lambda values: values) -> Any:
+        """What they make of arrays or enclosures; `rounded` is applied to the result of each."""
+        found = {self.source: x}
+        for step in reversed(self.steps):
+            found[step.output] = rounded(applied(step.function, *(found[number] for number in step.inputs)))
+        return found[self.steps[0].output]
 
 
 def _is_plain(layer: Layer) -> bool:
@@ -88,19 +135,23 @@ def _coefficients(layer: Layer) -> Sequence[float]:
     return layer["coeffs"] if layer.type == "Eltwise" else ()
 
 
-def _regions(root: Layer) -> Iterator[tuple[Blob, list[Layer]]]:
+def _regions(root: Layer) -> Iterator[tuple[Blob, list[Layer], _Steps]]:
     """Each blob that all of `root` is made of, the nearest first, with the layers from there on, the last one first."""
     layers = [root]
     front = dict.fromkeys(root.inputs)
+    numbers: dict[Blob, int] = {}
+    steps = [_Step.of(root, numbers)]
     while len(layers) < _MOST_LAYERS:
         if len(front) == 1 and len(layers) > 1:
-            yield next(iter(front)), list(layers)
+            source = next(iter(front))
+            yield source, list(layers), _Steps(tuple(steps), numbers[source])
         inner = next((blob for blob in front if _is_inner(blob, layers)), None)
         if inner is None:
             return
         assert inner.producer is not None
         del front[inner]
         layers.append(inner.producer)
+        steps.append(_Step.of(inner.producer, numbers))
         front.update(dict.fromkeys(inner.producer.inputs))
 
 
@@ -110,46 +161,76 @@ def _is_inner(blob: Blob, layers: Sequence[Layer]) -> bool:
     return layer is not None and _is_plain(layer) and not blob.is_output and all(user in layers for user in blob.users)
 
 
-def _activation(source: Blob, layers: Sequence[Layer]) -> Layer | None:
-    """The activation that makes of each number what the layers make of it."""
-    coarse = _values(source, layers, _COARSE)
-    if coarse is None or np.array_equal(coarse, _COARSE):
+@lru_cache(maxsize=1024)
+def _activation(steps: _Steps) -> Layer | None:
+    """The activation that makes of each number what the layers make of it; asked once for all equal ones."""
+    coarse = steps(_COARSE)
+    if np.array_equal(coarse, _COARSE):
         return None
     at = dict(zip(_COARSE.tolist(), coarse.tolist(), strict=True))
     fine: Array | None = None
-    for layer in _guesses(at, layers):
+    for layer in _guesses(at):
         if not _agree(layer, _COARSE, coarse):
             continue
-        fine = _values(source, layers, _FINE) if fine is None else fine
-        if fine is not None and _agree(layer, _FINE, fine):
+        fine = steps(_FINE) if fine is None else fine
+        if _agree(layer, _FINE, fine) and not _rounds(steps, fine) and _is_proved(steps, layer):
             return layer
     return None
 
 
-def _values(source: Blob, layers: Sequence[Layer], x: Array) -> Array | None:
-    """What the layers make of numbers; None where they jump at another number than 0."""
-    found = {source: x}
-    for layer in reversed(layers):
-        operands = [found[blob] for blob in layer.inputs]
-        if layer.type == "Threshold":
-            at_zero = abs(layer["threshold"]) < _SMALLEST and np.array_equal(np.abs(operands[0]), np.abs(x))
-            if not at_zero:
-                return None
-        function = function_of(layer)
-        assert function is not None
-        found[layer.output] = applied(function, *operands)
-    return found[layers[0].output]
-
-
 def _agree(activation: Layer, x: Array, values: Array) -> bool:
+    wanted = _made(activation, x)
+    return bool(((values == wanted) | (np.abs(values - wanted) <= _allowed(x, wanted))).all())
+
+
+def _made(activation: Layer, x: Any) -> Any:
     function = function_of(activation)
     assert function is not None
-    wanted = applied(function, x)
-    bound = _TOLERANCE * np.maximum(np.abs(wanted), np.minimum(np.abs(x), 1)) + _ROUNDING
-    return bool(((values == wanted) | (np.abs(values - wanted) <= bound)).all())
+    return applied(function, x)
 
 
-def _guesses(at: dict[float, float], layers: Sequence[Layer]) -> Iterator[Layer]:
+def _allowed(x: Array, wanted: Array) -> Array:
+    """How far from the activation's values others may be."""
+    return np.asarray(_TOLERANCE * np.maximum(np.abs(wanted), np.minimum(np.abs(x), 1)) + _ROUNDING)
+
+
+def _rounds(steps: _Steps, values: Array) -> bool:
+    """Whether float32 makes something else of the layers than their formulas say."""
+    rounded = steps(_FINE.astype(np.float32).astype(np.float64), lambda x: x.astype(np.float32).astype(np.float64))
+    same = (rounded == values) | (np.isnan(rounded) & np.isnan(values))
+    return not bool((same | (np.abs(rounded - values) <= _FLOAT32 * np.maximum(np.abs(values), 1))).all())
+
+
+def _is_proved(steps: _Steps, activation: Layer) -> bool:
+    """Whether layers and activation differ by no more than twice the tolerance between the places, too."""
+    lo, hi = _ENDS[:-1], _ENDS[1:]
+    for _ in range(_MOST_HALVINGS):
+        left = ~_is_within(steps, activation, lo, hi)
+        lo, hi = lo[left], hi[left]
+        if not lo.size or 2 * lo.size > _MOST_CELLS:
+            break
+        middle = (lo + hi) / 2
+        lo, hi = np.concatenate([lo, middle]), np.concatenate([middle, hi])
+    return not lo.size
+
+
+def _is_within(steps: _Steps, activation: Layer, lo: Array, hi: Array) -> Array:
+    """In which cells the difference is surely small."""
+    cell = Enclosure.of(lo, hi)
+    given, wanted = steps(cell), _made(activation, cell)
+    difference = given - wanted
+    least = np.where(wanted.value.straddles, 0.0, np.minimum(np.abs(wanted.value.lo), np.abs(wanted.value.hi)))
+    allowed = 2 * _allowed(np.minimum(np.abs(lo), np.abs(hi)), np.where(np.isinf(least), 0.0, least))
+    ends = [(steps(x), _made(activation, x)) for x in (lo, hi)]
+    errors = np.max([np.where(a == b, 0.0, np.abs(a - b)) for a, b in ends], axis=0)
+    width = hi - lo
+    straight = errors + width * difference.slope.largest
+    curved = errors + width**2 / 8 * difference.bend.largest
+    equal = (given.value.lo == wanted.value.hi) & (given.value.hi == wanted.value.lo)  # infinite, both of them
+    return np.asarray(equal | (np.fmin(np.fmin(difference.value.largest, straight), curved) <= allowed))
+
+
+def _guesses(at: dict[float, float]) -> Iterator[Layer]:
     """Activations with the parameters that follow from values at a few places."""
     for type in ("AbsVal", "Sigmoid", "TanH", "Swish", "GELU", "Mish"):
         yield Layer(type, type)
