@@ -18,12 +18,8 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, too_new
 from onnx2ncnn_opt.passes import (
-    fuse_activation,
-    fuse_affine,
-    fuse_affine_before,
     fuse_gemm,
     fuse_layernorm,
-    fuse_norm_affine,
     fuse_normalize,
     fuse_padding,
     fuse_permute_matrix,
@@ -51,6 +47,9 @@ from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
 from onnx2ncnn_opt.passes.eliminate_tile_before_sdpa import eliminate_tile_before_sdpa
 from onnx2ncnn_opt.passes.fold_views import fold_views
+from onnx2ncnn_opt.passes.fuse_activation import fuse_activation
+from onnx2ncnn_opt.passes.fuse_affine import fuse_affine
+from onnx2ncnn_opt.passes.fuse_affine_before import fuse_affine_before
 from onnx2ncnn_opt.passes.fuse_binaryop_binaryop import fuse_binaryop_binaryop
 from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
@@ -68,6 +67,7 @@ from onnx2ncnn_opt.passes.fuse_memorydata_binaryop import fuse_memorydata_binary
 from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
 from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
+from onnx2ncnn_opt.passes.fuse_norm_affine import fuse_norm_affine
 from onnx2ncnn_opt.passes.fuse_padding_crop import fuse_padding_crop
 from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
@@ -140,14 +140,14 @@ PASSES: tuple[Pass, ...] = (
     fuse_l2norm,
     *fuse_normalize.PASSES,
     fuse_groupnorm,
-    *fuse_norm_affine.PASSES,
+    fuse_norm_affine,
     *fuse_padding.PASSES,
     eliminate_padding_taps,
-    *fuse_affine.PASSES,
+    fuse_affine,
     *fuse_gemm.PASSES,
     fuse_innerproduct_dropout,
-    *fuse_affine_before.PASSES,
-    *fuse_activation.PASSES,
+    fuse_affine_before,
+    fuse_activation,
     fuse_rotaryembed,
     fuse_binaryop_eltwise,
     fuse_binaryop_scale,
@@ -170,13 +170,14 @@ PASSES: tuple[Pass, ...] = (
 
 
 def select(skip: Collection[str], passes: Sequence[Pass] = PASSES) -> tuple[Pass, ...]:
-    """The passes without those named in `skip`; UsageError for a name that none has."""
-    names = [p.name for p in passes]
+    """The passes without those named in `skip`, or covering such a name; UsageError for a name that none has."""
+    names = {name: p for p in passes for name in (p.name, *p.covers)}
     for unknown in sorted(set(skip) - set(names)):
-        close = get_close_matches(unknown, names, n=1)
+        close = get_close_matches(unknown, list(names), n=1)
         meant = f"did you mean {close[0]}?" if close else "`onnx2ncnn-opt passes` lists them"
         raise UsageError(f"there is no pass called {unknown}; {meant}")
-    return tuple(p for p in passes if p.name not in skip)
+    skipped = {names[name] for name in skip}
+    return tuple(p for p in passes if p not in skipped)
 
 
 def run(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Family:
-    """Types that one pass of a table covers: `name` as in ncnnoptimize's pass names, `types` of ncnn's registry."""
+    """Types that are one in ncnnoptimize: `name` as in the names of its passes, `types` of ncnn's registry."""
 
     name: str
     types: tuple[str, ...]
-
-    @property
-    def type(self) -> str:
-        """The type that stands for all in pictures."""
-        return self.types[0]
 
 
 def _with_1d_and_3d(type: str) -> Family:
@@ -51,3 +47,8 @@ ELEMENTWISE = frozenset(
     }
     | {"Power", "ReLU", "SELU", "Shrink", "Sigmoid", "Softplus", "Swish", "TanH", "Threshold", "UnaryOp"}
 )
+
+
+def types_of(families: Iterable[Family]) -> tuple[str, ...]:
+    """All layer types of families."""
+    return tuple(type for family in families for type in family.types)

@@ -1,15 +1,13 @@
-"""`fuse_<family>_activation`: activations into the layers that have one built in, as far as ncnn's layers know them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._families import WEIGHTED, Family
+from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
+from onnx2ncnn_opt.rewrite.rule import rewrite
 
 # The activation layer, and the activation_type and activation_params that mean the same.
 _FUSED: Mapping[str, Callable[[Layer], tuple[int, tuple[float, ...]]]] = {
@@ -36,21 +34,18 @@ def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
     return _SEPARATE[kind](layer["activation_params"]) if kind else None
 
 
-def _fuse(family: Family) -> Rewrite:
-    @rewrite(
-        op(_FUSED, "activation")(op(family.types, "layer")),
-        exact=False,
-        name=f"fuse_{family.name}_activation",
-        summary=f"x ── {family.type} ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── {family.type} ──",
-        kept="decoders and GANs" if "Deconvolution" in family.type else "one layer less",
-    )
-    def fuse(layer: Layer, activation: Layer) -> Layer:
-        require_own_weights(layer)
-        require_no_activation(layer)
-        kind, params = _FUSED[activation.type](activation)
-        return layer.having(activation_type=kind, activation_params=params or None)
+@rewrite(
+    op(_FUSED, "activation")(op(types_of(WEIGHTED), "layer")),
+    exact=False,
+    covers=[f"fuse_{family.name}_activation" for family in WEIGHTED],
+    kept="one layer less",
+)
+def fuse_activation(layer: Layer, activation: Layer) -> Layer:
+    """x ── Convolution ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── Convolution ──
 
-    return fuse
-
-
-PASSES = tuple(map(_fuse, WEIGHTED))
+    Into every layer that has an activation built in, as far as ncnn's layers know it.
+    """
+    require_own_weights(layer)
+    require_no_activation(layer)
+    kind, params = _FUSED[activation.type](activation)
+    return layer.having(activation_type=kind, activation_params=params or None)

@@ -1,14 +1,9 @@
-"""`fuse_<affine>_<family>`: factors and offsets per input channel, calculated into the weights of the layer behind.
-
-Zeros that a convolution adds around its input stay zeros, so that there an offset has to stay before it.
-"""
-
 from __future__ import annotations
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._families import WEIGHTED, Family
+from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
     ADD,
     DIV,
@@ -24,48 +19,47 @@ from onnx2ncnn_opt.passes._fold import (
     scale_affine,
 )
 from onnx2ncnn_opt.passes._gemm import stored
-from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_SOURCES = {
-    "batchnorm": op("BatchNorm", "affine"),
-    "scale": op("Scale", "affine"),
-    "binaryop": op("BinaryOp", "affine", op_type=frozenset({ADD, SUB, RSUB, MUL, DIV}), with_scalar=1),
-}
+_LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("deconvolution"))
+_LAYER = op(types_of(_LAYERS), "layer")
 
 
-def _fuse(name: str, source: Op, family: Family) -> Rewrite:
-    @rewrite(
-        op(family.types, "layer")(source),
-        exact=False,
-        name=f"fuse_{name}_{family.name}",
-        summary=f"x ── {next(iter(source.types))} ── {family.type} ──   ⇒   x ── {family.type} ──",
-        kept="mean and deviation of the input; normalisation before its layer, as in DenseNet",
-    )
-    def fuse(affine: Layer, layer: Layer) -> Layer:
-        require_own_weights(layer)
-        inputs = _input_channels(layer)
-        scale, shift = _affine(affine, inputs)
-        require(not shift.any() or not _pads(layer), f"{layer.type} '{layer.name}' pads its input with zeros")
-        require("pad_value" not in layer.params or not _pads(layer), f"'{layer.name}' pads with a number of its own")
-        weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
-        group = layer["group"] if "DepthWise" in layer.type else 1
-        # For every output channel, what belongs to the input channels of its group.
-        each = inputs // group
-        by_group = weight.reshape(group, layer["num_output"] // group, each, -1)
-        scaled = by_group * scale.reshape(group, 1, each, 1)
-        weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
-        moved = (by_group * shift.reshape(group, 1, each, 1)).sum(axis=(2, 3)).reshape(-1)
-        if shift.any():
-            bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros_like(moved)
-            reached, added = (np.abs(by_group * each.reshape(group, 1, -1, 1)) for each in (scale, shift))
-            offsets, reach = (values.sum(axis=(2, 3)).reshape(-1) for values in (added, reached))
-            require_offsets_fold((bias, offsets), bias + moved, lambda: reach)
-            weights["bias_data"] = stored(layer, "bias_data", bias + moved)
-        bias_term = 1 if shift.any() else layer["bias_term"]
-        return layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
+@rewrite(
+    _LAYER(op(("BatchNorm", "Scale"), "affine")),
+    _LAYER(op("BinaryOp", "affine", op_type=frozenset({ADD, SUB, RSUB, MUL, DIV}), with_scalar=1)),
+    exact=False,
+    covers=[f"fuse_{kind}_{family.name}" for family in _LAYERS for kind in ("batchnorm", "scale", "binaryop")],
+    kept="mean and deviation of the input; normalisation before its layer, as in DenseNet",
+)
+def fuse_affine_before(affine: Layer, layer: Layer) -> Layer:
+    """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──
 
-    return fuse
+    Factors and offsets per input channel go into the weights of the layer after them. Zeros that a convolution adds
+    around its input stay zeros, so that there an offset has to stay before it.
+    """
+    require_own_weights(layer)
+    inputs = _input_channels(layer)
+    scale, shift = _affine(affine, inputs)
+    require(not shift.any() or not _pads(layer), f"{layer.type} '{layer.name}' pads its input with zeros")
+    require("pad_value" not in layer.params or not _pads(layer), f"'{layer.name}' pads with a number of its own")
+    weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
+    group = layer["group"] if "DepthWise" in layer.type else 1
+    # For every output channel, what belongs to the input channels of its group.
+    each = inputs // group
+    by_group = weight.reshape(group, layer["num_output"] // group, each, -1)
+    scaled = by_group * scale.reshape(group, 1, each, 1)
+    weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
+    moved = (by_group * shift.reshape(group, 1, each, 1)).sum(axis=(2, 3)).reshape(-1)
+    if shift.any():
+        bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros_like(moved)
+        reached, added = (np.abs(by_group * each.reshape(group, 1, -1, 1)) for each in (scale, shift))
+        offsets, reach = (values.sum(axis=(2, 3)).reshape(-1) for values in (added, reached))
+        require_offsets_fold((bias, offsets), bias + moved, lambda: reach)
+        weights["bias_data"] = stored(layer, "bias_data", bias + moved)
+    bias_term = 1 if shift.any() else layer["bias_term"]
+    return layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
 
 
 def _affine(affine: Layer, inputs: int) -> Affine:
@@ -93,11 +87,3 @@ def _input_channels(layer: Layer) -> int:
 def _pads(layer: Layer) -> bool:
     assert layer.spec is not None
     return any(layer[name] for name in layer.spec.by_name if name.startswith("pad_") and name != "pad_value")
-
-
-PASSES = tuple(
-    _fuse(name, source, family)
-    for family in WEIGHTED
-    if not family.name.startswith("deconvolution")
-    for name, source in _SOURCES.items()
-)

@@ -1,10 +1,6 @@
-"""`fuse_<norm>_mul`, `_add`, `_scale`: factors and offsets behind a normalisation become its own.
-
-InstanceNorm and GroupNorm have one of each per channel (the outermost axis), LayerNorm and RMSNorm per element of what
-they normalise; RMSNorm has no offsets.
-"""
-
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,11 +21,12 @@ from onnx2ncnn_opt.passes._fold import (
     scale_affine,
 )
 from onnx2ncnn_opt.passes._gemm import stored
-from onnx2ncnn_opt.rewrite.pattern import const, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.pattern import Op, const, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 _SIZE = {"InstanceNorm": "channels", "GroupNorm": "channels", "LayerNorm": "affine_size", "RMSNorm": "affine_size"}
 _PER_CHANNEL = frozenset({"InstanceNorm", "GroupNorm"})
+_NO_OFFSETS = ("RMSNorm", "add")
 
 
 def _fold(norm: Layer, affine: Affine) -> Layer:
@@ -64,46 +61,40 @@ def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
     return data.reshape(size)
 
 
-def _fuse_binaryop(type: str, name: str, kinds: frozenset[int]) -> Rewrite:
-    norm = op(type, "norm")
-    sided = kinds - {MUL, ADD}
+_KINDS = frozenset({ADD, SUB, RSUB, MUL, DIV, RDIV})
+_NORM, _RMSNORM = op(_SIZE.keys() - {"RMSNorm"}, "norm"), op("RMSNorm", "norm")
 
-    @rewrite(
-        op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(norm),
-        op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(norm, const("constant")),
-        op("BinaryOp", "binary", op_type=sided, with_scalar=0)(const("constant"), norm),
-        exact=False,
-        name=f"fuse_{type.lower()}_{name}",
-        summary=f"x ── {type} ── BinaryOp {name} (constant) ──   ⇒   x ── {type} ──",
-        kept="what remains of a normalisation that was written out",
-    )
-    def fuse(norm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
+
+def _patterns(norm: Op, kinds: frozenset[int]) -> Iterator[Op]:
+    """A normalisation and a constant on either side; operators that commute match both ways by themselves."""
+    yield op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(norm)
+    yield op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(norm, const("constant"))
+    yield op("BinaryOp", "binary", op_type=kinds - {ADD, MUL}, with_scalar=0)(const("constant"), norm)
+
+
+@rewrite(
+    op("Scale", "scale")(op(_PER_CHANNEL, "norm")),
+    *_patterns(_NORM, _KINDS),
+    *_patterns(_RMSNORM, _KINDS - {ADD, SUB, RSUB}),
+    exact=False,
+    covers=[
+        *(f"fuse_{type.lower()}_scale" for type in sorted(_PER_CHANNEL)),
+        *(f"fuse_{type.lower()}_{kind}" for type in _SIZE for kind in ("mul", "add") if (type, kind) != _NO_OFFSETS),
+    ],
+    kept="what remains of a normalisation that was written out",
+)
+def fuse_norm_affine(
+    norm: Layer, scale: Layer | None = None, binary: Layer | None = None, constant: Layer | None = None
+) -> Layer:
+    """x ── InstanceNorm, GroupNorm, LayerNorm, RMSNorm ── Scale, BinaryOp (constant) ──   ⇒   x ── the same norm ──
+
+    InstanceNorm and GroupNorm have a factor and an offset per channel (the outermost axis), LayerNorm per element of
+    what it normalises, RMSNorm a factor only.
+    """
+    if binary is not None:
         first = constant is not None and binary.inputs[0].producer is constant
         return _fold(norm, linear(binary, _values(norm, binary, constant), first))
-
-    return fuse
-
-
-def _fuse_scale(type: str) -> Rewrite:
-    @rewrite(
-        op("Scale", "scale")(op(type, "norm")),
-        exact=False,
-        name=f"fuse_{type.lower()}_scale",
-        summary=f"x ── {type} ── Scale ──   ⇒   x ── {type} ──",
-        kept="what remains of a normalisation that was written out",
-    )
-    def fuse(norm: Layer, scale: Layer) -> Layer:
-        require_own_weights(scale)
-        require(scale["scale_data_size"] == norm["channels"], "the numbers of channels differ")
-        return _fold(norm, scale_affine(scale))
-
-    return fuse
-
-
-_MULS, _ADDS = frozenset({MUL, DIV, RDIV}), frozenset({ADD, SUB, RSUB})
-
-PASSES = (
-    *(_fuse_scale(type) for type in sorted(_PER_CHANNEL)),
-    *(_fuse_binaryop(type, "mul", _MULS) for type in _SIZE),
-    *(_fuse_binaryop(type, "add", _ADDS) for type in _SIZE if type != "RMSNorm"),
-)
+    assert scale is not None
+    require_own_weights(scale)
+    require(scale["scale_data_size"] == norm["channels"], "the numbers of channels differ")
+    return _fold(norm, scale_affine(scale))

@@ -1,4 +1,4 @@
-"""`fuse_padding_<family>`: padding with a constant, done by the layer behind itself."""
+"""`fuse_padding_*`: padding that the layer after it does itself."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
-from onnx2ncnn_opt.passes._families import WEIGHTED, Family
+from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 CONSTANT, EDGE = 0, 1  # types of Padding
 PADDING = op("Padding", "padding", type=CONSTANT, per_channel_pad_data_size=0)
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
 # The axes of a window, by the rank of its blobs; the one that is left are the channels.
 _AXES = {2: "w", 3: "wh", 4: "whd"}
+_CONVOLUTIONS = tuple(family for family in WEIGHTED if family.name.startswith("convolution"))
 _POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
 _MAX = 0  # pooling_type
 _FULL, _VALID = 0, 1  # pad_mode
@@ -57,22 +58,19 @@ def _pads(layer: Layer) -> bool:
     return any(layer[f"pad_{side}"] for side in _sides(_rank(layer)))
 
 
-def _fuse(family: Family) -> Rewrite:
-    @rewrite(
-        op(family.types, "layer")(PADDING("x")),
-        exact=True,
-        name=f"fuse_padding_{family.name}",
-        summary=f"x ── Padding (constant) ── {family.type} ──   ⇒   x ── {family.type} ──",
-        kept="models of TensorFlow, and causal convolutions; one layer less",
-    )
-    def fuse(x: Blob, layer: Layer, padding: Layer) -> Layer:
-        require_own_weights(layer)
-        pads = _widened(layer, padding)
-        same = not _pads(layer) or layer["pad_value"] == padding["value"]
-        require(same, f"'{layer.name}' pads with another value")
-        return layer.having(inputs=[x], pad_value=padding["value"] or None, **pads)
-
-    return fuse
+@rewrite(
+    op(types_of(_CONVOLUTIONS), "layer")(PADDING("x")),
+    exact=True,
+    covers=[f"fuse_padding_{family.name}" for family in _CONVOLUTIONS[1:]],
+    kept="models of TensorFlow, and causal convolutions; one layer less",
+)
+def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
+    """x ── Padding (constant) ── Convolution ──   ⇒   x ── Convolution ──"""
+    require_own_weights(layer)
+    pads = _widened(layer, padding)
+    same = not _pads(layer) or layer["pad_value"] == padding["value"]
+    require(same, f"'{layer.name}' pads with another value")
+    return layer.having(inputs=[x], pad_value=padding["value"] or None, **pads)
 
 
 @rewrite(
@@ -136,8 +134,4 @@ def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
     return outer.having(inputs=[x], **sides)
 
 
-PASSES = (
-    fuse_padding_padding,
-    *(_fuse(family) for family in WEIGHTED if family.name.startswith("convolution")),
-    fuse_padding_pooling,
-)
+PASSES = (fuse_padding_padding, fuse_padding_convolution, fuse_padding_pooling)

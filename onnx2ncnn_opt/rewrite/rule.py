@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -32,7 +32,8 @@ class Rewrite:
     It returns a Layer without outputs, which takes over the root's output; a Blob, which is used instead of the root's
     output (a sequence of Blobs for a root with several outputs); or a sequence of Layers, the last of which takes over
     the root's output while the others come with their own new output blobs. `exact` promises bit-equal results. `kept`
-    says what it is for where that is not seen in the models and numbers of docs/passes.md.
+    says what it is for where that is not seen in the models and numbers of docs/passes.md. `covers` are the names that
+    ncnnoptimize has for parts of it; ``--skip`` and ``--only`` take them for the whole.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Rewrite:
     patterns: tuple[Op, ...]
     function: Callable[..., Result]
     kept: str = ""
+    covers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for pattern in self.patterns:
@@ -140,6 +142,7 @@ class GraphPass:
     exact: bool
     function: Callable[[Graph], Iterator[Replacement | Miss]]
     kept: str = ""
+    covers: tuple[str, ...] = ()
 
     def sweep(self, graph: Graph) -> Iterator[Replacement | Miss]:
         """Every edit that the pass asks for, and every one that nearly was."""
@@ -150,12 +153,13 @@ Pass: TypeAlias = Rewrite | GraphPass
 
 
 def rewrite(
-    *patterns: Op, exact: bool, name: str = "", summary: str = "", kept: str = ""
+    *patterns: Op, exact: bool, name: str = "", summary: str = "", kept: str = "", covers: Iterable[str] = ()
 ) -> Callable[[Callable[..., Result]], Rewrite]:
     """Make a Rewrite of a function; its name and the first line of its docstring serve where none are given."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
-        return Rewrite(name or function.__name__, summary or _first_line(function), exact, patterns, function, kept)
+        told = summary or _first_line(function)
+        return Rewrite(name or function.__name__, told, exact, patterns, function, kept, tuple(covers))
 
     return decorate
 

@@ -37,7 +37,7 @@ def test_files_lie_beside_the_model_and_belong_together(tmp_path: Path) -> None:
     assert [(t.name, t.blob, t.shape, t.batch_axis) for t in manifest.inputs] == [("x", "x", (1, 3, 8, 8), 0)]
     assert [t.name for t in manifest.outputs] == ["y", "z"]
     assert manifest.source.sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
-    assert manifest.passes == ("fuse_convolution_activation",)
+    assert manifest.passes == ("fuse_activation",)
     assert (manifest.layers.before, manifest.layers.after) == (8, 7)  # two Splits among them
 
 
@@ -51,7 +51,7 @@ def test_the_summary_is_plain_lines(tmp_path: Path) -> None:
     ]
     assert ended.lines("model") == [["model.onnx", "(opset", "18,", "unknown)"]]
     assert ended.lines("layers") == [["8", "->", "7"]]
-    assert ended.lines("pass") == [["fuse_convolution_activation", "1"]]
+    assert ended.lines("pass") == [["fuse_activation", "1"]]
     assert [words[0] for words in ended.lines("wrote")] == ["net.ncnn.param", "net.ncnn.bin", "net.ncnn.json"]
     outputs = ended.lines("output")
     assert [words[:2] for words in outputs] == [["y", "ok"], ["z", "ok"]]
@@ -66,7 +66,7 @@ def test_verbose_lists_rewrites_and_near_misses(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
     ended = run(tmp_path, "convert", "model.onnx", "--no-verify", "-v")
     assert "input: x float32[1, 3, 8, 8] is blob x, without its batch axis 0" in ended.out
-    assert "rewrite: fuse_convolution_activation: Convolution 'c' + ReLU 'r' => Convolution 'c'" in ended.out
+    assert "rewrite: fuse_activation: Convolution 'c' + ReLU 'r' => Convolution 'c'" in ended.out
     assert "near miss: fuse_swish: Sigmoid 's' + BinaryOp 'y': 's' is also used by Softmax 'z'" in ended.out
 
 

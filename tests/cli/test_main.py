@@ -108,7 +108,7 @@ def test_a_terminal_gets_tables_and_a_spinner(tmp_path: Path) -> None:
     assert text != output
     lines = [line.split() for line in text.splitlines()]
     assert ["pass", "rewrites"] in lines
-    assert ["fuse_convolution_activation", "1"] in lines
+    assert ["fuse_activation", "1"] in lines
     assert ["output", "result", "max", "error", "relative", "error", "cosine"] in lines
     assert sum(line[:2] in (["y", "ok"], ["z", "ok"]) for line in lines) == 2
 

@@ -33,7 +33,7 @@ def test_a_net_is_optimised_and_verified(tmp_path: Path) -> None:
     ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
     assert (ended.code, ended.err) == (0, "")
     assert names(tmp_path) == {"in.param", "in.bin", "out.param", "out.bin"}
-    fused = "rewrite: fuse_convolution_batchnorm: Convolution 'c' + BatchNorm 'n' => Convolution 'c'"
+    fused = "rewrite: fuse_affine: Convolution 'c' + BatchNorm 'n' => Convolution 'c'"
     assert fused in ended.out.splitlines()
     assert ended.lines("layers") == [["6", "->", "5"]]
     assert ended.lines("memory")[0][:5] == ["1.5", "kB", "->", "1.5", "kB"]
@@ -141,7 +141,7 @@ def test_passes_are_chosen(tmp_path: Path) -> None:
     ):
         ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", *options)
         assert ended.code == 0
-        assert len([line for line in ended.lines("rewrite") if line[0] == "fuse_convolution_batchnorm:"]) == rewrites
+        assert len([line for line in ended.lines("rewrite") if line[0] == "fuse_affine:"]) == rewrites
 
 
 def test_near_misses_have_reasons(tmp_path: Path) -> None:
