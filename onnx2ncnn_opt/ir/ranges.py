@@ -9,7 +9,7 @@ get. What overflows because numbers grow is not foreseen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,15 +94,19 @@ class Ranges:
         return self._known[blob]
 
     def _made_by(self, layer: Layer) -> Range:
-        if layer.is_custom:
-            return UNKNOWN
-        inputs = [self._known[blob] for blob in _operands(layer)]
-        rule = _RULES.get(layer.type)
-        found = rule(layer, *inputs) if rule is not None else ORDINARY
-        has_activation = layer.spec is not None and "activation_type" in layer.spec.by_name
-        if has_activation and layer["activation_type"]:
-            found = _activated(layer, found)
-        return _tidy(found)
+        return through(layer, [self._known[blob] for blob in _operands(layer)])
+
+
+def through(layer: Layer, inputs: Sequence[Range]) -> Range:
+    """What a layer makes of operands of these ranges."""
+    if layer.is_custom:
+        return UNKNOWN
+    rule = _RULES.get(layer.type)
+    found = rule(layer, *inputs) if rule is not None else ORDINARY
+    has_activation = layer.spec is not None and "activation_type" in layer.spec.by_name
+    if has_activation and layer["activation_type"]:
+        found = _activated(layer, found)
+    return _tidy(found)
 
 
 def _operands(layer: Layer) -> tuple[Blob, ...]:
@@ -471,6 +475,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Dropout": _dropout,
     "Padding": _padding,
     "Pooling": _pooling,
+    "GridSample": lambda layer, x, grid: union(x, Range(0, 0, False, False, True)) if layer["padding_mode"] == 1 else x,
     **dict.fromkeys(_MOVING, lambda layer, *inputs: union(*inputs)),
     **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
     **dict.fromkeys(_BENT, _of(_bent)),

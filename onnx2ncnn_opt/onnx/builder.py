@@ -61,6 +61,7 @@ class Builder:
         self._ones: dict[Sym, Blob] = {}
         self._open_inputs: list[Blob] = []
         self._ranges = Ranges()
+        self._operands: dict[Blob, tuple[View, tuple[Value, ...]]] = {}
 
     # ---- layers
 
@@ -283,7 +284,19 @@ class Builder:
     def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
         """An elementwise layer on the tensor in whatever form it is."""
         x = self.tensor(x)
-        return self.like(x, self.layer(kind, x.blob, weights=weights, **params))
+        made = self.like(x, self.layer(kind, x.blob, weights=weights, **params))
+        if weights is None:
+            self.note_operands(made, x)
+        return made
+
+    def note_operands(self, x: Tensor, *operands: Value) -> None:
+        """Remember what an elementwise layer has calculated x of, so that it can be calculated anew."""
+        self._operands[x.blob] = x.view, operands
+
+    def operands_of(self, x: Tensor) -> tuple[Value, ...] | None:
+        """What x was calculated of by an elementwise layer; None where it was not, or has been moved since."""
+        view, operands = self._operands.get(x.blob, (None, ()))
+        return operands if view == x.view else None
 
     def reshape(self, x: Value, shape: Shape) -> Value:
         """The tensor under another shape of the same size; a layer only where its factors do not regroup."""

@@ -13,10 +13,11 @@ from onnx2ncnn_opt.onnx.budget import require_room
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
-from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal, result_shape, where
+from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal, result_shape
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.ops.reduction import reduce, softmax13
+from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value

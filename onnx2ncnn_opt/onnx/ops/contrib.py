@@ -23,9 +23,10 @@ from onnx2ncnn_opt.onnx.ops.attention import (
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
-from onnx2ncnn_opt.onnx.ops.logic import greater, where
+from onnx2ncnn_opt.onnx.ops.logic import greater
 from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
+from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.ops.shape import concat, split2, unsqueeze13
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value

@@ -67,7 +67,9 @@ def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
     left = _fit(im, left, right, form)
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
     axes = [meeting(pair) for pair in zip(lying_a.axes, lying_b.axes, strict=True)]
-    return Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+    result = Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+    im.note_operands(result, a, b)
+    return result
 
 
 def number(value: float) -> Constant:

@@ -8,8 +8,9 @@ from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.elementwise import DIV, MUL, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather, gather_elements
-from onnx2ncnn_opt.onnx.ops.logic import equal, where
+from onnx2ncnn_opt.onnx.ops.logic import equal
 from onnx2ncnn_opt.onnx.ops.reduction import log_softmax13, reduce
+from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 

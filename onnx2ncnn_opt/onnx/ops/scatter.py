@@ -22,9 +22,9 @@ from onnx2ncnn_opt.onnx.ops.gather import (
     gather,
     gather_elements,
 )
-from onnx2ncnn_opt.onnx.ops.logic import where
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, flip, pad2, pick
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
+from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
