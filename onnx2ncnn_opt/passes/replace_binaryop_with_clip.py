@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import rewrite
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 _MAX, _MIN = 4, 5
 _LARGEST = 3.402823466e38
@@ -14,7 +15,11 @@ _LARGEST = 3.402823466e38
     kept="clamps as torch.export writes them: a convolution before takes a Clip",
 )
 def replace_binaryop_with_clip(x: Blob, binary: Layer) -> Layer:
-    """x ── BinaryOp max or min (number) ──   ⇒   x ── Clip ──"""
+    """x ── BinaryOp max or min (number) ──   ⇒   x ── Clip ──
+
+    For ordinary numbers: NaN, and an infinity on the side that is not limited, come out of a Clip as a bound.
+    """
+    require(Ranges().of(x).is_finite, f"'{x.name}' may be NaN or infinite")
     low, high = (binary["b"], _LARGEST) if binary["op_type"] == _MAX else (-_LARGEST, binary["b"])
     if binary["op_type"] == _MAX and low == 0:
         return Layer("ReLU", binary.name, [x])

@@ -39,7 +39,6 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Asin": ("UnaryOp", {"op_type": 12}),
     "Acos": ("UnaryOp", {"op_type": 13}),
     "Atan": ("UnaryOp", {"op_type": 14}),
-    "Reciprocal": ("UnaryOp", {"op_type": 15}),
     "Round": ("UnaryOp", {"op_type": 18}),  # half to even, as ONNX
     "Sign": ("UnaryOp", {"op_type": 20}),
     "Sinh": ("UnaryOp", {"op_type": 22}),
@@ -68,9 +67,8 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     code = params.get("op_type")
     plain.__doc__ = f"{layer}." if code is None else f"{layer} {LAYERS[layer].enums['op_type'][code]}."
     domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
-    divisor = 0 if name == "Reciprocal" else None
     integers, jumps = name in _OF_INTEGERS, name in _JUMPING
-    onnx_op(name, integers=integers, domains=domains, divisor=divisor, selects=name == "Sign", jumps=jumps)(plain)
+    onnx_op(name, integers=integers, domains=domains, selects=name == "Sign", jumps=jumps)(plain)
 
 
 for _name, (_layer, _params) in _PLAIN.items():

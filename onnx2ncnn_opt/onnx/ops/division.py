@@ -15,12 +15,12 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import as_numbers, number_value, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers, number_value, turned_over
+from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MUL, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, is_float
 
-_ABS, _FLOOR, _ROUND, _TRUNC, _SIGN = 0, 2, 18, 19, 20  # of UnaryOp
+_ABS, _NEG, _FLOOR, _RECIPROCAL, _ROUND, _TRUNC, _SIGN = 0, 1, 2, 15, 18, 19, 20  # of UnaryOp
 _HALF_BITS = 12  # a product of two numbers of so many bits is exact
 _BEYOND = 2.0**30  # every float32 from here on is even
 
@@ -31,6 +31,10 @@ _BETWEEN = (
     *("Abs", "Add", "Clip", "Max", "Min", "Mul", "Neg", "Relu", "Sub"),
 )
 _FURTHEST = 3
+# From where on functions give the same in float32, and exp gives 0.
+_LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
+_VANISHED = 104.0
+_TINY = 1e-3
 
 
 @onnx_op("Div", since=7, integers=True, divisor=1)
@@ -43,7 +47,73 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
         return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     if _are_rounding(im.readers()):
         return _divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
-    return binary(im, DIV, a, b)
+    return binary(im, DIV, a, _kept_from_zero(im, a, b))
+
+
+@onnx_op("Reciprocal", divisor=0)
+def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
+    """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
+    return im.unary(im.tensor(_kept_from_zero(im, number(1), x)), "UnaryOp", op_type=_RECIPROCAL)
+
+
+def _kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
+    """A divisor that is not 0, where all that reads the quotient has reached its limit long before.
+
+    x86 makes NaN of 1 / 0; -0.0 counts as 0 here.
+    """
+    if not isinstance(a, Constant) or not isinstance(b, Tensor) or not a.array.all() or not np.isfinite(a.array).all():
+        return b
+    known = im.range_of(b)
+    if not known.has(0) or not is_float(b.dtype):
+        return b
+    signs = np.sign(a.array)
+    side = int(signs.flat[0]) if known.low >= 0 and (signs == signs.flat[0]).all() else 0
+    limits = [_limit(reader, side) for reader in im.readers()]
+    largest = max((limit for limit in limits if limit is not None), default=0.0)
+    if not largest or None in limits:
+        return b
+    least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
+    if known.low >= 0:
+        return binary(im, MAX, b, least)
+    is_zero = im.unary(
+        im.unary(im.unary(b, "UnaryOp", op_type=_ABS), "UnaryOp", op_type=_NEG), "Threshold", threshold=-FLT_MIN
+    )
+    return binary(im, ADD, b, binary(im, MUL, is_zero, least))
+
+
+def _limit(node: onnx_ir.Node, side: int) -> float | None:
+    """From where on the node gives the same for numbers of any size; None where there is no such number.
+
+    `side` is the sign of all of them, 0 for both.
+    """
+    if node.op_type in _LIMITS:
+        return _LIMITS[node.op_type]
+    if node.op_type == "Exp" and side < 0:
+        return _VANISHED
+    if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
+        return _VANISHED if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
+    if node.op_type == "Min" and side > 0:
+        bounds = [_scalar(value) for value in node.inputs]
+        found = [abs(bound) for bound in bounds if bound is not None]
+        return max(found, default=None)
+    if node.op_type != "Clip":
+        return None
+    low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
+    needed = [high] if side > 0 else [low] if side < 0 else [low, high]
+    bounds_ = [abs(bound) for bound in needed if bound is not None and np.isfinite(bound)]
+    return max((*bounds_, _TINY)) if len(bounds_) == len(needed) else None
+
+
+def _bound(node: onnx_ir.Node, name: str, at: int) -> float | None:
+    """A constant bound of a Clip, which was an attribute once."""
+    if name in node.attributes:
+        return node.attributes[name].as_float()
+    return _scalar(node.inputs[at]) if len(node.inputs) > at else None
+
+
+def _scalar(value: onnx_ir.Value | None) -> float | None:
+    tensor = value.const_value if value is not None else None
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
 
 
 @onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.ops.division import reciprocal
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, POW, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
@@ -14,7 +15,7 @@ _ABS, _NEG, _FLOOR = 0, 1, 2  # of UnaryOp
 _BEYOND = 1e30  # the logarithm of no number
 
 # Exponents that UnaryOp has, exactly.
-_POWERS = {2.0: 4, 0.5: 5, -0.5: 6, -1.0: 15}
+_POWERS = {2.0: 4, 0.5: 5, -0.5: 6}
 _LARGEST_PRODUCT = 4
 
 
@@ -81,6 +82,8 @@ def _floor(im: ImportContext, x: Value) -> Value:
 def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
     if exponent == 1:
         return x
+    if exponent == -1:
+        return reciprocal(im, x)
     if exponent in _POWERS:
         return im.unary(x, "UnaryOp", op_type=_POWERS[exponent])
     if exponent in range(2, _LARGEST_PRODUCT + 1):
