@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measure_devices import ROOT, Cases, models, outcome
+from measure_devices import MODELS, Cases, models, outcome
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -27,7 +27,7 @@ NETS = (
 
 def cases() -> Cases:
     """The nets, each once."""
-    return ((name, write) for name, write in models(ROOT / "fixtures" / "models") if name in NETS)
+    return ((name, write) for name, write in models(MODELS) if name in NETS)
 
 
 def main() -> int:

@@ -45,8 +45,10 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("onnx", "passes")]
 
 import op_cases  # noqa: E402
 import pass_cases  # noqa: E402
+from refill import refill  # noqa: E402
 from run_snippets import VARIANTS, kept  # noqa: E402
 
+MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
 SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
 
@@ -128,6 +130,8 @@ def models(folder: Path) -> Cases:
                 with np.load(given, allow_pickle=False) as arrays:
                     return {name: arrays[f"in_{i}"] for i, name in enumerate(names)}
 
+            if path.parent == MODELS:
+                return of_model(refill(onnx.load(path)), target)
             return of_model(path, target, feeds if given.exists() else None)
 
         yield path.stem, write
@@ -252,7 +256,7 @@ def main() -> None:
     fixtures = {
         "ops": op_fixtures,
         "passes": pass_fixtures,
-        "models": lambda: models(ROOT / "fixtures" / "models"),
+        "models": lambda: models(MODELS),
         "snippets": snippets,
     }
 

@@ -24,6 +24,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _HEADS = (0, 2, 1, 3)
 FLT_MAX = float(np.finfo(np.float32).max)
+_HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softmax begins (softmax_reduce_max.comp)
 
 
 @onnx_op("Attention", since=23, integers=True)
@@ -57,7 +58,10 @@ def attention23(
     if softcap or im.is_used(3):
         y, scores = capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
         return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
-    y = attend(im, heads, mask, scale)
+    hides_all = mask is not None and not (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all())
+    y = attend(im, heads, _finite(im, mask) if mask is not None and hides_all else mask, scale)
+    if mask is not None and hides_all:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
+        y = im.tensor(binary(im, MUL, y, _any_key(im, mask)))
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
@@ -224,10 +228,10 @@ def capped(
 
 
 def _finite(im: ImportContext, mask: Value) -> Value:
-    """The mask as Softmax takes it, which makes NaN of rows that are -inf altogether."""
+    """The mask as Softmax takes it, which makes NaN of rows that are -inf altogether, on Vulkan of -1e8 as well."""
     if isinstance(mask, Constant):
-        return Constant(np.maximum(mask.array, np.float32(-FLT_MAX)))
-    return binary(im, MAX, mask, number(-FLT_MAX))
+        return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
+    return binary(im, MAX, mask, number(_HIDDEN))
 
 
 def _any_key(im: ImportContext, mask: Value) -> Value:
