@@ -63,24 +63,35 @@ LARGEST_INPUT = 2**30
 
 # The scale at which branches act that seldom do, such as a clip at 6 or a Softplus beyond 20.
 LARGE = 8.0
-_FARTHEST = 8  # in units of the scale: what the largest numbers among large ones are
-_ZEROS_IN = 16  # one number of so many is a zero
+_FARTHEST = 8.0  # times more are the largest numbers among large ones
+_FAR_IN, _ZEROS_IN = 8, 16  # one number of so many is far out, one is a zero
+_HIGHEST = 80.0  # the exp of larger ones is infinite, or what ncnn takes for it
 _SHORT = 4  # rows of so few numbers keep their last one
 
 
 class Draw(NamedTuple):
     """One set of inputs: what comes of a seed, at a scale.
 
-    `narrow` keeps all inputs within the domains of the functions that they end in; otherwise those that the model
-    compares or selects as well are drawn without bounds, since a guard is there to act.
+    Plain ones have no zeros, and all inputs keep within the domains of the functions that they end in. In others those
+    that the model compares or selects as well are drawn without bounds, since a guard is there to act. Rows end with
+    the largest numbers, which are `below` zero or above it, or with zeros where the scale is 1.
     """
 
     seed: int
     scale: float = 1.0
-    narrow: bool = False
+    plain: bool = False
+    below: bool = False
 
     def __str__(self) -> str:
         return f"seed {self.seed}" + (f", inputs times {self.scale:g}" if self.scale != 1 else "")
+
+
+def draws(seed: int, count: int) -> list[Draw]:
+    """The inputs to verify with: plain ones, large ones, and up to `count` of further seeds in turns."""
+    others = (
+        Draw(seed + 1 + n // 2) if n % 2 == 0 else Draw(seed + 1 + n // 2, LARGE, below=True) for n in range(count)
+    )
+    return [Draw(seed, plain=True), Draw(seed, LARGE), *others]
 
 
 def draw_inputs(
@@ -93,13 +104,14 @@ def draw_inputs(
     batches: Collection[str] = (),
     swept: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """An array for every input of the model, the same for the same `draw` (by default that of `seed`, narrow).
+    """An array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
 
     1. What ends as an index into a table lies within the table; 0 where the table's size is unknown. Indexes sweep it:
        they are a part of a shuffled list of all, from place `swept` of the input on.
     2. What ends in a function with a bounded domain (Sqrt, Log, ...) lies inside it, and what divides is not near 0,
-       unless the model compares or selects it as well and `draw` is not narrow.
-    3. Other floats are N(0,1), or large ones. Some are 0.0 and -0.0, and rows end with these, or below zero.
+       unless the model compares or selects it as well and `draw` is not plain.
+    3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
+       with numbers below zero, or with the largest of all.
     4. 8 bit integers, which are mostly images, fill their range.
     5. Other integers and bools are taken for masks: 0 or 1. Each row starts with 1, 0: a row without a 1 has no
        softmax, and one without a 0 does not tell a mask that works from one that is ignored.
@@ -112,7 +124,7 @@ def draw_inputs(
         UsageError: an input is of a type that cannot be drawn, or absurdly large.
     """
     known = open_sizes(model, lengths, batches) | dict(sizes or {})
-    drawn = draw or Draw(seed, narrow=True)
+    drawn = draw or Draw(seed, plain=True)
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     return {
         info.name: _draw(info, uses[info.name], _shape(info, known), drawn, position, (swept or {}).get(info.name, 0))
@@ -268,6 +280,7 @@ def _draw(info: InputInfo, uses: Uses, shape: tuple[int, ...], draw: Draw, posit
     else:
         array = rng.integers(0, 2, shape)
         if shape:
+            array.reshape(-1)[-1] = draw.plain or (draw.seed + (draw.scale > 1)) % 2
             array[..., 0] = 1
             array[..., 1:2] = 0
     return np.asarray(array).astype(dtype)
@@ -280,27 +293,31 @@ def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> A
 
 
 def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
-    bounded = draw.narrow or not uses.is_guarded
+    bounded = draw.plain or not uses.is_guarded
     array: Array
-    if uses.domain and bounded and not uses.domain[0] <= 0 <= uses.domain[1]:
-        return rng.uniform(*uses.domain, shape)
     if uses.domain and bounded:
         array = np.asarray(rng.uniform(*uses.domain, shape))
-        array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
+        if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain:
+            array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
         return array
     array = np.asarray(rng.standard_normal(shape) * draw.scale)
     if uses.divides and bounded:
         return array + np.copysign(draw.scale / 4, array)
+    if draw.plain:
+        return array
+    if draw.scale > 1:
+        array *= np.where(rng.random(shape) < 1 / _FAR_IN, rng.uniform(1, _FARTHEST, shape), 1.0)
     array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
     array[rng.random(shape) < 1 / _ZEROS_IN] *= -0.0
     if array.size > _SHORT:
         ends = array[..., -1:] if shape[-1] > _SHORT else array.reshape(-1)[-1:]
-        below = -np.abs(rng.standard_normal(ends.size)) * draw.scale
-        largest = np.where(rng.random(ends.size) < 0.5, -1, 1) * _FARTHEST * draw.scale
-        kinds = [np.zeros(ends.size), np.full(ends.size, -0.0), below, *([largest] if draw.scale > 1 else [])]
-        turns = (np.arange(ends.size) + draw.seed) % len(kinds)
-        ends[...] = np.choose(turns, kinds).reshape(ends.shape)
-    return array
+        turn = np.arange(ends.size)[::-1]  # the last of all is the first in turn
+        if draw.scale > 1:
+            kinds = [_FARTHEST * draw.scale * rng.uniform(0.5, 1, ends.size) * (-1) ** (turn + draw.below)]
+        else:
+            kinds = [np.zeros(ends.size), -np.abs(rng.standard_normal(ends.size)), np.full(ends.size, -0.0)]
+        ends[...] = np.choose((turn + draw.seed) % len(kinds), kinds).reshape(ends.shape)
+    return np.clip(array, -_HIGHEST, _HIGHEST)
 
 
 def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:

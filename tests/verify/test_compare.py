@@ -121,3 +121,17 @@ def test_directions_of_zeros_and_scalars() -> None:
     assert compare(zero, zero).cosine == 1
     assert compare(zero, np.ones(2, np.float32)).cosine == 0
     assert compare(np.array(2.0, np.float32), np.array(2.0, np.float32)).ok
+
+
+def test_nothing_to_compare_has_no_numbers() -> None:
+    nothing = np.full(3, np.nan, np.float32)
+    same = compare(nothing, nothing)
+    assert same.ok
+    assert (same.max_abs, same.max_rel, same.cosine) == (None, None, None)
+
+
+def test_what_the_reference_moves_by_is_allowed() -> None:
+    reference, spread = np.array([1.0, 2.0, 3.0]), np.array([0.0, 0.5, np.inf])
+    assert compare(np.array([1.0, 2.5, np.nan], np.float32), reference, spread=spread).ok
+    assert not compare(np.array([1.0, 2.6, 3.0], np.float32), reference, spread=spread).ok
+    assert not compare(np.array([np.nan, 2.0, 3.0], np.float32), reference, spread=spread).ok

@@ -9,7 +9,7 @@ import pytest
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
-from onnx2ncnn_opt.verify.inputs import check_inputs, draw_inputs, load_inputs
+from onnx2ncnn_opt.verify.inputs import LARGE, Draw, check_inputs, draw_inputs, load_inputs
 
 TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"
 
@@ -181,3 +181,44 @@ def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
         np.save(file, A)
     with pytest.raises(UsageError, match=r"numpy\.savez"):
         load_inputs(tmp_path / "in.npz", parsed(TWO))
+
+
+def test_zeros_of_both_signs_up_to_the_end_of_a_row() -> None:
+    model = parsed("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
+    x = draw_inputs(model, draw=Draw(3))["x"]
+    for part in (x[:, :-1], x[:, -1]):
+        assert (part[part == 0] * 0 == 0).all()
+        assert {bool(sign) for sign in np.signbit(part[part == 0])} == {True, False}
+        assert (part < 0).any()
+    assert np.count_nonzero(draw_inputs(model, draw=Draw(3, plain=True))["x"]) == x.size
+
+
+def test_large_numbers_in_large_inputs() -> None:
+    model = parsed("(float[9, 30] x) => (float[9, 30] y) { y = Relu(x) }")
+    above, below = (draw_inputs(model, draw=Draw(3, LARGE, below=b))["x"] for b in (False, True))
+    assert above[-1, -1] > 30
+    assert below[-1, -1] < -30
+    assert np.exp(above.astype(np.float32)).max() < 2.4e38
+
+
+@pytest.mark.parametrize("guard", ["c = Less(x, z) y = Where(c, a, z)", "b = Max(x, z) y = Add(a, b)"])
+def test_guarded_inputs_leave_the_domain(guard: str) -> None:
+    model = parsed(f"(float[300] x) => (float[300] y) <float z = {{0}}> {{ a = Log(x) {guard} }}")
+    assert draw_inputs(model)["x"].min() > 0
+    x = draw_inputs(model, draw=Draw(1))["x"]
+    assert (x < 0).any()
+    assert (x == 0).any()
+
+
+def test_divisors_are_no_zeros_unless_something_guards_them() -> None:
+    graph = "(float[300] x, float[300] d) => (float[300] y) { y = Div(x, d) }"
+    assert np.abs(draw_inputs(parsed(graph), draw=Draw(1))["d"]).min() > 0.2
+    guarded = graph.replace("y)", "y, float[300] s)").replace("y = Div(x, d)", "y = Div(x, d) s = Sign(d)")
+    assert (draw_inputs(parsed(guarded), draw=Draw(1))["d"] == 0).any()
+
+
+def test_indexes_sweep_their_table() -> None:
+    model = parsed("(int64[10] i) => (float[10, 3] y) <float[7, 3] table = " + TABLE + "> { y = Gather(table, i) }")
+    first, second = (draw_inputs(model, swept={"i": n})["i"] for n in (0, 10))
+    both = np.concatenate([first, second])
+    assert all(set(both[n : n + 7]) == set(range(7)) for n in range(14))

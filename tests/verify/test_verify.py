@@ -349,8 +349,10 @@ def test_a_table_that_is_off_by_one(tmp_path: Path) -> None:
 def test_the_tolerance_is_the_callers(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Identity(x) }")
     net = write_net(tmp_path, "Input in 0 1 x", "BinaryOp m 1 1 x y 0=2 1=1 2=1.0005")
-    assert verify_net(model, *net).ok
+    assert verify_net(model, *net, tolerance=Tolerance()).ok
     assert not verify_net(model, *net, tolerance=Tolerance(relative=1e-4)).ok
+    # Winograd would be off by as much, but nothing is with ncnn's plain kernels.
+    assert not verify_net(model, *net).ok
 
 
 def test_weights_in_a_file_of_their_own(tmp_path: Path) -> None:
@@ -385,3 +387,120 @@ def test_inputs_that_onnxruntime_does_not_take(tmp_path: Path) -> None:
     graph = "(float[N, 4] x) => (float[N, 3] y) { shape = Constant<value_ints = [1, 3]>() y = Expand(x, shape) }"
     with pytest.raises(RunError, match="ONNX Runtime"):
         verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET))
+
+
+def test_a_branch_that_seldom_acts(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[2, 40] x) => (float[2, 40] y) { y = Relu(x) }")
+    report = verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "Clip c 1 1 x y 0=0.0 1=7.0"))
+    assert "inputs times 8" in report.outputs[0].message
+
+
+def test_what_is_wrong_at_zero_alone(tmp_path: Path) -> None:
+    graph = """(float[1, 3, 5] x) => (float[1, 3, 5] y) <float zero = {0}> {
+        c = Greater(x, zero)
+        l = Log(x)
+        y = Where(c, l, zero)
+    }"""
+    model = write_model(tmp_path, graph)
+    right = (
+        *("Input in 0 1 x", "Split s 1 2 x a b", "Threshold t 1 1 a m 0=0.0", "BinaryOp o 1 1 b p 0=4 1=1 2=1e-30"),
+        *("Log l 1 1 p q", "BinaryOp y 2 1 m q y 0=2"),
+    )
+    assert verify_net(model, *write_net(tmp_path, *right)).ok
+    # As above, but 0 * log(0) at zero.
+    wrong = [line.replace("2=1e-30", "2=0.0") for line in right]
+    assert statuses(verify_net(model, *write_net(tmp_path, *wrong))) == {"y": "nan"}
+
+
+def test_every_row_of_a_table_is_read(tmp_path: Path) -> None:
+    table = np.arange(200 * 3, dtype=np.float32)
+    model = write_model(tmp_path, "(int64[1, 9] i) => (float[1, 9, 3] y) <float[200, 3] w> { y = Gather(w, i) }")
+    proto = onnx.load(model)
+    proto.graph.ClearField("value_info")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table.reshape(200, 3), "w"))
+    onnx.save(proto, model)
+    net = "Input in 0 1 i", "Embed e 1 1 i y 0=3 1=200 2=0 3=600"
+    assert verify_net(model, *write_net(tmp_path, *net, weights=tagged(table))).ok
+    for row in (0, 57, 199):
+        wrong = table.copy()
+        wrong[3 * row] += 50
+        assert statuses(verify_net(model, *write_net(tmp_path, *net, weights=tagged(wrong)))) == {"y": "mismatch"}
+
+
+NAN = "(float[1, 4] x) => (float[1, 4] y) <float n = {-1}> { a = Abs(x) b = Mul(a, n) y = Sqrt(b) }"
+
+
+def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
+    model = write_model(tmp_path, NAN.replace("-1", "-2"))
+    lines = "Input in 0 1 x", "UnaryOp a 1 1 x a 0=0", "BinaryOp m 1 1 a b 0=2 1=1 2=-2", "UnaryOp s 1 1 b y 0=5"
+    report = verify_net(model, *write_net(tmp_path, *lines), feeds={"x": np.ones((1, 4), np.float32)})
+    assert statuses(report) == {"y": "unproven"}
+    assert (report.outputs[0].cosine, report.outputs[0].max_abs) == (None, None)
+    assert report.notes == ("the model itself gives NaN for 'y' (): 4 NaN of 4",)
+    with pytest.raises(VerificationError, match="proves nothing; give inputs that suit the model with --inputs"):
+        report.check()
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 2] x) => (float[1, 2] y) { y = Add(x, w) }")
+    proto = onnx.load(model)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, -np.inf], np.float32), "w"))
+    onnx.save(proto, model)
+    lines = "Input in 0 1 x", "MemoryData w 0 1 w 0=2", "BinaryOp a 2 1 x w y 0=0"
+    net = write_net(tmp_path, *lines, weights=raw(np.array([1, -3.4028235e38], np.float32)))
+    report = verify_net(model, *net)
+    assert report.ok
+    assert report.notes == ("the model's weight 'w' is not finite: 1 -inf of 2",)
+
+
+def test_a_number_between_two_steps(tmp_path: Path) -> None:
+    """A decoder's bytes: where a number is nearly whole, the last bit decides."""
+    graph = """(float[1, 3, 40, 40] x) => (uint8[1, 3, 40, 40] y) <float s = {3}, float t = {85}> {
+        a = Sigmoid(x)
+        b = Mul(a, s)
+        c = Mul(b, t)
+        y = Cast<to = 2>(c)
+    }"""
+    lines = "Input in 0 1 x", "Sigmoid s 1 1 x a", "BinaryOp m 1 1 a b 0=2 1=1 2=255.0", "UnaryOp t 1 1 b y 0=19"
+    model, net = write_model(tmp_path, graph), write_net(tmp_path, *lines)
+    for seed in range(5):
+        verify_net(model, *net, seed=10 * seed).check()
+    rounded = write_net(tmp_path, *lines[:-1], "UnaryOp t 1 1 b y 0=18", stem="rounded")
+    assert statuses(verify_net(model, *rounded)) == {"y": "mismatch"}
+
+
+def test_lengths_that_a_model_needs(tmp_path: Path) -> None:
+    graph = "(float[1, 1, N] x) => (float[1, 1, M] y) <float[1, 1, 1024] w> { y = Conv(x, w) }"
+    model = write_model(tmp_path, graph)
+    proto = onnx.load(model)
+    proto.graph.ClearField("value_info")
+    kernel = np.random.default_rng(0).standard_normal((1, 1, 1024), np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "w"))
+    onnx.save(proto, model)
+    entry = Tensor("x", "x", (1, 1, "N"), "float32", 0)
+    manifest = manifest_of([entry], [replace(entry, name="y", blob="y", shape=(1, 1, None))])
+    lines = "Input in 0 1 x", "Convolution1D c 1 1 x y 0=1 1=1024 6=1024"
+    report = verify_net(model, *write_net(tmp_path, *lines, weights=tagged(kernel)), manifest=manifest)
+    report.check()
+    assert [sizes["N"] for sizes in report.sizes] == [2048, 4096]
+
+
+def test_sizes_that_nobody_finds(tmp_path: Path) -> None:
+    graph = "(float[1, N] x) => (float[7, 1] y) { s = Constant<value_ints = [7, 1]>() y = Reshape(x, s) }"
+    manifest = manifest_of([Tensor("x", "x", (1, "N"), "float32", 0)], [Tensor("y", "y", (7, 1), "float32", 0)])
+    with pytest.raises(RunError, match="--inputs gives others, and --shape says how long N may be"):
+        verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
+
+
+def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
+    graph = """(float[1, 3] x) => (float[1, 3] y) <int64 n = {1000000000}, bool go = {1}> {
+        y = Loop(n, go, x) <body = b (int64 i, bool c, float[1, 3] s) => (bool d, float[1, 3] t) {
+            d = Identity(c)
+            t = Cos(s)
+        }>
+    }"""
+    feeds = {"x": np.ones((1, 3), np.float32)}
+    with pytest.raises(RunError, match=r"ONNX Runtime did not finish within 1 s on .*--shape, --inputs"):
+        verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), feeds=feeds, timeout=1)
+    # Another process takes its place.
+    assert verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET)).ok

@@ -39,8 +39,8 @@ _RANGES = {
 _UINT8: np.dtype[np.generic] = np.dtype(np.uint8)
 
 
-@onnx_op("QuantizeLinear", since=10, integers=True, quantises=True)
-@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, quantises=True)
+@onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True)
+@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True)
 def quantize_linear(
     im: ImportContext,
     x: Value,

@@ -1,0 +1,563 @@
+"""Plant faults in right nets, and count which of them verification catches.
+
+    python scripts/plant_faults.py [--each 2] [--seed 0] [-k REGEX] [--write]
+
+The nets are converted from fixtures/models, from cases of fixtures/ops, and from the models in MODELS. Each fault of
+FAULTS is planted at up to `--each` places of each net, one at a time, and the net is verified as `verify` does. What it
+does not catch is run against the right net on many other inputs:
+
+    without effect   no output differs by more than 1e-6 of its largest number
+    small            none differs by 1 % or more
+    SERIOUS          one does, or is NaN or infinite where it should not be
+
+`--write` puts the table into docs/measurements.md. Exit code 1 says that a serious fault was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "onnx")]
+
+from exports import MODELS as EXPORTS  # noqa: E402
+from exports import refilled  # noqa: E402
+from op_cases import load_cases  # noqa: E402
+
+from onnx2ncnn_opt import convert  # noqa: E402
+from onnx2ncnn_opt.api import Conversion, Files  # noqa: E402
+from onnx2ncnn_opt.errors import Error  # noqa: E402
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer  # noqa: E402
+from onnx2ncnn_opt.ir.shapes import infer_graph  # noqa: E402
+from onnx2ncnn_opt.param.files import read_net, write_net  # noqa: E402
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch  # noqa: E402
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
+from onnx2ncnn_opt.verify.compare import INFINITE  # noqa: E402
+from onnx2ncnn_opt.verify.inputs import Draw, draw_inputs  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "measurements.md"
+BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
+NO_EFFECT, SERIOUS = 1e-6, 1e-2
+# Draws that verification does not take, to find out whether a fault that it missed has an effect.
+SCALES = (0.01, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+DRAWS_EACH = 6
+
+# Models with what fixtures have little of: guards, branches that seldom act, tables, integers.
+MODELS = {
+    "guarded log": (
+        "(float[2,3,7] x) => (float[2,3,7] y) <float z = {0}> { c = Greater(x, z) l = Log(x) y = Where(c, l, z) }"
+    ),
+    "clipped": (
+        "(float[1,4,9,11] x) => (float[1,4,9,11] y) <float a = {0}, float b = {6}> { r = Add(x, a) y = Clip(r, a, b) }"
+    ),
+    "hard swish": "(float[1,4,9,11] x) => (float[1,4,9,11] y) { y = HardSwish(x) }",
+    "seldom": (
+        "(float[6,33] x) => (float[6,33] y) <float k = {5}, float m = {3}> { c = Greater(x, k) b = Mul(x, m) "
+        "y = Where(c, b, x) }"
+    ),
+    "table": "(int64[1,12] i) => (float[1,12,8] y) <float[700,8] w> { y = Gather(w, i) }",
+    "two tables": (
+        "(int64[1,16] i, int64[1,16] j) => (float[1,16,8] y) <float[90,8] w, float[16,8] v> { a = Gather(w, "
+        "i) b = Gather(v, j) y = Add(a, b) }"
+    ),
+    "mask": (
+        "(float[1,2,10,8] q, float[1,2,10,8] k, int64[1,10] m) => (float[1,2,10,8] y) <float one = {1}, float "
+        "low = {-10000}, int64[2] a = {1, 2}> { f = Cast<to = 1>(m) n = Sub(one, f) p = Mul(n, low) u = "
+        "Unsqueeze(p, a) t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) z = Add(s, u) e = Softmax<axis = "
+        "-1>(z) y = MatMul(e, q) }"
+    ),
+    "bytes": (
+        "(uint8[1,3,8,12] x) => (float[1,3,8,12] y) <float s = {0.0039}, float o = {0.5}> { f = Cast<to = "
+        "1>(x) g = Mul(f, s) y = Sub(g, o) }"
+    ),
+    "decoder": (
+        "(float[1,3,8,12] x) => (uint8[1,3,8,12] y) <float s = {255}, float a = {0}, float b = {1}> { g = "
+        "Sigmoid(x) h = Clip(g, a, b) i = Mul(h, s) y = Cast<to = 2>(i) }"
+    ),
+    "quotient": (
+        "(float[3,13] x, float[3,13] w) => (float[3,13] y) <float e = {0.001}> { a = Abs(w) d = Add(a, e) y = "
+        "Div(x, d) }"
+    ),
+    "norms": (
+        "(float[2,5,17] x) => (float[2,5,17] y) <float[17] g, float[17] b> { y = LayerNormalization<epsilon = "
+        "0.00001>(x, g, b) }"
+    ),
+    "pieces": (
+        "(float[1,8,10,6] x) => (float[1,3,8,6] y) <int64[2] s = {2, 1}, int64[2] e = {5, 9}, int64[2] a = "
+        "{1, 2}> { y = Slice(x, s, e, a) }"
+    ),
+    "rounded": "(float[4,21] x) => (float[4,21] y) { a = Round(x) b = Floor(x) y = Sub(a, b) }",
+    "chosen": (
+        "(float[4,21] x) => (int64[4] y, float[4,3] v) <int64[1] k = {3}> { y = ArgMax<axis = 1, keepdims = "
+        "0>(x) v, i = TopK(x, k) }"
+    ),
+    "maximum": "(float[4,21] x, float[4,21] w) => (float[4,21] y) { a = Max(x, w) b = Min(x, w) y = Sub(a, b) }",
+}
+
+
+def models() -> Iterator[tuple[str, Any]]:
+    """The models to plant faults in, by name."""
+    for name, text in MODELS.items():
+        yield name, _weighted(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}'))
+    yield from ((path.stem, refilled(path)) for path in EXPORTS if ".ts" not in path.stem or "bn" in path.stem)
+    chosen = ("convolution", "elementwise", "logic", "matrix", "normalization", "pooling", "reduction", "resize")
+    for number, case in enumerate(load_cases()):
+        if case.file in chosen and number % 7 == 0 and not case.result.startswith("refused"):
+            yield str(case), case.model()
+
+
+def _weighted(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A parsed model whose declared tensors without values are random weights."""
+    known = {tensor.name for tensor in model.graph.initializer} | {n for node in model.graph.node for n in node.output}
+    rng = np.random.default_rng(11)
+    for value in [value for value in model.graph.value_info if value.name not in known]:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32), value.name))
+        model.graph.value_info.remove(value)
+    return model
+
+
+Rng = np.random.Generator
+# A fault takes a layer and returns what stands in its place, None where it has no such thing.
+Fault = Callable[[Layer, Rng], Layer | None]
+
+
+def _element(which: Callable[[int, Rng], int]) -> Fault:
+    def fault(layer: Layer, rng: Rng) -> Layer | None:
+        for name, weight in layer.weights.stored_items():
+            if weight.is_float and weight.data.dtype == np.float32 and weight.array.size:
+                array = np.array(weight.array)
+                at, flat = which(array.size, rng), array.reshape(-1)
+                flat[at] += np.float32(max(0.5 * np.abs(flat).max(), 1e-3)) * (1 if flat[at] >= 0 else -1)
+                return layer.having(weights={name: array})
+        return None
+
+    return fault
+
+
+def _rows_swapped(layer: Layer, rng: Rng) -> Layer | None:
+    rows = layer["num_output"] if "num_output" in layer.params else 0
+    weight = dict(layer.weights.stored_items()).get("weight_data")
+    if not rows or rows < 2 or weight is None or weight.array.size % rows or layer.type == "Embed":
+        return None
+    array = np.array(weight.array).reshape(rows, -1)
+    a, b = rng.choice(rows, 2, replace=False)
+    array[[a, b]] = array[[b, a]]
+    return layer.having(weights={"weight_data": array.reshape(weight.array.shape)})
+
+
+def _table_row(layer: Layer, rng: Rng) -> Layer | None:
+    if layer.type != "Embed":
+        return None
+    array = np.array(dict(layer.weights.stored_items())["weight_data"].array).reshape(layer["input_dim"], -1)
+    array[int(rng.integers(len(array)))] *= -1
+    return layer.having(weights={"weight_data": array.reshape(-1)})
+
+
+def _no_bias(layer: Layer, rng: Rng) -> Layer | None:
+    weights = dict(layer.weights.stored_items())
+    name = next((n for n in ("bias_data", "beta_data", "C_data") if n in weights and weights[n].array.any()), None)
+    return layer.having(weights={name: np.zeros_like(weights[name].array)}) if name else None
+
+
+def _params(types: Sequence[str], change: Callable[[Layer, Rng], Mapping[str, Any] | None]) -> Fault:
+    def fault(layer: Layer, rng: Rng) -> Layer | None:
+        if layer.type not in types:
+            return None
+        changed = change(layer, rng)
+        return layer.having(**changed) if changed else None
+
+    return fault
+
+
+def _padding(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "Padding":
+        left, right = layer["left"], layer["right"]
+        return {"left": right, "right": left} if left != right else {"left": left + 1, "right": right - 1}
+    left, right = layer["pad_left"], layer["pad_right"]
+    if left <= 0 and right <= 0:
+        return None
+    return {"pad_left": left + 1, "pad_right": right - 1} if right > 0 else {"pad_left": left - 1, "pad_right": 1}
+
+
+def _axis(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    rank = len(layer.inputs[0].shape or ())
+    axes = [axis for axis in range(rank) if axis not in (layer["axis"], layer["axis"] + rank)]
+    return {"axis": int(rng.choice(axes))} if axes else None
+
+
+def _activation_type(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    return {"activation_type": 0, "activation_params": None} if layer["activation_type"] else None
+
+
+def _scaled(*names: str, by: float) -> Callable[[Layer, Rng], dict[str, Any] | None]:
+    def change(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+        found = [name for name in names if name in layer.params and isinstance(layer[name], float) and layer[name]]
+        return {found[0]: layer[found[0]] * by} if found else None
+
+    return change
+
+
+def _scalar(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    return {"b": layer["b"] * 1.03 + 0.01} if layer["with_scalar"] else None
+
+
+def _operands(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    swapped = {1: 7, 7: 1, 3: 8, 8: 3, 6: 9, 9: 6}
+    return {"op_type": swapped[layer["op_type"]]} if layer["op_type"] in swapped else None
+
+
+def _operation(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    other = {0: 1, 2: 0, 4: 5, 5: 4} if layer.type == "BinaryOp" else {2: 18, 18: 2, 0: 1, 9: 10, 3: 18, 16: 14}
+    return {"op_type": other[layer["op_type"]]} if layer["op_type"] in other else None
+
+
+def _slope(layer: Layer, rng: Rng) -> dict[str, Any]:
+    return {"slope": layer["slope"] + 0.02}
+
+
+def _bound(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    name = "max" if abs(layer["max"]) < INFINITE / 2 else "min"
+    return {name: layer[name] - 0.1} if abs(layer[name]) < INFINITE / 2 else None
+
+
+def _slice(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "Slice":
+        sizes = list(layer["slices"])
+        if len(sizes) < 2 or sizes[0] <= 1 or any(size < 0 for size in sizes[:2]):
+            return None
+        return {"slices": (sizes[0] - 1, sizes[1] + 1, *sizes[2:])}
+    starts, ends = list(layer["starts"]), list(layer["ends"])
+    if not starts or len(starts) != len(ends) or not starts[0]:
+        return None
+    return {"starts": (starts[0] - 1, *starts[1:]), "ends": (ends[0] - 1, *ends[1:])}
+
+
+def _mode(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "Interp":
+        return {"align_corner": 1 - layer["align_corner"]} if layer["resize_type"] > 1 else None
+    if layer.type == "GELU":
+        return {"fast_gelu": 1 - layer["fast_gelu"]}
+    if layer.type == "Reduction":
+        return {"operation": {0: 3, 3: 4, 4: 5, 5: 4}.get(layer["operation"], 3)}
+    if layer["pooling_type"] == 1 and (layer["pad_left"] or layer["pad_top"]):
+        return {"avgpool_count_include_pad": 1 - layer["avgpool_count_include_pad"]}
+    return {"pooling_type": 1 - layer["pooling_type"]}
+
+
+def _order(layer: Layer, rng: Rng) -> dict[str, Any]:
+    return {"order_type": (layer["order_type"] + 1) % (2 if len(layer.inputs[0].shape or ()) == 2 else 6)}
+
+
+def _attention(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "SDPA" or rng.random() < 0.5:
+        width = (layer.inputs[0].shape or (1,))[-1]
+        assert isinstance(width, int)
+        return {"scale": (layer["scale"] or 1 / np.sqrt(width)) * 1.1}
+    return {"num_heads": layer["num_heads"] // 2} if layer["num_heads"] % 2 == 0 else None
+
+
+def _inputs_swapped(layer: Layer, rng: Rng) -> Layer | None:
+    if len(layer.inputs) < 2 or layer.type not in ("Concat", "SDPA", "MatMul", "Gemm"):
+        return None
+    first, second, *others = layer.inputs
+    return layer.having(inputs=(second, first, *others)) if first is not second else None
+
+
+FLT = float(np.finfo(np.float32).max)
+
+# What is added after a layer, as layers that take its output.
+Addition = Callable[[Graph, Blob, Rng], Sequence[tuple[str, dict[str, Any], dict[str, Array]]]]
+
+
+def _last_element(graph: Graph, blob: Blob, rng: Rng) -> Sequence[tuple[str, dict[str, Any], dict[str, Array]]]:
+    shape = blob.shape
+    if not shape or not all(isinstance(size, int) for size in shape) or len(shape) > 3:
+        return []
+    data = np.ones([int(size) for size in shape if isinstance(size, int)], np.float32)
+    data.reshape(-1)[-1] = 1.1
+    names = ("w", "h", "c")
+    sizes = dict(zip(names, reversed(shape), strict=False))
+    return [("MemoryData", sizes, {"data": data}), ("BinaryOp", {"op_type": 2}, {})]
+
+
+ADDED: dict[str, Addition] = {
+    "wrong in the last element only": _last_element,
+    "NaN at zero": lambda graph, blob, rng: [
+        ("Split", {}, {}),
+        ("UnaryOp", {"op_type": 4}, {}),
+        ("BinaryOp", {"op_type": 3}, {}),
+    ],
+    "wrong below zero only": lambda graph, blob, rng: [("ReLU", {"slope": 1.03}, {})],
+    "a branch that seldom acts": lambda graph, blob, rng: [("Clip", {"min": -FLT, "max": 4.5}, {})],
+    "wrong for large numbers only": lambda graph, blob, rng: [("Clip", {"min": -20.0, "max": 20.0}, {})],
+    "another rounding": lambda graph, blob, rng: [
+        ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 32.0}, {}),
+        ("UnaryOp", {"op_type": 2}, {}),
+        ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 1 / 32}, {}),
+    ],
+}
+_CONV = ("Convolution", "ConvolutionDepthWise", "Convolution1D", "Convolution3D", "Deconvolution", "InnerProduct")
+FAULTS: dict[str, Fault] = {
+    "one weight": _element(lambda size, rng: int(rng.integers(size))),
+    "the last weight": _element(lambda size, rng: size - 1),
+    "two rows of weights swapped": _rows_swapped,
+    "a row of a table": _table_row,
+    "dropped bias": _no_bias,
+    "moved padding": _params((*_CONV[:-1], "ConvolutionDepthWise1D", "Padding"), _padding),
+    "another axis": _params(("Concat", "Softmax", "Slice"), _axis),
+    "missing activation": _params((*_CONV, "ConvolutionDepthWise1D"), _activation_type),
+    "slope": _params(("ReLU",), _slope),
+    "eps": _params(("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"), _scaled("eps", by=1e4)),
+    "alpha or beta": _params(
+        ("HardSigmoid", "HardSwish", "ELU", "Gemm", "Reduction"), _scaled("alpha", "beta", "coeff", by=1.1)
+    ),
+    "scalar operand": _params(("BinaryOp",), _scalar),
+    "swapped operands": _params(("BinaryOp",), _operands),
+    "another operation": _params(("BinaryOp", "UnaryOp"), _operation),
+    "bound of a clip": _params(("Clip",), _bound),
+    "slice off by one": _params(("Crop", "Slice"), _slice),
+    "mode of pooling, resizing, reduction": _params(("Pooling", "Interp", "GELU", "Reduction"), _mode),
+    "another permutation": _params(("Permute",), _order),
+    "scale or heads of attention": _params(("SDPA", "MultiHeadAttention"), _attention),
+    "swapped inputs": _inputs_swapped,
+}
+_ALONE = (
+    "ReLU",
+    "Sigmoid",
+    "TanH",
+    "Clip",
+    "HardSwish",
+    "HardSigmoid",
+    "Swish",
+    "GELU",
+    "BatchNorm",
+    "LayerNorm",
+    "UnaryOp",
+    "BinaryOp",
+    "PReLU",
+    "Dropout",
+    "Softmax",
+    "Threshold",
+    "ShuffleChannel",
+)
+DELETED = "deleted layer"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault in a net: of which class, at which layer, and what became of it."""
+
+    kind: str
+    net: str
+    layer: str
+    outcome: str
+    detail: str = ""
+
+
+def places(graph: Graph, kind: str) -> list[int]:
+    """The numbers of the layers where a fault can be planted."""
+    rng = np.random.default_rng(0)
+    found = []
+    for number, layer in enumerate(graph):
+        if kind in FAULTS:
+            fits = layer.type not in ("Input", "Split") and FAULTS[kind](layer, rng) is not None
+        elif kind == DELETED:
+            fits = layer.type in _ALONE and len(layer.inputs) <= 2 and layer.inputs[0].shape == layer.output.shape
+            fits = fits and not layer.inputs[0].is_input
+        else:
+            fits = len(layer.outputs) == 1 and layer.type not in ("MemoryData", "Split", "Embed")
+            fits = fits and bool(ADDED[kind](graph, layer.output, rng)) and not _holds_integers(layer)
+        if fits:
+            found.append(number)
+    return found
+
+
+def _holds_integers(layer: Layer) -> bool:
+    return any(user.type in ("Embed", "Dequantize", "Cast") for user in layer.output.users) or layer.type == "Cast"
+
+
+def plant(graph: Graph, kind: str, place: int, rng: Rng) -> str:
+    """Plant a fault, and say where."""
+    layer = graph.layers[place]
+    where = f"{layer.type} '{layer.name}'"
+    if kind in FAULTS:
+        new = FAULTS[kind](layer, rng)
+        assert new is not None
+        graph.replace(layer, new)
+    elif kind == DELETED:
+        graph.replace(layer, Layer("Noop", layer.name, layer.inputs[:1]))
+    else:
+        _insert(graph, layer, ADDED[kind](graph, layer.output, rng))
+    return where
+
+
+def _insert(graph: Graph, layer: Layer, parts: Sequence[tuple[str, dict[str, Any], dict[str, Array]]]) -> None:
+    """Put layers after another; its readers read the last of them, whose name is that of the output."""
+    old = layer.output
+    users = list(old.users)
+    following = graph.layers[graph.layers.index(layer) + 1 :]
+    before = following[0] if following else None
+    blob, extra = old, old
+    for number, (kind, params, weights) in enumerate(parts):
+        if kind == "Split":  # what comes next reads it, and so does the one after
+            continue
+        reads: tuple[Blob, ...] = () if kind == "MemoryData" else (blob,)
+        if kind == "BinaryOp" and not params.get("with_scalar"):
+            reads = (blob, extra)
+        made = Blob(f"{old.name}.planted{number}", old.shape, old.batch)
+        graph.add(Layer(kind, f"{layer.name}.planted{number}", reads, (made,), params, weights), before=before)
+        blob, extra = (old, made) if kind == "MemoryData" else (made, extra)
+    for user in users:
+        graph.set_inputs(user, [blob if read is old else read for read in user.inputs])
+    if old.is_output:
+        graph.outputs = [blob if output is old else output for output in graph.outputs]
+        old.name, blob.name = f"{old.name}.right", old.name
+
+
+def verdict(
+    conversion: Conversion, right: Files, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]
+) -> tuple[str, str]:
+    """What a fault that was missed changes on other inputs."""
+    manifest = conversion.manifest()
+    worst = 0.0
+    sizes = {str(dim): 5 for info in conversion.model.inputs for dim in info.shape if not isinstance(dim, int)}
+    runners = [NcnnRunner(*paths, worker=worker) for paths in ((right.param, right.bin), wrong)]
+    draws = [Draw(1000 + number, scale) for scale in SCALES for number in numbers]
+    results: list[list[Mapping[str, Array | Failure]]] = []
+    for runner in runners:
+        results.append([])
+        for draw in draws:
+            swept = {entry.name: draw.seed * 97 for entry in manifest.inputs}
+            feeds = draw_inputs(conversion.model, sizes, draw=draw, swept=swept)
+            given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+            wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
+            results[-1].append(runner.extract(given, wanted))
+    for draw, expected, found in zip(draws, *results, strict=True):
+        for entry in manifest.outputs:
+            a, b = expected[entry.blob], found[entry.blob]
+            if isinstance(a, Failure):
+                continue
+            if isinstance(b, Failure) or a.shape != b.shape:
+                return "SERIOUS", f"fails at {draw}"
+            regular = np.abs(a) < INFINITE
+            if not np.array_equal(regular, np.abs(b) < INFINITE):
+                return "SERIOUS", f"special values at {draw}"
+            if not regular.any() or a.dtype != np.float32:
+                continue
+            off = float(np.abs(a - b)[regular].max() / max(float(np.abs(a[regular]).max()), 1e-20))
+            if off >= SERIOUS:
+                return "SERIOUS", f"{off:.2g} at {draw}"
+            worst = max(worst, off)
+    return ("small" if worst > NO_EFFECT else "without effect"), f"{worst:.1g}"
+
+
+def campaign(
+    chosen: Iterator[tuple[str, Any]], each: int, seed: int, worker: NcnnWorker, most: int = sys.maxsize
+) -> Iterator[Planted]:
+    """Plant faults in models, and yield what becomes of each."""
+    planted = 0
+    for name, model in chosen:
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+            try:
+                conversion = convert(model)
+                right = conversion.save(Path(folder) / "right")
+                if not conversion.verify_files(right, worker=worker).ok:
+                    continue
+            except Error:
+                continue
+            for kind in (*FAULTS, *ADDED, DELETED):
+                rng = np.random.default_rng([seed, len(kind), *name.encode()])
+                found = places(_graph(right), kind)
+                for place in sorted(rng.choice(found, min(each, len(found)), replace=False)) if found else ():
+                    yield one_fault(conversion, right, Path(folder), name, kind, int(place), rng, worker)
+                    planted += 1
+                    if planted == most:
+                        return
+
+
+def one_fault(
+    conversion: Conversion,
+    right: Files,
+    folder: Path,
+    name: str,
+    kind: str,
+    place: int,
+    rng: Rng,
+    worker: NcnnWorker,
+) -> Planted:
+    """Plant one fault, and see whether it is caught."""
+    graph = _graph(right)
+    where = plant(graph, kind, place, rng)
+    try:
+        paths = (folder / "wrong.param", folder / "wrong.bin")
+        write_net(graph, *paths)
+        wrong = Files(*paths, right.manifest)
+        report = conversion.verify_files(wrong, worker=worker, timeout=30)
+    except Error as error:
+        return Planted(kind, name, where, "caught", str(error).splitlines()[0])
+    if not report.ok:
+        return Planted(kind, name, where, "caught", report.outputs[0].message)
+    return Planted(kind, name, where, *verdict(conversion, right, paths, worker, range(DRAWS_EACH)))
+
+
+def _graph(files: Files) -> Graph:
+    graph = read_net(files.param, files.bin).graph
+    infer_graph(graph)
+    return graph
+
+
+def table(planted: Sequence[Planted]) -> list[str]:
+    """The Markdown table, by class."""
+    outcomes = ("caught", "without effect", "small", "SERIOUS")
+    counts = Counter((fault.kind, fault.outcome) for fault in planted)
+    lines = [
+        "| fault | planted | caught | without effect | missed, below 1 % | missed, 1 % or more |",
+        "|---|---|---|---|---|---|",
+    ]
+    kinds = sorted({fault.kind for fault in planted})
+    for kind in kinds:
+        row = [counts[kind, outcome] for outcome in outcomes]
+        lines.append(f"| {kind} | {sum(row)} | " + " | ".join(map(str, row)) + " |")
+    totals = [sum(counts[kind, outcome] for kind in kinds) for outcome in outcomes]
+    return [*lines, f"| all | {sum(totals)} | " + " | ".join(map(str, totals)) + " |"]
+
+
+def main() -> int:
+    """Plant faults and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=1, help="places for each class in each net")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-k", default="", help="a regular expression for names of nets")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    start, planted = time.perf_counter(), []
+    with NcnnWorker() as worker:
+        chosen = ((name, model) for name, model in models() if re.search(arguments.k, name))
+        for fault in campaign(chosen, arguments.each, arguments.seed, worker):
+            planted.append(fault)
+            if fault.outcome not in ("caught", "without effect"):
+                print(f"{fault.outcome}: {fault.kind} in {fault.net} at {fault.layer}: {fault.detail}", flush=True)
+    lines = table(planted)
+    print("\n".join(lines), f"\n{time.perf_counter() - start:.0f} s")
+    if arguments.write:
+        text = DOCUMENT.read_text()
+        before, rest = text.split(BEGIN)
+        DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
+    return int(any(fault.outcome == "SERIOUS" for fault in planted))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
