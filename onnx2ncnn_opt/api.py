@@ -15,7 +15,7 @@ from onnx2ncnn_opt import __version__, passes, plugins
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
-from onnx2ncnn_opt.ir.releases import NEWEST, check_release, too_new
+from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.exported import exported
@@ -97,6 +97,7 @@ class Conversion:
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
             values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
             minimum={str(size): least for size, least in self.minimum.items()},
+            least_ncnn=str(least_release(self.graph)),
         )
 
     @contextmanager

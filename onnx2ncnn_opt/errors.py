@@ -69,14 +69,14 @@ class UnsupportedError(ConversionError):
     def __init__(self, nodes: Sequence[Unsupported], advice: str = "") -> None:
         self.nodes, self.advice = tuple(nodes), advice
         count = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
-        lines = [f"cannot express {count} in ncnn:", *(f"  {line}" for line in _by_reason(nodes))]
+        lines = [f"cannot express {count} in ncnn:", *(f"  {line}" for line in lines_by_reason(nodes))]
         super().__init__("\n".join([*lines, advice] if advice else lines))
 
 
 _MOST_NAMED = 3  # nodes of one reason
 
 
-def _by_reason(nodes: Sequence[Unsupported]) -> list[str]:
+def lines_by_reason(nodes: Sequence[Unsupported]) -> list[str]:
     """A line for each reason, up to the names, numbers and shapes in it."""
     groups: dict[tuple[str, str], list[Unsupported]] = {}
     for node in nodes:

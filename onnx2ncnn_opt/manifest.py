@@ -78,9 +78,9 @@ class LayerCount:
 class Manifest:
     """Everything in the file.
 
-    `tool` wrote it, `ncnn` is the version of the runtime that it is meant for, `values` are inputs that became
-    constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes for which the net is
-    right.
+    `tool` wrote it, `ncnn` is the release that was asked for, `least_ncnn` the oldest one that runs the net. `values`
+    are inputs that became constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes
+    for which the net is right.
     """
 
     inputs: tuple[Tensor, ...]
@@ -92,6 +92,7 @@ class Manifest:
     passes: tuple[str, ...]
     values: tuple[Bound, ...] = ()
     minimum: Mapping[str, int] = field(default_factory=dict)
+    least_ncnn: str = ""
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -131,6 +132,7 @@ class _Reader:
             passes=self.items(data, "passes", str),
             values=tuple(self.value(e, f"values[{i}]") for i, e in enumerate(self.optional(data, "values", dict))),
             minimum=self.minimum(data),
+            least_ncnn=self.get(data, "least_ncnn", str) if "least_ncnn" in data else "",
         )
 
     def tensors(self, data: Any, where: str) -> tuple[Tensor, ...]:

@@ -368,6 +368,14 @@ def _names_in_file(net: LoadedNet) -> dict[str, str]:
     return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}
 
 
+def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else those that are stated.
+
+    Raises UsageError where `shapes` do not fit the net's inputs.
+    """
+    _infer(graph, _bound(graph, shapes, partial=False))
+
+
 def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> str:
     """Shapes of all blobs from those of the inputs; unknown behind what cannot be inferred, which is no error here.
 

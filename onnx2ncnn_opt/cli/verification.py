@@ -81,8 +81,8 @@ def seed_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help=help)
 
 
-def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --shape, --value, --inputs and --seed, as `shapes`, `values`, `inputs` and `seed`."""
+def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --shape and --value, as `shapes` and `values`."""
     help = "Shape of an input, e.g. x:1,3,224,224, or x:1,3,?,W to leave and name sizes; for each input."
     shape = shape_option("NAME:SIZES", help, are_open=True)
     value = click.option(
@@ -93,10 +93,15 @@ def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME=VALUE",
         help="Bind an input to a number, true, false, or numbers with commas: it is no input of the net then.",
     )
+    return shape(value(command))
+
+
+def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `binding_options`, and --inputs and --seed, as `inputs` and `seed`."""
     inputs = click.option(
         "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays to verify with, by the inputs' names."
     )
-    return shape(value(inputs(seed_option()(command))))
+    return binding_options(inputs(seed_option()(command)))
 
 
 def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Graph, Layer
 
 OLDEST = 20240102
 NEWEST = 20261020
@@ -43,6 +43,11 @@ def check_release(release: int) -> None:
     """UsageError for a release that is too old to be promised anything."""
     if release < OLDEST:
         raise UsageError(f"ncnn {release} is too old: releases from {OLDEST} on can be the target")
+
+
+def least_release(graph: Graph) -> int:
+    """The oldest ncnn release that understands a net, `OLDEST` at least."""
+    return max([OLDEST, *(since for layer in graph for since, _ in _needs(layer))])
 
 
 def too_new(layer: Layer, release: int) -> str | None:

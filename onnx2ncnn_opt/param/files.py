@@ -47,6 +47,12 @@ def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, Layer
     return LoadedNet(parsed.graph, parsed.dropped_splits, parsed.unread_layers, trailing, parsed.names, is_binary)
 
 
+def read_graph(param_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> Graph:
+    """A net without its weights, from a .param that is text or binary. Raises ParamError."""
+    data, file = _read(param_path), os.fspath(param_path)
+    return (parse_param_bin if is_param_bin(data) else parse_param)(data, file=file, types=types).graph
+
+
 def _read(path: PathLike) -> bytes:
     try:
         size = os.path.getsize(path)

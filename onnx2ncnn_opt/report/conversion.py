@@ -64,6 +64,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     if summary.verified is not None:
         blocks += [f"note: {text}" for text in summary.notes]
         blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
+    blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
     return [*blocks, *checked_lines(summary.checked)]

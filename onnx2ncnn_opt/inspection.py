@@ -1,0 +1,169 @@
+"""What a model or a net is: looked at, not written, and neither runtime is needed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
+from onnx2ncnn_opt.ir.cost import multiplications, parameters
+from onnx2ncnn_opt.ir.dim import Shape, Sym
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.memory import peak_memory
+from onnx2ncnn_opt.ir.releases import least_release
+from onnx2ncnn_opt.onnx.exported import exported
+from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.optimize import infer_net
+from onnx2ncnn_opt.param.files import read_graph
+
+
+@dataclass(frozen=True)
+class Binding:
+    """An input or output: its name, its type (numpy's name; None for a net's, where the file says none) and shape.
+
+    A dynamic dimension is a string; the shape is None where nothing tells it.
+    """
+
+    name: str
+    dtype: str | None
+    shape: tuple[int | str, ...] | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What there is to know about a file.
+
+    `format` is "onnx", "pt2" or "param". `operators` counts the model's operators, or the net's layers. `refused` are
+    the nodes that ncnn cannot compute, `advice` says how to go on without them. `parameters` are elements and `weights`
+    bytes of the file's constants (None where the net's .bin is not there). The rest is about the net, and None where
+    there is none: its `layers`, the multiplications with additions of a run (`macs`) and `peak_memory`, bytes for blobs
+    at once, both None while a size that they depend on is dynamic; and `least_ncnn`, the oldest release that runs it.
+    """
+
+    file: str
+    format: str
+    producer: str | None
+    opset: int | None
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    dynamic: tuple[str, ...]
+    operators: Mapping[str, int]
+    refused: tuple[Unsupported, ...]
+    advice: str
+    parameters: int
+    weights: int | None
+    layers: int | None
+    macs: int | None
+    peak_memory: int | None
+    least_ncnn: int | None
+
+
+def inspect(
+    path: str | os.PathLike[str], *, shapes: GivenShapes | None = None, values: Mapping[str, Any] | None = None
+) -> Inspection:
+    """Look at an .onnx, .pt2 or .param file; `shapes` and `values` bind inputs, as `convert` takes them.
+
+    Raises ModelError, ParamError and UsageError as `convert` and `optimize` do; nodes that are refused are no error.
+    """
+    file = Path(path)
+    if file.suffix == ".param" or file.name.endswith(".param.bin"):
+        return _net(file, shapes or {}, values)
+    return _model(file, shapes, values)
+
+
+def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | None) -> Inspection:
+    source = exported(path)
+    plugins.installed_ops()
+    model = load_model(source, shapes=shapes, values=values)
+    refused: tuple[Unsupported, ...] = ()
+    advice, graph, outputs = "", None, _declared(model)
+    try:
+        conversion = convert(source, shapes=shapes, values=values)
+    except UnsupportedError as error:
+        refused, advice = error.nodes, error.advice
+    else:
+        graph = conversion.graph
+        outputs = tuple(Binding(port.name, port.dtype.name, _sizes(port.shape)) for port in conversion.outputs)
+    constants = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    operators = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph)
+    inputs = tuple(Binding(info.name, info.dtype.numpy().name, _sizes(info.shape)) for info in model.inputs)
+    return Inspection(
+        file=os.fspath(path),
+        format="onnx" if source is path else "pt2",
+        producer=model.producer,
+        opset=model.opsets.get("", 1),
+        inputs=inputs,
+        outputs=outputs,
+        dynamic=_dynamic(info.shape for info in model.inputs),
+        operators=dict(operators.most_common()),
+        refused=refused,
+        advice=advice,
+        parameters=sum(tensor.size for tensor in constants),
+        weights=sum(tensor.nbytes for tensor in constants),
+        **_costs(graph),
+    )
+
+
+def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> Inspection:
+    if values:
+        raise UsageError("values are for models; a net has no inputs that could become constants")
+    numbers = {name: [size for size in sizes if isinstance(size, int)] for name, sizes in shapes.items()}
+    if any(len(numbers[name]) < len(sizes) for name, sizes in shapes.items()):
+        raise UsageError("sizes of a net's inputs are numbers")
+    graph = read_graph(path, plugins.layer_types())
+    infer_net(graph, numbers)
+    weights = path.with_name(path.name.removesuffix(".bin").removesuffix(".param") + ".bin")
+    return Inspection(
+        file=os.fspath(path),
+        format="param",
+        producer=None,
+        opset=None,
+        inputs=tuple(Binding(b.name, None, None if b.shape is None else _sizes(b.shape)) for b in graph.inputs),
+        outputs=tuple(Binding(b.name, None, None if b.shape is None else _sizes(b.shape)) for b in graph.outputs),
+        dynamic=(),
+        operators=dict(Counter(layer.type for layer in graph).most_common()),
+        refused=(),
+        advice="",
+        parameters=parameters(graph),
+        weights=weights.stat().st_size if weights.is_file() else None,
+        **_costs(graph),
+    )
+
+
+def _costs(graph: Graph | None) -> dict[str, int | None]:
+    if graph is None:
+        return dict.fromkeys(("layers", "macs", "peak_memory", "least_ncnn"))
+    memory = peak_memory(graph)  # of one item of a batch
+    batches = [blob.batch for layer in graph for blob in layer.outputs]
+    known = [batch for batch in batches if isinstance(batch, int)]
+    is_unknown = memory.unknown or len(known) < len(batches)
+    return {
+        "layers": len(graph),
+        "macs": multiplications(graph),
+        "peak_memory": None if is_unknown else memory.peak * max(known, default=1),
+        "least_ncnn": least_release(graph),
+    }
+
+
+def _declared(model: LoadedModel) -> tuple[Binding, ...]:
+    """The outputs as the exporter wrote them, where there is no net that knows better."""
+    return tuple(
+        Binding(info.name, info.dtype.name.lower(), None if info.shape is None else _sizes(info.shape))
+        for info in model.outputs
+    )
+
+
+def _dynamic(shapes: Any) -> tuple[str, ...]:
+    names = [name for shape in shapes for size in shape if isinstance(size, Sym) for name in sorted(size.names())]
+    return tuple(dict.fromkeys(names))
+
+
+def _sizes(shape: Shape) -> tuple[int | str, ...]:
+    return tuple(size if isinstance(size, int) else str(size) for size in shape)

@@ -1,0 +1,109 @@
+"""What a net costs: its parameters, and the multiplications with additions of a run."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, product
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+
+
+def parameters(graph: Graph) -> int:
+    """The elements of all weights, as the layers' parameters say; custom layers that are not declared have none."""
+    return sum(
+        max(0, weight.count(layer.resolved))
+        for layer in graph
+        if layer.spec is not None
+        for weight in layer.spec.weights
+        if weight.present(layer.resolved)
+    )
+
+
+def multiplications(graph: Graph) -> int | None:
+    """Multiplications with an addition in convolutions, products, attention and recurrent layers, in one run.
+
+    None where that depends on a size which is not fixed, or not known.
+    """
+    total: Dim = 0
+    for layer in graph:
+        cost = _of_layer(layer)
+        if cost is None:
+            return None
+        total = total + cost
+    return total if isinstance(total, int) else None
+
+
+def _of_layer(layer: Layer) -> Dim | None:
+    kind = layer.type.removesuffix("1D").removesuffix("3D").removesuffix("2D").removesuffix("DepthWise")
+    ins, outs = [blob.shape for blob in layer.inputs], [blob.shape for blob in layer.outputs]
+    if kind not in _KINDS:
+        return 0
+    known = [shape for shape in (*ins, *outs) if shape is not None]
+    if len(known) < len(ins) + len(outs):
+        return None
+    batch = max((blob.batch for blob in layer.outputs), key=lambda count: isinstance(count, int) and count, default=1)
+    one = _KINDS[kind](layer, known[: len(ins)], known[len(ins) :])
+    return one * batch
+
+
+def _weight(layer: Layer, ins: list[Shape]) -> Dim:
+    """Elements of a convolution's weight, which may be its second input."""
+    return product(ins[1]) if len(ins) > 1 and layer["dynamic_weight"] else layer["weight_data_size"]
+
+
+def _convolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    is_fixed = layer.type == "DeformableConv2D"
+    return (layer["weight_data_size"] if is_fixed else _weight(layer, ins)) * product(outs[0][1:])
+
+
+def _deconvolution(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    weight = layer["weight_data_size"] if layer.type.endswith("3D") else _weight(layer, ins)
+    return product(ins[0][1:]) * weight
+
+
+def _inner_product(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    rows = product(outs[0][:-1]) if len(ins[0]) == 2 else 1
+    return rows * int(layer["weight_data_size"])
+
+
+def _gemm(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    inner = layer["constantK"] if layer["constantA"] or layer["constantB"] else 0
+    if not inner:
+        inner = ins[0][0 if layer["transA"] else -1]
+    return product(outs[0]) * inner
+
+
+def _matmul(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    return product(outs[0]) * ins[0][-1]
+
+
+def _attention(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    query, key, value = ins[:3]
+    return product(query) * key[-2] + product(query[:-1]) * key[-2] * value[-1]
+
+
+def _multi_head(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    width, tokens = int(layer["embed_dim"]), ins[0][0]
+    keys = ins[1][0] if len(ins) > 1 and layer["attn_mask"] + 1 < len(ins) else tokens
+    here = int(layer["weight_data_size"]) + width * outs[0][-1]
+    there = width * (int(layer["kdim"]) + int(layer["vdim"]))
+    return tokens * here + keys * there + tokens * keys * 2 * width
+
+
+def _recurrent(layer: Layer, ins: list[Shape], outs: list[Shape]) -> Dim:
+    assert layer.spec is not None
+    weights = [w for w in layer.spec.weights if w.name in ("weight_xc_data", "weight_hc_data", "weight_hr_data")]
+    return ins[0][0] * sum(weight.count(layer.resolved) for weight in weights if weight.present(layer.resolved))
+
+
+_KINDS = {
+    "Convolution": _convolution,
+    "DeformableConv": _convolution,
+    "Deconvolution": _deconvolution,
+    "InnerProduct": _inner_product,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "SDPA": _attention,
+    "MultiHeadAttention": _multi_head,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+}

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnx.helper
+import pytest
+from command import SMALL, names, run, write_model
+
+from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.ir.cost import multiplications, parameters
+from onnx2ncnn_opt.manifest import read_manifest
+
+
+def test_a_model(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "inspect", "model.onnx")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "file: model.onnx (opset 18, unknown)",
+        "input: x float32[1, 3, 8, 8]",
+        "output: y float32[1, 2, 8, 8]",
+        "output: z float32[1, 2, 8, 8]",
+        *(f"operator: {name.ljust(7)}  1" for name in ("Conv", "Relu", "Sigmoid", "Mul", "Softmax")),
+        "parameters: 6",
+        "weights: 24 B",
+        "layers: 5 in ncnn",
+        "multiply-adds: 384",
+        "peak memory of blobs: 1.5 kB",
+        "ncnn: 20240102 or newer runs it",
+    ]
+    assert names(tmp_path) == {"model.onnx"}
+
+
+def test_json_of_a_model_and_of_its_net(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[n, 3, h, 8] x) => (float[n, 3, h, 8] y) { y = Relu(x) }")
+    data = json.loads(run(tmp_path, "inspect", "model.onnx", "--json").out)
+    assert data["format_version"] == 1
+    assert data["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["n", 3, "h", 8]}]
+    assert (data["dynamic"], data["operators"], data["refused"]) == (["n", "h"], {"Relu": 1}, [])
+    assert (data["layers"], data["macs"], data["peak_memory"]) == (2, 0, None)
+    bound = json.loads(run(tmp_path, "inspect", "model.onnx", "--json", "--shape", "x:1,3,4,8").out)
+    assert (bound["dynamic"], bound["peak_memory"]) == ([], 384)
+    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "--shape", "x:1,3,?,8").code == 0
+    net = json.loads(run(tmp_path, "inspect", "model.ncnn.param", "--json").out)
+    assert net["format"] == "param"
+    assert (net["operators"], net["weights"]) == ({"Input": 1, "ReLU": 1}, 0)
+    assert net["inputs"] == [{"name": "x", "dtype": None, "shape": None}]
+    (tmp_path / "model.ncnn.bin").unlink()
+    assert json.loads(run(tmp_path, "inspect", "model.ncnn.param", "--json").out)["weights"] is None
+    manifest = read_manifest(tmp_path / "model.ncnn.json")
+    assert manifest.least_ncnn == str(net["least_ncnn"])
+
+
+def test_what_would_be_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 4] x) => (float[n] y, float[1, 4] z) { z = Relu(x) y = Unique(z) }")
+    ended = run(tmp_path, "inspect", "model.onnx")
+    assert ended.code == 0
+    assert "refused: Unique 'y': ncnn has no form of this operator" in ended.out
+    assert "hint: convert the 1 of 2 nodes before them with --outputs z" in ended.out
+    data = json.loads(run(tmp_path, "inspect", "model.onnx", "--json").out)
+    assert [node["operator"] for node in data["refused"]] == ["Unique"]
+    assert data["layers"] is None
+
+
+def test_what_is_neither(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"nothing")
+    assert run(tmp_path, "inspect", "a.onnx").code == 1
+    (tmp_path / "a.param").write_text("nothing")
+    assert run(tmp_path, "inspect", "a.param").code == 1
+    assert run(tmp_path, "inspect", "b.onnx").code == 2
+
+
+@pytest.mark.parametrize(
+    ("graph", "macs", "elements"),
+    [
+        ("(float[1, 4, 9, 9] x) => (float y) <float[8, 4, 3, 3] w> { y = Conv(x, w) }", 8 * 4 * 9 * 49, 288),
+        ("(float[1, 4, 9, 9] x) => (float y) <float[4, 1, 3, 3] w> { y = Conv<group = 4>(x, w) }", 4 * 9 * 49, 36),
+        ("(float[1, 4, 5, 5] x) => (float y) <float[4, 6, 2, 2] w> { y = ConvTranspose(x, w) }", 4 * 6 * 4 * 25, 96),
+        ("(float[1, 6] x) => (float y) <float[6, 5] w> { y = MatMul(x, w) }", 30, 30),
+        ("(float[1, 7, 6] x) => (float y) <float[6, 5] w> { y = MatMul(x, w) }", 7 * 30, 30),
+        ("(float[2, 3, 4, 5] x, float[2, 3, 5, 6] z) => (float y) { y = MatMul(x, z) }", 6 * 4 * 5 * 6, 0),
+        ("(float[1, 4] x) => (float y) { y = Relu(x) }", 0, 0),
+        ("(float[1, n, 6] x) => (float y) <float[6, 5] w> { y = MatMul(x, w) }", None, 30),
+    ],
+)
+def test_what_a_net_costs(graph: str, macs: int | None, elements: int) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
+    for info in [info for info in model.graph.value_info if info.name == "w"]:
+        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
+        size = 1
+        for dim in dims:
+            size *= dim
+        model.graph.initializer.append(onnx.helper.make_tensor("w", 1, dims, [0.5 + i for i in range(size)]))
+    net = convert(model).graph
+    assert (multiplications(net), parameters(net)) == (macs, elements)
