@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import __version__, passes, plugins
-from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError, check_options
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
@@ -72,6 +72,10 @@ class Conversion:
     storage: Storage | None = None
     custom: tuple[CustomOp, ...] = ()
     minimum: Mapping[Dim, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
+        return f"Conversion({self.model.name}: {self.layers_before} -> {len(self.graph)} layers, {shapes})"
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -173,6 +177,13 @@ def convert(
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
         UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage` or `custom` do not fit.
     """
+    check_options(
+        lists={"outputs": outputs, "skip": skip, "custom": custom},
+        tables={"shapes": shapes, "values": values, "batch_axes": batch_axes},
+        counts={"limit": limit},
+    )
+    for name, sizes in (shapes or {}).items():
+        check_options(lists={f"shapes['{name}']": sizes})
     chosen = plugins.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)

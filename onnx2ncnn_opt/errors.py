@@ -18,8 +18,9 @@ Error                     what the command line prints as one message
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 
 class Error(Exception):
@@ -93,6 +94,27 @@ def _together(nodes: Sequence[Unsupported]) -> str:
 
 
 _DETAILS = re.compile(r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?")
+
+
+def check_options(
+    *,
+    lists: Mapping[str, object] | None = None,
+    tables: Mapping[str, object] | None = None,
+    counts: Mapping[str, object] | None = None,
+) -> None:
+    """UsageError for an option from Python that is of another type: a str is no list of names, though it has letters.
+
+    `lists`, `tables` (mappings) and `counts` (0 or more) are values by the options' names; None is none.
+    """
+    for name, value in (lists or {}).items():
+        if isinstance(value, (str, bytes)) or not isinstance(value, (Iterable, NoneType)):
+            raise UsageError(f"{name} has to be a list, not {value!r:.80}; did you mean [{value!r:.80}]?")
+    for name, value in (tables or {}).items():
+        if not isinstance(value, (Mapping, NoneType)):
+            raise UsageError(f"{name} has to be a dict by the names of inputs, not {value!r:.80}")
+    for name, value in (counts or {}).items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise UsageError(f"{name} has to be a whole number of 0 or more, not {value!r:.80}")
 
 
 class ParamError(ConversionError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import passes, plugins
-from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError
+from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError, check_options
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
@@ -99,6 +99,10 @@ class Optimized:
     shapes: Mapping[str, tuple[int, ...]]
     _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
     _is_cut: bool = field(repr=False)
+
+    def __repr__(self) -> str:
+        before, after = self.layers
+        return f"Optimized({before} -> {after} layers, {len(self.applied)} rewrites)"
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -262,6 +266,11 @@ def optimize(
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
         UsageError: a name, shape or option does not fit.
     """
+    check_options(
+        lists={"only": only, "skip": skip, "start": start, "end": end, "custom": custom},
+        tables={"shapes": shapes},
+        counts={"limit": limit},
+    )
     types = plugins.layer_types(custom)
     chosen = plugins.select(only, skip)
     check_release(release)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NO_PREFIX = (".param", ".bin", ".ncnn.json")
 
 
-@click.command()
+@click.command(short_help="A model to a verified ncnn net.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.option(
     "-o",
@@ -187,7 +187,9 @@ def _prefix(model: Path, output: str | None) -> Path:
         return model.with_name(stem)
     if output.endswith(_NO_PREFIX):
         raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.ncnn.param and its companions")
-    path = Path(output)
+    if output == "-":
+        raise UsageError("a net is three files, which standard output cannot take; -o takes a prefix")
+    path = Path(output.removesuffix(".ncnn"))
     return path / stem if path.is_dir() or output.endswith(os.sep) else path
 
 

@@ -13,7 +13,7 @@ import click
 from onnx2ncnn_opt.cli.verification import EXISTING_FILE, binding_options
 
 
-@click.command()
+@click.command(short_help="What a model or net has in it.")
 @click.argument("file", type=EXISTING_FILE, metavar="FILE")
 @binding_options
 @click.option(

@@ -20,6 +20,7 @@ from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.errors import Error
 
 PROGRAM = "onnx2ncnn-opt"
+_COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,6 +41,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code, and lets nothing but bugs of its own become a traceback."""
     _prepare_process()
     defer_imports()
+    if _COMPLETE in os.environ:
+        cli.main(prog_name=PROGRAM, complete_var=_COMPLETE)  # a shell asks what may come next; it ends the process
     try:
         with cli.make_context(PROGRAM, list(sys.argv[1:] if args is None else args)) as context:
             cli.invoke(context)

@@ -26,7 +26,7 @@ from onnx2ncnn_opt.errors import UsageError, VerificationError
 _NO_PREFIX = (".param", ".bin")
 
 
-@click.command()
+@click.command(short_help="Optimise any ncnn net, and verify it.")
 @click.argument("param", type=EXISTING_FILE, metavar="IN.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="IN.bin")
 @click.option("-o", "output", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")

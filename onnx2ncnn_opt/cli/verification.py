@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -160,9 +161,16 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
 
 def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --fp16 and --bf16, as `storage`."""
-    fp16 = click.option("--fp16", "storage", flag_value="fp16", help="Store weights as fp16 where they survive it.")
-    bf16 = click.option("--bf16", "storage", flag_value="bf16", help="Store weights as bf16 where they survive it.")
-    return fp16(bf16(command))
+
+    @functools.wraps(command)
+    def with_storage(*args: Any, fp16: bool, bf16: bool, **options: Any) -> Any:
+        if fp16 and bf16:
+            raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
+        return command(*args, storage="fp16" if fp16 else "bf16" if bf16 else None, **options)
+
+    fp16 = click.option("--fp16", is_flag=True, help="Store weights as fp16 where they survive it.")
+    bf16 = click.option("--bf16", is_flag=True, help="Store weights as bf16 where they survive it.")
+    return fp16(bf16(with_storage))
 
 
 def release_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.cli.verification import (
 )
 
 
-@click.command()
+@click.command(short_help="Hold any net against its model.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")

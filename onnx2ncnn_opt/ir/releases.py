@@ -40,9 +40,13 @@ _BATCH = 20260617
 
 
 def check_release(release: int) -> None:
-    """UsageError for a release that is too old to be promised anything."""
+    """UsageError for a release that is too old to be promised anything, or newer than any that is known here."""
+    if isinstance(release, bool) or not isinstance(release, int):
+        raise UsageError(f"a release is a date like {NEWEST}, not {release!r:.80}")
     if release < OLDEST:
         raise UsageError(f"ncnn {release} is too old: releases from {OLDEST} on can be the target")
+    if release > NEWEST:
+        raise UsageError(f"ncnn {release} is not known here: the newest release that is known is {NEWEST}")
 
 
 def least_release(graph: Graph) -> int:

@@ -61,6 +61,9 @@ class LoadedModel:
     lost: tuple[str, ...] = ()
     given: GivenShapes = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
+
     def initializer(self, name: str) -> Array:
         """The array of an initializer, as stored and not copied; KeyError where there is none of that name."""
         tensor = self.graph.initializers[name].const_value
@@ -152,7 +155,7 @@ def _open_path(path: Path) -> _Source:
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{path} is not a plain file")
+            raise ModelError(f"{path} is not a plain file; save the model to one, as it is read more than once")
         if status.st_size > LARGEST_MESSAGE:
             raise ModelError(
                 f"{path} has {status.st_size} bytes, more than protobuf can read; export it with external data"
@@ -179,6 +182,10 @@ def _parse(data: bytes, where: str) -> onnx.ModelProto:
     except DecodeError:
         complete = False
     if not complete:
+        if data[4:8] == b"ORTM":
+            raise ModelError(
+                f"{where}: it is in ONNX Runtime's own format; convert the .onnx file that it was made from"
+            )
         hint = next((hint for start, hint in _NOT_ONNX if data[:64].lstrip().startswith(start)), "")
         raise ModelError(f"{where}: no ONNX model, or truncated; {hint or 'was it written or downloaded fully?'}")
     return proto

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import COMMAND, SMALL, run, write_model
+from command import COMMAND, SMALL, names, net_files, run, write_model
 
 from onnx2ncnn_opt.onnx.registry import all_ops
 from onnx2ncnn_opt.passes import PASSES
@@ -119,3 +119,27 @@ def test_errors_on_a_terminal(tmp_path: Path) -> None:
     assert code == 1
     assert "Error: cannot express 1 node in ncnn:" in output
     assert "Det 'det'" in output
+
+
+def test_helps_of_commands_are_not_cut_off(tmp_path: Path) -> None:
+    assert "..." not in run(tmp_path, "--help").out.split("Commands:")[1]
+
+
+def test_a_shell_completes(tmp_path: Path) -> None:
+    asked = {"_ONNX2NCNN_OPT_COMPLETE": "bash_complete", "COMP_WORDS": "onnx2ncnn-opt conv", "COMP_CWORD": "1"}
+    assert run(tmp_path, **asked).out == "plain,convert\n"
+
+
+def test_odd_arguments(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    for args, message in (
+        (("--fp16", "--bf16"), "give one of them"),
+        (("--ncnn", "20990101"), "20990101 is not known here"),
+        (("-o", "-"), "a net is three files"),
+    ):
+        ended = run(tmp_path, "convert", "model.onnx", "--no-verify", *args)
+        assert (ended.code, ended.out) == (2, "")
+        assert message in ended.err
+    assert names(tmp_path) == {"model.onnx"}
+    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", "x.ncnn").code == 0
+    assert names(tmp_path) == {"model.onnx"} | net_files("x")
