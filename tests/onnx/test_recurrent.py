@@ -156,7 +156,9 @@ def test_written_out(kind: str, asked: dict[str, Any], direction: str, batch: in
     made = node(kind, names[: 8 if kind == "LSTM" else 6], outputs, hidden_size=5, direction=direction, **attributes)
     used = {name: array for name, array in inputs.items() if name in names}
     conversion = compare_nodes(made, used, constants, rel=REL, outputs=outputs)
-    assert kind not in types(conversion)
+    # One sequence that ends early is the layer over fewer steps, which `fuse_lstm` and its like find out.
+    is_shorter = "lengths" in asked and batch == 1
+    assert (kind in types(conversion)) == is_shorter
 
 
 def test_too_many_steps_to_write_out() -> None:

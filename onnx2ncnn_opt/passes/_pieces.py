@@ -1,0 +1,401 @@
+"""What a piece of a blob is calculated from: through layers that only move numbers, as sums of linear maps or products.
+
+A piece is a run of a blob's elements in memory order. Everything here holds for each element, so that two pieces with
+the same terms are equal whatever the numbers at run time are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._crops import part
+from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RSUB, SUB
+from onnx2ncnn_opt.passes._gemm import linear_of
+from onnx2ncnn_opt.passes._views import VIEWS, step_of
+from onnx2ncnn_opt.rewrite.rule import Refused
+
+_NEG = 1  # of UnaryOp
+_MOST_TERMS = 8
+_MOST_LAYERS = 300  # that a step is traced through
+_MOST_MOVES = 64  # blobs that are looked at to find what a state is used for
+_DEEPEST = 8  # sums of sums that a gate may be; longer ones are no gates
+
+
+class Unlike(Exception):
+    """A piece is not calculated in the way that is asked for: no error, and nothing to report."""
+
+
+class Piece(NamedTuple):
+    """The elements from `start` to `stop` of a blob."""
+
+    blob: Blob
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that makes the blob."""
+        assert self.blob.producer is not None
+        return self.blob.producer
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the blob."""
+        return self.start == 0 and self.stop == count(self.blob)
+
+
+@dataclass
+class Linear:
+    """``sum(matrix @ piece) + sum(factor * piece) + offset``, the matrices (size, piece.size)."""
+
+    offset: Array
+    matrices: dict[Piece, Array] = field(default_factory=dict)
+    factors: dict[Piece, float] = field(default_factory=dict)
+
+    def scaled(self, scale: Array | float) -> Linear:
+        """The same times a number, or times one for each element where nothing but matrices is in it."""
+        if self.factors and not isinstance(scale, float):
+            raise Unlike
+        rows = scale if isinstance(scale, float) else scale[:, None]
+        matrices = {piece: matrix * rows for piece, matrix in self.matrices.items()}
+        factors = {piece: float(np.mean(scale)) * factor for piece, factor in self.factors.items()}
+        return Linear(self.offset * scale, matrices, factors)
+
+    def plus(self, other: Linear) -> Linear:
+        """The sum of both."""
+        result = Linear(self.offset + other.offset, dict(self.matrices), dict(self.factors))
+        for piece, matrix in other.matrices.items():
+            result.matrices[piece] = result.matrices[piece] + matrix if piece in result.matrices else matrix
+        for piece, factor in other.factors.items():
+            result.factors[piece] = result.factors.get(piece, 0.0) + factor
+        return result
+
+
+Products: TypeAlias = Mapping[frozenset[Piece], float]
+"""A sum of products of different pieces, each with its factor; the empty product is the number 1."""
+
+
+def count(blob: Blob) -> int:
+    """How many elements a blob has; Unlike where that is not fixed."""
+    if blob.shape is None or not all(isinstance(size, int) for size in blob.shape):
+        raise Unlike
+    return prod(known(blob.shape))
+
+
+class Tracer:
+    """Traces pieces; `seen` are the layers on the way, and no layer with a feature mask is among them."""
+
+    def __init__(self, matrices: dict[Layer, tuple[Array, Array] | None]) -> None:
+        """`matrices` are those that were read before, of `_matrix`."""
+        self.seen: set[Layer] = set()
+        self._matrices = matrices
+        self._left = _MOST_LAYERS
+
+    def source(self, piece: Piece) -> Piece:
+        """Where the numbers are calculated that a piece consists of; Unlike where they come from several blobs."""
+        found = self.sources(piece)
+        if len(found) != 1:
+            raise Unlike
+        return found[0]
+
+    def sources(self, piece: Piece) -> tuple[Piece, ...]:
+        """The pieces that a piece is put together from, by layers that only move numbers."""
+        layer = piece.layer
+        self._left -= 1
+        if self._left < 0:
+            raise Unlike
+        if layer["featmask"] or not layer.inputs:
+            return (piece,)
+        moved = _before_move(piece)
+        if moved is None:
+            return (piece,)
+        self.seen.add(layer)
+        found = [source for before in moved for source in self.sources(before)]
+        joined: list[Piece] = []
+        for source in found:
+            if joined and joined[-1].blob is source.blob and joined[-1].stop == source.start:
+                joined[-1] = Piece(source.blob, joined[-1].start, source.stop)
+            else:
+                joined.append(source)
+        return tuple(joined)
+
+    def operand(self, piece: Piece, *types: str) -> Piece:
+        """What an elementwise layer of one of `types` makes a piece from; Unlike where another layer makes it."""
+        piece = self.source(piece)
+        layer = piece.layer
+        if layer.type not in types or layer["featmask"]:
+            raise Unlike
+        self.seen.add(layer)
+        return Piece(layer.input, piece.start, piece.stop)
+
+    def linear(self, piece: Piece, depth: int = 0) -> Linear:
+        """A piece as linear maps of others, each through one matrix at most."""
+        if depth > _DEEPEST:
+            raise Unlike
+        piece = self.source(piece)
+        layer = piece.layer
+        if layer["featmask"]:
+            return Linear(np.zeros(piece.size), {}, {piece: 1.0})
+        if layer.type == "MemoryData":
+            return Linear(_constant(piece))
+        if layer.type == "BinaryOp":
+            made = self._linear_binary(piece, depth + 1)
+            if made is not None:
+                self.seen.add(layer)
+                return made
+        if layer.type not in ("InnerProduct", "Gemm", "MatMul"):
+            return Linear(np.zeros(piece.size), {}, {piece: 1.0})
+        key = layer.inputs[1].producer if layer.type == "MatMul" else layer
+        assert key is not None
+        if key not in self._matrices:
+            self._matrices[key] = _matrix(layer)
+        matrix = self._matrices[key]
+        if matrix is None:
+            return Linear(np.zeros(piece.size), {}, {piece: 1.0})
+        self.seen.add(layer)
+        x, (weight, bias) = layer.inputs[0], matrix
+        rows, columns = weight.shape
+        at, start = divmod(piece.start, rows)
+        stop = start + piece.size
+        if stop > rows:
+            raise Unlike
+        result = Linear(bias[start:stop].astype(np.float64))
+        used = 0
+        for source in self.sources(Piece(x, at * columns, (at + 1) * columns)):
+            block = weight[start:stop, used : used + source.size]
+            used += source.size
+            if source.layer.type == "MemoryData":
+                result.offset = result.offset + block.astype(np.float64) @ _constant(source)
+            else:
+                result = result.plus(Linear(np.zeros(piece.size), {source: block}))
+        return result
+
+    def _linear_binary(self, piece: Piece, depth: int) -> Linear | None:
+        layer = piece.layer
+        kind = layer["op_type"]
+        if layer["with_scalar"]:
+            x, b = self.linear(Piece(layer.input, piece.start, piece.stop), depth), float(layer["b"])
+            if kind in (MUL, DIV):
+                return x.scaled(b if kind == MUL else 1 / b)
+            if kind not in (ADD, SUB, RSUB):
+                return None
+            x = x.scaled(-1.0) if kind == RSUB else x
+            return x.plus(Linear(np.full(piece.size, -b if kind == SUB else b)))
+        operands = [_beside(layer, blob, piece) for blob in layer.inputs]
+        if kind == MUL:
+            arrays = [x for x in operands if not isinstance(x, Piece)]
+            others = [x for x in operands if isinstance(x, Piece)]
+            if len(arrays) != 1:
+                return None
+            try:
+                return self.linear(others[0], depth).scaled(arrays[0])
+            except Unlike:
+                return None
+        if kind not in (ADD, SUB, RSUB):
+            return None
+        a, b_ = (self.linear(x, depth) if isinstance(x, Piece) else Linear(x) for x in operands)
+        return (a.scaled(-1.0) if kind == RSUB else a).plus(b_.scaled(-1.0) if kind == SUB else b_)
+
+    def products(self, piece: Piece, depth: int = 0) -> Products:
+        """A piece as a sum of products; behind its own layer, a blob that `is_state` is not taken apart."""
+        if depth > _DEEPEST:
+            raise Unlike
+        piece = self.source(piece)
+        layer = piece.layer
+        whole: Products = {frozenset([piece]): 1.0}
+        if layer.type == "MemoryData":
+            values = _constant(piece)
+            if (values != values[0]).any():
+                return whole
+            return _number(float(values[0]))
+        if layer["featmask"] or (depth and is_state(piece.blob)):
+            return whole
+        if layer.type == "UnaryOp" and layer["op_type"] == _NEG:
+            self.seen.add(layer)
+            return _times({frozenset(): -1.0}, self.products(Piece(layer.input, piece.start, piece.stop), depth + 1))
+        if layer.type != "BinaryOp" or layer["op_type"] not in (ADD, SUB, MUL, RSUB):
+            return whole
+        self.seen.add(layer)
+        sides: list[Products]
+        if layer["with_scalar"]:
+            b = float(layer["b"])
+            sides = [
+                self.products(Piece(layer.input, piece.start, piece.stop), depth + 1),
+                {frozenset(): b} if b else {},
+            ]
+        else:
+            sides = []
+            for blob in layer.inputs:
+                operand = _beside(layer, blob, piece)
+                if isinstance(operand, Piece):
+                    sides.append(self.products(operand, depth + 1))
+                elif (operand == operand[0]).all():
+                    sides.append(_number(float(operand[0])))
+                else:
+                    raise Unlike
+        kind = layer["op_type"]
+        if kind == MUL:
+            return _times(*sides)
+        signs = {ADD: (1, 1), SUB: (1, -1), RSUB: (-1, 1)}[kind]
+        return _sum(sides, signs)
+
+
+def is_state(blob: Blob) -> bool:
+    """Whether a matrix is multiplied with a blob, or its TanH is taken, as with the states of recurrent layers.
+
+    True, too, where that takes too long to find out.
+    """
+    todo, seen = [blob], {blob}
+    while todo:
+        if len(seen) > _MOST_MOVES:
+            return True
+        for user in todo.pop().users:
+            if user.type in ("TanH", "InnerProduct", "Gemm", "MatMul"):
+                return True
+            if user.type in VIEWS or user.type in ("Concat", "Slice", "Crop"):
+                todo += [output for output in user.outputs if output not in seen]
+                seen.update(user.outputs)
+    return False
+
+
+def _before_move(piece: Piece) -> list[Piece] | None:
+    """What a piece was before a layer that moves numbers; None for other layers, and where it is no run before."""
+    layer = piece.layer
+    if step_of(layer) is not None:
+        if layer.type == "Permute" and not _is_row(layer.input.shape):
+            return None
+        return [Piece(layer.input, piece.start, piece.stop)]
+    if layer.type not in ("Slice", "Crop", "Concat"):
+        return None
+    whole = layer.outputs[0].shape if layer.type == "Concat" else layer.input.shape
+    if whole is None:
+        return None
+    cut = _cut(layer)
+    if cut is None:
+        return None
+    axis, starts = cut
+    if any(size != 1 for size in whole[:axis]):
+        return None
+    inner = prod(known(whole[axis + 1 :]))
+    if layer.type == "Concat":
+        found = []
+        for blob, start in zip(layer.inputs, (at * inner for at in starts), strict=True):
+            low, high = max(piece.start, start), min(piece.stop, start + count(blob))
+            if low < high:
+                found.append(Piece(blob, low - start, high - start))
+        return found
+    offset = starts[layer.outputs.index(piece.blob)] * inner
+    return [Piece(layer.input, offset + piece.start, offset + piece.stop)]
+
+
+def _cut(layer: Layer) -> tuple[int, list[int]] | None:
+    """The axis along which a layer cuts or joins, and where each part begins."""
+    if layer.type == "Crop":
+        one = part(layer)
+        return None if one is None else (one[0], [one[1]])
+    parts = [blob.shape for blob in (layer.inputs if layer.type == "Concat" else layer.outputs)]
+    shapes = [known(shape) for shape in parts if shape is not None and all(isinstance(n, int) for n in shape)]
+    if len(shapes) < len(parts) or len({len(shape) for shape in shapes}) != 1:
+        return None
+    axis = layer["axis"] % len(shapes[0])
+    starts = np.cumsum([0, *(shape[axis] for shape in shapes)])
+    return axis, [int(start) for start in starts[:-1]]
+
+
+def _is_row(shape: Shape | None) -> bool:
+    return shape is not None and sum(size != 1 for size in shape) <= 1
+
+
+def _beside(layer: Layer, blob: Blob, piece: Piece) -> Piece | Array:
+    """The part of a BinaryOp's operand that goes into a piece of its result: a constant as its numbers."""
+    size, total = count(blob), count(piece.blob)
+    producer = blob.producer
+    assert producer is not None
+    is_constant = producer.type == "MemoryData"
+    if size == total:
+        return _constant(Piece(blob, piece.start, piece.stop)) if is_constant else Piece(blob, piece.start, piece.stop)
+    shape, result = blob.shape or (), layer.output.shape or ()
+    if not is_constant:
+        raise Unlike
+    if size == 1:
+        return np.full(piece.size, _constant(Piece(blob, 0, 1))[0])
+    # One for each column; a Mat of one dim would go along the rows if it had their number.
+    columns = result[-1]
+    fits = size == columns == shape[-1] and (len(shape) == len(result) or (len(shape) == 1 and result[0] != size))
+    if not fits:
+        raise Unlike
+    return _constant(Piece(blob, 0, size))[np.arange(piece.start, piece.stop) % size]
+
+
+def _constant(piece: Piece) -> Array:
+    stored = piece.layer.weights.stored("data")
+    if not stored.is_float:
+        raise Unlike
+    return piece.layer.weights["data"].reshape(-1)[piece.start : piece.stop].astype(np.float64)
+
+
+def _matrix(layer: Layer) -> tuple[Array, Array] | None:
+    """The constant matrix (outputs, inputs) that a layer multiplies each row of its first blob by, and its bias."""
+    if layer.type == "InnerProduct":
+        if layer["activation_type"] or layer["int8_scale_term"] or not layer.weights.stored("weight_data").is_float:
+            return None
+        outputs = layer["num_output"]
+        weight = layer.weights["weight_data"].reshape(outputs, -1)
+        shape = layer.input.shape
+        # Of a blob with rows of another width ncnn takes all elements as one row.
+        if shape is None or (shape[-1] != weight.shape[1] and count(layer.input) != weight.shape[1]):
+            return None
+        return weight, layer.weights["bias_data"] if layer["bias_term"] else np.zeros(outputs)
+    if layer.type == "Gemm":
+        try:
+            found = linear_of(layer)
+        except Refused:
+            return None
+        return found.weight, found.bias
+    b = layer.inputs[1]
+    if b.producer is None or b.producer.type != "MemoryData" or b.shape is None or len(b.shape) != 2:
+        return None
+    matrix = _constant(Piece(b, 0, count(b))).reshape(known(b.shape))
+    matrix = matrix if layer["transB"] else matrix.T
+    return matrix, np.zeros(len(matrix))
+
+
+def _number(value: float) -> Products:
+    return {frozenset(): value} if value else {}
+
+
+def _times(a: Products, b: Products) -> Products:
+    result: dict[frozenset[Piece], float] = {}
+    for left, k in a.items():
+        for right, m in b.items():
+            if left & right:
+                raise Unlike  # a square
+            result[left | right] = result.get(left | right, 0.0) + k * m
+    return _bounded(result)
+
+
+def _sum(sides: Sequence[Products], signs: Sequence[int]) -> Products:
+    result: dict[frozenset[Piece], float] = {}
+    for side, sign in zip(sides, signs, strict=True):
+        for factors, k in side.items():
+            result[factors] = result.get(factors, 0.0) + sign * k
+    return _bounded(result)
+
+
+def _bounded(terms: dict[frozenset[Piece], float]) -> Products:
+    if len(terms) > _MOST_TERMS:
+        raise Unlike
+    return {factors: k for factors, k in terms.items() if k}

@@ -1,0 +1,475 @@
+"""`fuse_lstm`, `fuse_gru`, `fuse_rnn`: steps that are written out, one after another, become one recurrent layer.
+
+Every step is traced to what it calculates (`_pieces`), whatever layers it is written in: its gates as matrices times
+what goes in, and its state as products of those. Two steps belong together where the second takes the state of the
+first and all of their numbers are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Shape
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.view import Regroup
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._fold import MUL
+from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._pieces import Linear, Piece, Tracer, Unlike, count
+from onnx2ncnn_opt.passes._views import end_of, view_layers
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, graph_pass, require
+
+_LEAST_STEPS = 2
+# Biases that an exporter has added up itself are off in the last bits.
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: its states, and its gates in ncnn's order; None for one that a state of zeros leaves without effect.
+
+    The last of a GRU's four is what the reset gate is multiplied with.
+    """
+
+    hidden: Piece
+    gates: tuple[Linear | None, ...]
+    seen: frozenset[Layer]
+    cell: Piece | None = None
+    cell_before: Piece | None = None
+
+    @property
+    def size(self) -> int:
+        """The size of a state."""
+        return self.hidden.size
+
+    @property
+    def sources(self) -> tuple[Piece, ...]:
+        """What the gates are calculated from."""
+        return tuple(dict.fromkeys(piece for gate in self.gates if gate for piece in gate.matrices))
+
+
+@dataclass
+class Linked:
+    """A step of a chain: what goes into it, and its hidden state before; None for zeros."""
+
+    step: Step
+    inputs: tuple[Piece, ...]
+    before: Piece | None
+
+
+Matcher = Callable[[Layer, Tracer], Step]
+
+
+def _lstm_step(layer: Layer, tracer: Tracer) -> Step:
+    """h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
+    if layer.type != "BinaryOp" or layer["op_type"] != MUL or layer["with_scalar"]:
+        raise Unlike
+    hidden = Piece(layer.output, 0, count(layer.output))
+    terms = tracer.products(hidden)
+    if [*terms.values()] != [1.0]:
+        raise Unlike
+    o, c = _apart(next(iter(terms)))
+    cell = tracer.source(tracer.operand(c, "TanH"))
+    sums = tracer.products(cell)
+    pairs = sorted(map(_apart, sums), key=lambda pair: pair[1].layer.type != "TanH")
+    if not 1 <= len(pairs) <= 2 or any(factor != 1 for factor in sums.values()):
+        raise Unlike
+    (i, g), (forget, before) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
+    kinds = ((i, "Sigmoid"), (forget, "Sigmoid"), (o, "Sigmoid"), (g, "TanH"))
+    gates = [None if piece is None else tracer.linear(tracer.operand(piece, kind)) for piece, kind in kinds]
+    return Step(hidden, tuple(map(_pure, gates)), frozenset({layer, *tracer.seen}), cell, before)
+
+
+def _gru_step(layer: Layer, tracer: Tracer) -> Step:
+    """h = (1 - z) * n + z * h' with z a sigmoid and n = tanh(x + sigmoid(r) * (U @ h' + b))."""
+    if layer.type != "BinaryOp" or layer["with_scalar"]:
+        raise Unlike
+    hidden = Piece(layer.output, 0, count(layer.output))
+    terms = tracer.products(hidden)
+    alone = [next(iter(product)) for product in terms if len(product) == 1]
+    if len(alone) != 1 or not 2 <= len(terms) <= 3:
+        raise Unlike
+    first = alone[0]
+    pairs = [product for product in terms if len(product) == 2]
+    # first - first * z + second * z; first is n, or with 1 - z instead of z the state before.
+    negative = [product for product in pairs if terms[product] == -1 and first in product]
+    positive = [product for product in pairs if terms[product] == 1 and first not in product]
+    if terms[frozenset([first])] != 1 or len(negative) != 1 or len(negative) + len(positive) != len(pairs):
+        raise Unlike
+    (z,) = negative[0] - {first}
+    second = next(iter(positive[0] - {z})) if positive else None
+    if positive and (z not in positive[0] or len(positive[0]) != 2):
+        raise Unlike
+    mirrored = first.layer.type != "TanH"
+    new, before = (second, first) if mirrored else (first, second)
+    if new is None:
+        raise Unlike
+    update = tracer.linear(tracer.operand(z, "Sigmoid"))
+    if mirrored:
+        update = update.scaled(-1.0)
+    whole = tracer.linear(tracer.operand(new, "TanH"))
+    reset = inner = None
+    if whole.factors:
+        if [*whole.factors.values()] != [1.0]:
+            raise Unlike
+        reset, inner = _reset(tracer, next(iter(whole.factors)))
+    outer = Linear(whole.offset, whole.matrices)
+    gates = (_pure(reset), _pure(update), outer, _pure(inner))
+    return Step(hidden, gates, frozenset({layer, *tracer.seen}), None, before)
+
+
+def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
+    """The two factors of sigmoid(r) * (U @ h' + b)."""
+    layer = product.layer
+    if layer.type != "BinaryOp" or layer["op_type"] != MUL or layer["with_scalar"]:
+        raise Unlike
+    tracer.seen.add(layer)
+    sides = [Piece(blob, product.start, product.stop) for blob in layer.inputs]
+    if any(count(blob) != count(product.blob) for blob in layer.inputs):
+        raise Unlike
+    gate, other = _apart(frozenset(map(tracer.source, sides)))
+    return tracer.linear(tracer.operand(gate, "Sigmoid")), tracer.linear(other)
+
+
+def _rnn_step(layer: Layer, tracer: Tracer) -> Step:
+    """h = tanh(W @ x + U @ h' + b)."""
+    if layer.type != "TanH" or layer["featmask"]:
+        raise Unlike
+    hidden = Piece(layer.output, 0, count(layer.output))
+    gate = _pure(tracer.linear(tracer.operand(hidden, "TanH")))
+    return Step(hidden, (gate,), frozenset({layer, *tracer.seen}))
+
+
+def _pure(gate: Linear | None) -> Linear | None:
+    if gate is not None and gate.factors:
+        raise Unlike
+    return gate
+
+
+def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
+    """The sigmoid of a product of two, and the other factor."""
+    gates = [piece for piece in product if piece.layer.type == "Sigmoid"]
+    if len(product) != 2 or len(gates) != 1:
+        raise Unlike
+    (other,) = product - {gates[0]}
+    return gates[0], other
+
+
+# ---- chains
+
+
+def _chains(steps: Mapping[Piece, Step]) -> Iterator[list[Linked]]:
+    """Steps of which each takes the states of the one before, with equal numbers."""
+    before: dict[Piece, Piece] = {}
+    taken: set[Piece] = set()
+    for step in steps.values():
+        found = [piece for piece in step.sources if piece in steps and _goes_on(steps[piece], step)]
+        if len(found) == 1 and found[0] not in taken:
+            before[step.hidden] = found[0]
+            taken.add(found[0])
+    for last in steps.values():
+        if last.hidden in taken or last.hidden not in before:
+            continue
+        link = _last(last, before[last.hidden])
+        chain = [] if link is None else [link]
+        while link is not None and link.before is not None and before.get(link.step.hidden) == link.before:
+            link = _like(steps[link.before], link)
+            if link is not None:
+                chain.insert(0, link)
+        if len(chain) >= _LEAST_STEPS:
+            yield chain
+
+
+def _goes_on(step: Step, following: Step) -> bool:
+    """Whether the cell that a step takes (of a GRU, the state itself) is that of the other."""
+    if step.cell is not None:
+        return following.cell_before == step.cell
+    return len(step.gates) == 1 or following.cell_before == step.hidden
+
+
+def _last(step: Step, state: Piece) -> Linked | None:
+    """The last step of a chain, whose hidden state before is known."""
+    inputs = tuple(piece for piece in step.sources if piece != state)
+    if not inputs or state.size != step.size or None in step.gates:
+        return None
+    return Linked(step, inputs, state) if _fits(step, inputs, state) else None
+
+
+def _fits(step: Step, inputs: Sequence[Piece], state: Piece | None) -> bool:
+    """Whether the parts of a GRU take their operands from where ncnn's do."""
+    if step.cell is not None or len(step.gates) == 1:
+        return True
+    outer, inner = step.gates[2:]
+    assert outer is not None
+    if step.cell_before != state or (state is not None and (state in outer.matrices or None in step.gates)):
+        return False
+    return inner is None or not any(piece in inner.matrices for piece in inputs)
+
+
+def _like(step: Step, following: Linked) -> Linked | None:
+    """The step with its operands told apart, where all of its numbers are those of the one that follows."""
+    model, state = following.step, following.before
+    assert state is not None
+    if step.size != model.size or not all(map(_is_offset_equal, step.gates, model.gates)):
+        return None
+    left = [*step.sources]
+    inputs: list[Piece] = []
+    for wanted in following.inputs:
+        found = next((piece for piece in left if _is_used_alike(step, piece, model, wanted)), None)
+        if found is None:
+            return None
+        left.remove(found)
+        inputs.append(found)
+    if len(left) > 1 or any(not _is_used_alike(step, piece, model, state) for piece in left):
+        return None
+    before = left[0] if left else None
+    return Linked(step, tuple(inputs), before) if _fits(step, inputs, before) else None
+
+
+def _is_offset_equal(gate: Linear | None, model: Linear | None) -> bool:
+    """Whether a gate has the same bias; one that is not there is without effect, or would be a product with 0."""
+    assert model is not None
+    if gate is None:
+        return True
+    return bool(np.abs(gate.offset - model.offset).max() <= _TOLERANCE * max(1.0, np.abs(model.offset).max()))
+
+
+def _is_used_alike(step: Step, piece: Piece, model: Step, wanted: Piece) -> bool:
+    """Whether two pieces go into the gates of two steps with equal matrices."""
+    if piece.size != wanted.size:
+        return False
+    for gate, other in zip(step.gates, model.gates, strict=True):
+        if gate is None or other is None:
+            continue
+        a, b = gate.matrices.get(piece), other.matrices.get(wanted)
+        if (a is None) != (b is None) or (a is not None and b is not None and not np.array_equal(a, b)):
+            return False
+    return True
+
+
+# ---- the layer
+
+
+def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | Miss]:
+    missed: set[Piece] = set()
+    matrices: dict[Layer, tuple[Array, Array] | None] = {}
+    found = True
+    while found:
+        found = False
+        for chain in _chains(_steps(graph, matcher, matrices)):
+            last = chain[-1].step.hidden
+            if last in missed:
+                continue
+            missed.add(last)
+            root = last.layer
+            yield from attempt(root, _replaced, graph, kind, chain)
+            found = root.graph is not graph
+            if found:
+                break  # the others may begin or end at blobs that are no more
+
+
+def _steps(graph: Graph, matcher: Matcher, matrices: dict[Layer, tuple[Array, Array] | None]) -> dict[Piece, Step]:
+    steps = {}
+    for layer in graph.layers:
+        if layer.type not in ("BinaryOp", "TanH") or layer["featmask"] or layer.output.shape is None:
+            continue
+        try:
+            step = matcher(layer, Tracer(matrices))
+        except Unlike:
+            continue
+        steps[step.hidden] = step
+    return steps
+
+
+def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
+    """One layer instead of the chain."""
+    last = chain[-1].step
+    roots = [link.step.hidden.blob for link in chain]
+    cell = last.cell.blob if last.cell is not None else None
+    dead = _dead(chain)
+    for link in chain[:-1]:
+        inner = link.step.cell
+        require(inner is None or inner.layer in dead, "a cell is needed before the last step")
+    states = [chain[0].before] if cell is None else [chain[0].before, chain[0].step.cell_before]
+    needed = [piece for link in chain for piece in link.inputs] + [state for state in states if state is not None]
+    batches = {blob.batch for blob in roots} | {piece.blob.batch for piece in needed}
+    require(len(batches) == 1, "what goes into the steps is of different batches")
+    order = {layer: at for at, layer in enumerate(graph)}
+    after = max(order[piece.layer] for piece in needed)
+    used = [_is_used(blob, dead) for blob in roots]
+    is_cell_used = cell is not None and _is_used(cell, dead)
+    readers = [user for blob in (*roots, *([cell] if cell else [])) for user in blob.users if user not in dead]
+    require(all(order[user] > after for user in readers), "a step is needed before all that goes in is known")
+    apart = not any(piece.layer in dead for piece in needed) and not _depends(needed, chain)
+    require(apart, "what goes into a step depends on a step before")
+
+    backwards = _is_backwards(chain)
+    links = chain[::-1] if backwards else chain
+    weights = _weights(kind, chain[-1])
+    size = weights["weight_xc_data"].size
+    params = {"num_output": last.size, "weight_data_size": size, "direction": int(backwards)}
+    new = _Layers(last.hidden.layer)
+    columns = [new.sequence([link.inputs[at] for link in links]) for at in range(len(chain[0].inputs))]
+    inputs = [columns[0] if len(columns) == 1 else new.layer("Concat", columns, axis=1)]
+    if any(state is not None for state in states):
+        inputs += [new.zeros(last.size) if state is None else new.sequence([state]) for state in states]
+    is_last_only = used == [False] * (len(chain) - 1) + [True]
+    outputs = 1 + len(states) if is_cell_used or is_last_only else 1
+    y, *ends = new.layers(Layer(kind, last.hidden.layer.name, inputs, (), params, weights), outputs)
+    reads: dict[Blob, Blob] = {}
+    if is_last_only:
+        reads[roots[-1]] = ends[0]
+    else:
+        rows = [link.step.hidden.blob for link in links]
+        reads |= new.rows(y, {at: blob for at, blob in enumerate(rows) if _is_used(blob, dead)})
+    if cell is not None and is_cell_used:
+        reads[cell] = ends[1]
+    reads = {old: new.view(blob, old.shape or ()) for old, blob in reads.items()}
+    anchor = next((old for old, at in order.items() if at == after + 1), None)
+    removed = tuple(sorted(dead, key=lambda old: order[old]))
+    return Replacement(removed, added=[(layer, anchor) for layer in new.made], reads=reads)
+
+
+class _Layers:
+    """New layers in their order, named like another one."""
+
+    def __init__(self, like: Layer) -> None:
+        self._like = like
+        self.made: list[Layer] = []
+
+    def layers(self, layer: Layer, outputs: int) -> tuple[Blob, ...]:
+        """A layer, and its output blobs."""
+        batch = layer.inputs[0].batch if layer.inputs else 1
+        layer.outputs = tuple(Blob(self._like.outputs[0].name, None, batch) for _ in range(outputs))
+        assign_shapes(layer)
+        self.made.append(layer)
+        return layer.outputs
+
+    def layer(self, kind: str, inputs: Sequence[Blob], **params: object) -> Blob:
+        """A layer of one output."""
+        return self.layers(Layer(kind, self._like.name, inputs, (), params), 1)[0]
+
+    def view(self, blob: Blob, shape: Shape) -> Blob:
+        """The blob in another shape."""
+        views = view_layers(blob, (Regroup(shape),) if blob.shape != shape else (), like=[self._like])
+        self.made += views
+        return end_of(blob, views)
+
+    def sequence(self, pieces: Sequence[Piece]) -> Blob:
+        """Pieces of one size as rows."""
+        blob, size, start = pieces[0].blob, pieces[0].size, pieces[0].start
+        total = count(blob)
+        if all(piece == Piece(blob, start + at * size, start + (at + 1) * size) for at, piece in enumerate(pieces)):
+            if len(pieces) * size == total:
+                return self.view(blob, (len(pieces), size))
+            if total % size == 0 == start % size:
+                first = start // size
+                rows = self.view(blob, (total // size, size))
+                return self.layer("Crop", [rows], starts=(first,), ends=(first + len(pieces),), axes=(0,))
+        if len(pieces) > 1:
+            return self.layer("Concat", [self.sequence([piece]) for piece in pieces], axis=0)
+        run = self.view(blob, (total,))
+        return self.view(self.layer("Crop", [run], starts=(start,), ends=(start + size,), axes=(0,)), (1, size))
+
+    def zeros(self, size: int) -> Blob:
+        """A state of zeros."""
+        data = np.zeros(size, np.float32)
+        return self.layers(Layer("MemoryData", self._like.name, (), (), {"w": size, "h": 1}, {"data": data}), 1)[0]
+
+    def rows(self, y: Blob, blobs: Mapping[int, Blob]) -> dict[Blob, Blob]:
+        """For each of the blobs the row of `y` of its number."""
+        assert y.shape is not None
+        steps = y.shape[0]
+        assert isinstance(steps, int)
+        parts: Mapping[int, Blob]
+        if len(blobs) == steps:
+            layer = Layer("Slice", self._like.name, [y], (), {"slices": (1,) * steps, "axis": 0})
+            parts = dict(enumerate(self.layers(layer, steps)))
+        else:
+            parts = {at: self.layer("Crop", [y], starts=(at,), ends=(at + 1,), axes=(0,)) for at in blobs}
+        return {blob: parts[at] for at, blob in blobs.items()}
+
+
+def _dead(chain: Sequence[Linked]) -> set[Layer]:
+    """The layers that nobody needs any more when the states have become outputs of one layer."""
+    seen = frozenset().union(*(link.step.seen for link in chain))
+    last = chain[-1].step
+    replaced = {link.step.hidden.blob for link in chain} | ({last.cell.blob} if last.cell is not None else set())
+    dead: set[Layer] = set()
+    left = list(seen)
+    while True:
+        more = [layer for layer in left if all(b in replaced or not _is_used(b, dead) for b in layer.outputs)]
+        if not more:
+            return dead
+        dead.update(more)
+        left = [layer for layer in left if layer not in dead]
+
+
+def _is_used(blob: Blob, dead: set[Layer]) -> bool:
+    return blob.is_output or any(user not in dead for user in blob.users)
+
+
+def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
+    """Whether pieces are calculated from a state of the chain."""
+    steps = {link.step.hidden.layer for link in chain}
+    todo = [piece.layer for piece in pieces]
+    seen = set(todo)
+    while todo:
+        layer = todo.pop()
+        if layer in steps:
+            return True
+        above = {blob.producer for blob in layer.inputs if blob.producer is not None} - seen
+        seen |= above
+        todo += above
+    return False
+
+
+def _is_backwards(chain: Sequence[Linked]) -> bool:
+    """Whether the steps go through a sequence from its end."""
+    pieces = [link.inputs[0] for link in chain]
+    return all(a.blob is b.blob and a.start == b.stop for a, b in pairwise(pieces))
+
+
+def _weights(kind: str, link: Linked) -> dict[str, Array]:
+    """The weights of ncnn's layer, in its order of gates."""
+    size, gates = link.step.size, [gate for gate in link.step.gates if gate is not None]
+    assert link.before is not None
+    before = link.before
+
+    def matrix(gate: Linear, piece: Piece) -> Array:
+        return gate.matrices.get(piece, np.zeros((size, piece.size)))
+
+    # A GRU's third gate has the two halves of its sum apart: what goes in, and the state.
+    outer, inner = (gates[:3], [*gates[:2], gates[3]]) if kind == "GRU" else (gates, gates)
+    found = {
+        "weight_xc_data": np.stack([np.hstack([matrix(gate, piece) for piece in link.inputs]) for gate in outer]),
+        "bias_c_data": np.stack([gate.offset for gate in gates]),
+        "weight_hc_data": np.stack([matrix(gate, before) for gate in inner]),
+    }
+    return {name: stored(link.step.hidden.layer, name, array) for name, array in found.items()}
+
+
+@graph_pass(exact=False, kept="loops over cells, from Keras, torch and their exporters' Loop and Scan")
+def fuse_lstm(graph: Graph) -> Iterator[Replacement | Miss]:
+    """x₁, h₀, c₀ ── gates, products ── h₁, c₁ ── ... ── h, c   ⇒   x, h₀, c₀ ── LSTM ── h, c"""
+    yield from _fuse(graph, "LSTM", _lstm_step)
+
+
+@graph_pass(exact=False, kept="loops over cells, from Keras, torch and their exporters' Loop and Scan")
+def fuse_gru(graph: Graph) -> Iterator[Replacement | Miss]:
+    """x₁, h₀ ── gates, products ── h₁ ── ... ── h   ⇒   x, h₀ ── GRU ── h"""
+    yield from _fuse(graph, "GRU", _gru_step)
+
+
+@graph_pass(exact=False, kept="loops over cells, from Keras, torch and their exporters' Loop and Scan")
+def fuse_rnn(graph: Graph) -> Iterator[Replacement | Miss]:
+    """x₁, h₀ ── TanH of a sum ── h₁ ── ... ── h   ⇒   x, h₀ ── RNN ── h"""
+    yield from _fuse(graph, "RNN", _rnn_step)
+
+
+PASSES: tuple[GraphPass, ...] = (fuse_lstm, fuse_gru, fuse_rnn)
