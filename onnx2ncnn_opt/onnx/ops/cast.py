@@ -16,6 +16,8 @@ from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_floa
 FLT_MIN = float(np.finfo(np.float32).tiny)
 _TRUNC = 19
 FP32_ONLY = 1 | 2 | 4  # featmask: no fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats
+# Beside that no Vulkan, which in fp16 takes them for floats on their way to the GPU, whatever the layer's mask says.
+_ON_CPU = FP32_ONLY | 16
 _FLOAT = np.dtype(np.float32)
 _NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
 _SUB, _MUL = 1, 2
@@ -83,7 +85,7 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
     if x.dtype.kind not in "iub":
         raise im.refuse(f"ncnn cannot read {x.dtype}")
     scale = {"scale_data": np.ones(1, np.float32)}
-    return Tensor(im.layer("Dequantize", x.blob, weights=scale, scale_data_size=1, featmask=FP32_ONLY), x.view, _FLOAT)
+    return Tensor(im.layer("Dequantize", x.blob, weights=scale, scale_data_size=1, featmask=_ON_CPU), x.view, _FLOAT)
 
 
 def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
