@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import __version__, passes, plugins
-from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, VerificationError, check_options
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.errors import Error, Unsupported, UnsupportedError, VerificationError, check_options
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
@@ -219,6 +219,37 @@ def convert(
         custom=imported.custom,
         minimum=imported.minimum,
     )
+
+
+def cost_of_batch(conversion: Conversion, **options: Any) -> str:
+    """What it costs that the batch is dynamic, and how to fix it; empty where it is not, or costs no layer.
+
+    The model is converted once more with a batch of one, with the `options` that `convert` had.
+    """
+    shapes = [port.shape for port in conversion.inputs]
+    names = {str(shape[0]): 1 for shape in shapes if len(shape) > 1 and isinstance(shape[0], Sym)}
+    bound = {
+        port.name: [size.subs(names) if isinstance(size, Sym) else size for size in port.shape]
+        for port in conversion.inputs
+        if any(isinstance(size, Sym) and not size.names().isdisjoint(names) for size in port.shape)
+    }
+    if not bound:
+        return ""
+    try:
+        fixed = convert(conversion.source, shapes={**conversion.model.given, **bound}, **options)
+    except Error:  # it cannot be fixed so
+        return ""
+    count = len(list_layers(conversion.graph).lines) - len(list_layers(fixed.graph).lines)
+    if count <= 0:
+        return ""
+    fixes = []
+    for port in conversion.inputs:
+        if port.name in bound:
+            sizes = zip(bound[port.name], port.shape, strict=True)
+            text = ",".join("?" if size == before else str(size) for size, before in sizes)
+            fixes.append(f"--shape {port.name}:{text}")
+    more = "1 layer" if count == 1 else f"{count} layers"
+    return f"{', '.join(names)} is dynamic, which costs {more}; fix it with {' '.join(fixes)}"
 
 
 def _require_release(graph: Graph, release: int) -> None:

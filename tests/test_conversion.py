@@ -11,11 +11,12 @@ import pytest
 from exports import MODELS, ROOT, refilled
 
 from onnx2ncnn_opt import convert, passes
-from onnx2ncnn_opt.api import Conversion
+from onnx2ncnn_opt.api import Conversion, cost_of_batch
 from onnx2ncnn_opt.errors import GraphError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.verify.verify import verify_net
 
@@ -279,3 +280,21 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
     fixed = convert(path, shapes={"x": (1, 8, 5, 1)})
     assert not fixed.minimum
     fixed.verify().check()
+
+
+def test_the_cost_of_a_dynamic_batch() -> None:
+    """The token that a ViT puts before its patches is repeated for each image."""
+    graph = (
+        "(float[batch, 5, 4] x, float[batch, h, 4] z) => (float y, float w)"
+        " <float[1, 1, 4] token = {1.0, 2.0, 3.0, 4.0}, int64[2] rest = {1, 4}> {"
+        " n = Shape<end = 1>(x) size = Concat<axis = 0>(n, rest) t = Expand(token, size)"
+        " y = Concat<axis = 1>(t, x) w = Neg(z) }"
+    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
+    conversion = convert(model)
+    fixed = convert(model, shapes={"x": [1, None, None]})
+    count = len(list_layers(conversion.graph).lines) - len(list_layers(fixed.graph).lines)
+    assert count > 1
+    fix = "--shape x:1,?,? --shape z:1,?,?"
+    assert cost_of_batch(conversion) == f"batch is dynamic, which costs {count} layers; fix it with {fix}"
+    assert cost_of_batch(fixed) == ""

@@ -126,18 +126,18 @@ def convert(
             tied = equal_sizes(model, shapes=shapes, values=values, outputs=requested)
         sizes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
     with working(f"converting {model}", sys.stderr):
-        conversion = api.convert(
-            model,
-            shapes=sizes,
-            values=values,
-            outputs=requested,
-            batch_axes=dict(map(_batch_axis, batch_axes)),
-            optimize=not no_optimize,
-            skip=skip,
-            storage=storage,
-            release=NEWEST if release is None else release,
-            custom=custom,
-        )
+        options: dict[str, Any] = {
+            "values": values,
+            "outputs": requested,
+            "batch_axes": dict(map(_batch_axis, batch_axes)),
+            "optimize": not no_optimize,
+            "skip": skip,
+            "storage": storage,
+            "release": NEWEST if release is None else release,
+            "custom": custom,
+        }
+        conversion = api.convert(model, shapes=sizes, **options)
+        cost = api.cost_of_batch(conversion, **options)
     report, rows = None, None
     try:
         with conversion.drafts(prefix) as drafts:
@@ -160,6 +160,7 @@ def convert(
         custom=[str(op) for op in conversion.custom],
         lost=conversion.model.lost,
         equal=equal,
+        cost=cost,
         storage=(storage or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=rows,

@@ -19,7 +19,8 @@ class ConversionSummary:
     `files` are paths and sizes in bytes; `verified` is None if nothing was, `sizes` are the open ones that it was run
     at, `checked` says where and in which modes, `notes` what was seen besides. `custom` are the operators that became
     layers of their own, `lost` the model's outputs that no chosen one leads to, `equal` the dynamic dimensions that
-    became one. `storage` is a name and the number of weights stored so, `kept` those that were not.
+    became one, `cost` what a dynamic batch costs. `storage` is a name and the number of weights stored so, `kept` those
+    that were not.
     """
 
     model: str
@@ -30,6 +31,7 @@ class ConversionSummary:
     custom: Sequence[str]
     lost: Sequence[str]
     equal: Sequence[str]
+    cost: str
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputRow] | None
@@ -51,6 +53,8 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [f"near miss: {event}" for event in summary.near_misses]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
     blocks += [f"note: {names} in this net: ONNX Runtime takes the model only so" for names in summary.equal]
+    if summary.cost:
+        blocks.append(f"note: {summary.cost}")
     if summary.lost:
         blocks.append(f"note: nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
     for size, least in manifest.minimum.items():
