@@ -66,6 +66,7 @@ LARGE = 8.0
 _FARTHEST = 8.0  # times more are the largest numbers among large ones
 _FAR_IN, _ZEROS_IN = 8, 16  # one number of so many is far out, one is a zero
 _HIGHEST = 80.0  # the exp of larger ones is infinite, or what ncnn takes for it
+_NEARLY = 0.95  # of the largest number in a row: what is a little wrong takes it for that
 _SHORT = 4  # rows of so few numbers keep their last one
 
 
@@ -111,7 +112,7 @@ def draw_inputs(
     2. What ends in a function with a bounded domain (Sqrt, Log, ...) lies inside it, and what divides is not near 0,
        unless the model compares or selects it as well and `draw` is not plain.
     3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
-       with numbers below zero, or with the largest of all.
+       with numbers below zero or nearly as large as others, or with the largest of all.
     4. 8 bit integers, which are mostly images, fill their range.
     5. Other integers and bools are taken for masks: 0 or 1. Each row starts with 1, 0: a row without a 1 has no
        softmax, and one without a 0 does not tell a mask that works from one that is ignored.
@@ -315,7 +316,9 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
         if draw.scale > 1:
             kinds = [_FARTHEST * draw.scale * rng.uniform(0.5, 1, ends.size) * (-1) ** (turn + draw.below)]
         else:
-            kinds = [np.zeros(ends.size), -np.abs(rng.standard_normal(ends.size)), np.full(ends.size, -0.0)]
+            nearly = _NEARLY * (array.max(axis=-1) if shape[-1] > _SHORT else array.max()).reshape(-1)
+            below = -np.abs(rng.standard_normal(ends.size))
+            kinds = [np.full(ends.size, -0.0), nearly, np.zeros(ends.size), below]
         ends[...] = np.choose((turn + draw.seed) % len(kinds), kinds).reshape(ends.shape)
     return np.clip(array, -_HIGHEST, _HIGHEST)
 
