@@ -50,6 +50,9 @@ _NS_PER_PRODUCT = {
     "DeconvolutionDepthWise1D": 0.3,
     "DeconvolutionDepthWise3D": 0.4,
 }
+# With so few inputs and outputs a convolution runs without a matrix product, be it of an image or of a sequence.
+_FEW_CHANNELS = 16
+_NS_PER_PRODUCT_OF_FEW = 0.06
 # A convolution in groups that are not single channels runs one small convolution for each of them.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
@@ -80,7 +83,14 @@ def _products_cost(layer: Layer) -> float:
     products = layer["weight_data_size"] * _size((blob.shape or ())[1:])
     if layer.type in _GROUPED and not _is_depthwise(layer):
         return float(products * _NS_PER_PRODUCT[_GROUPED[layer.type]] + layer["group"] * _NS_PER_GROUP)
+    if layer.type in ("Convolution", "Convolution1D") and _has_few_channels(layer):
+        rate = _NS_PER_PRODUCT_OF_FEW
     return float(products * rate)
+
+
+def _has_few_channels(layer: Layer) -> bool:
+    channels = (layer.inputs[0].shape or (0,))[0]
+    return isinstance(channels, int) and max(channels, layer["num_output"]) <= _FEW_CHANNELS
 
 
 def _is_depthwise(layer: Layer) -> bool:

@@ -24,10 +24,16 @@ def test_plain_loops() -> None:
 
 
 def test_a_layer_without_kernel_costs_more() -> None:
-    flat = _layer("Convolution1D", (8, 100), kernel_w=3, weight_data_size=8 * 8 * 3)
-    image = _layer("Convolution", (8, 1, 100), kernel_w=3, kernel_h=1, weight_data_size=8 * 8 * 3)
+    flat = _layer("Convolution1D", (32, 100), kernel_w=3, weight_data_size=32 * 32 * 3)
+    image = _layer("Convolution", (32, 1, 100), kernel_w=3, kernel_h=1, weight_data_size=32 * 32 * 3)
     assert cost([flat]) > cost([image])
     assert cost([flat, image]) == cost([flat]) + cost([image])
+
+
+def test_few_channels_gain_nothing() -> None:
+    flat = _layer("Convolution1D", (8, 100), kernel_w=3, weight_data_size=8 * 8 * 3)
+    image = _layer("Convolution", (8, 1, 100), kernel_w=3, kernel_h=1, weight_data_size=8 * 8 * 3)
+    assert cost([flat]) == cost([image])
 
 
 def test_groups_cost_less_than_all_channels_and_more_than_single_ones() -> None:
