@@ -1,4 +1,4 @@
-"""How fast nets are: ours, those of an earlier version, pnnx's, pnnx's after `optimize`, and ONNX Runtime; in Markdown.
+"""How fast nets are: ours, an earlier version's, pnnx's as they are and optimised, and ONNX Runtime's; in Markdown.
 
     python scripts/measure_speed.py FOLDER [--pnnx PATH/TO/pnnx] [--keep FOLDER] [--before CHECKOUT] [--only TEXT]
                                     [--seconds S]
@@ -32,7 +32,7 @@ from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.optimize import optimize
 
 _COLUMNS = ("ours", "before", "pnnx", "pnnx optimized", "ONNX Runtime")
-_LEAST_TURNS = 5
+_LEAST_TURNS = 3
 _DTYPES = {"f32": "float32", "i32": "int32", "i64": "int64"}
 
 
@@ -61,7 +61,7 @@ def nets_of(model: Path, folder: Path, before: Path | None, pnnx: tuple[Path, Pa
         found["pnnx"] = [str(path) for path in pnnx]
         shapes = {f"in{i}": shape[1:] if shape[0] == 1 else shape for i, (shape, _) in enumerate(input_shapes(model))}
         try:
-            files = optimize(*pnnx, shapes=shapes).save(folder / "optimized")
+            files = optimize(*pnnx, shapes=shapes, fixed_shapes=True).save(folder / "optimized")
             found["pnnx optimized"] = [str(files.param), str(files.bin)]
         except Error as error:
             print(f"{model.stem}: {error}", file=sys.stderr)

@@ -158,14 +158,14 @@ class VolumeUNet(nn.Module):
 
 
 def c3d() -> nn.Module:
-    """C3D with half of its channels."""
+    """C3D with half of its channels, on half of its height and width."""
     layers: list[nn.Module] = []
     for inputs, outputs, pool in (
         *((3, 32, (1, 2, 2)), (32, 64, 2), (64, 128, 0), (128, 128, 2)),
         *((128, 256, 0), (256, 256, 2)),
     ):
         layers += [nn.Conv3d(inputs, outputs, 3, padding=1), nn.ReLU(), *([nn.MaxPool3d(pool)] if pool else [])]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 2 * 7 * 7, 101))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256 * 2 * 3 * 3, 101))
 
 
 def meshnet(channels: int = 21) -> nn.Module:
@@ -197,7 +197,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wav2vec": (Wav2Vec, (1, 1, 16000)),
     "ecg": (heartbeat, (1, 12, 1000)),
     "unet3d": (VolumeUNet, (1, 1, 16, 64, 64)),
-    "c3d": (c3d, (1, 3, 16, 112, 112)),
+    "c3d": (c3d, (1, 3, 16, 56, 56)),
     "meshnet": (meshnet, (1, 1, 32, 32, 32)),
     "video_patches": (VideoPatches, (1, 3, 8, 112, 112)),
 }

@@ -4,8 +4,8 @@ The order matters where two passes want the same layer. What makes layers vanish
 together; expanded activations and normalisations are recognised before their parts are folded elsewhere; constants go
 into weights before what is left of them becomes a layer. Attention comes behind that, for scales and offsets are gone
 from its way then, and before what turns matrix products around, which it would not recognise. Equal layers are merged
-late: patterns want blobs with one use. Dead layers go last. The pipeline runs to a fixpoint, so that no pass depends on
-another having run before, only on who is asked first.
+late: patterns want blobs with one use. Then layers without kernels become others, and dead layers go last. The pipeline
+runs to a fixpoint, so that no pass depends on another having run before, only on who is asked first.
 """
 
 from __future__ import annotations
