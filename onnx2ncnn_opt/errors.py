@@ -9,6 +9,7 @@ Error                     what the command line prints as one message
 │   ├── ParamError        a .param file is broken (file and line)
 │   ├── BinError          a .bin file is broken (file, byte offset and layer)
 │   ├── GraphError        a net that breaks a rule of ncnn's layers or of the IR
+│   ├── PluginError       code of another package failed
 │   └── ShapeError        an output shape that cannot be inferred, or is impossible
 └── VerificationError     the two runtimes disagree                                  (exit 3)
     └── RunError          a runtime refused the net or its inputs
@@ -18,15 +19,36 @@ Error                     what the command line prints as one message
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
 
+_MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
+
 
 class Error(Exception):
-    """Base of the tree; `exit_code` is what the command line ends with."""
+    """Base of the tree; `exit_code` is what the command line ends with. As text it is bounded, whatever a file says."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return bounded(super().__str__())
+
+
+class Stop(SystemExit):
+    """The process was told to stop: no failure of whatever was running."""
+
+
+def bounded(text: str) -> str:
+    """A message of a length that can be read: the ends of long lines, and not too many of them."""
+    begin = _LONGEST_LINE - _KEPT_END
+    lines = [
+        line if len(line) <= _LONGEST_LINE else f"{line[:begin]} ... {line[-_KEPT_END:]}"
+        for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]
+    ]
+    more = text.count("\n") + 1 - len(lines)
+    return "\n".join([*lines, f"... and {more} more lines"] if more else lines)
 
 
 class UsageError(Error):
@@ -127,6 +149,22 @@ class BinError(ConversionError):
 
 class GraphError(ConversionError):
     """A graph that breaks one of its own rules (see `Graph.check`)."""
+
+
+class PluginError(ConversionError):
+    """Code of another package raised something, or gave what makes no sense."""
+
+
+@contextmanager
+def plugged(what: str, *passing: type[BaseException]) -> Iterator[None]:
+    """Run code of another package; whatever it raises becomes a PluginError that names it, but for `passing`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # there is no telling what others raise
+        if isinstance(error, (Stop, PluginError, *passing)):
+            raise
+        reason = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{error}"
+        raise PluginError(f"{what} failed: {type(error).__name__}: {reason}") from error
 
 
 class ShapeError(ConversionError):

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.errors import Error, UsageError
+from onnx2ncnn_opt.errors import Error, UsageError, plugged
 from onnx2ncnn_opt.ir.custom import custom_layer
 from onnx2ncnn_opt.ir.layers import with_custom
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -47,7 +47,8 @@ def installed_layers() -> tuple[LayerSpec, ...]:
         if not isinstance(item, LayerSpec):
             raise UsageError(f"{_origin(point)} is no LayerSpec, but {type(item).__name__}")
         try:
-            with_custom([item])
+            with plugged(f"{_origin(point)}: its declaration", Error):
+                with_custom([item])
         except Error as error:
             raise UsageError(f"{_origin(point)}: {error}") from error
         found.append(item)
@@ -97,10 +98,8 @@ def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass
 def _items(group: str) -> Iterator[tuple[EntryPoint, Any]]:
     """Each object of a group; an entry point may be one, or a list or tuple of them."""
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-        try:
+        with plugged(f"{_origin(point)} cannot be loaded: its import"):
             loaded = point.load()
-        except (ImportError, AttributeError, SyntaxError, TypeError, ValueError) as error:
-            raise UsageError(f"{_origin(point)} cannot be loaded: {error}") from error
         for item in loaded if isinstance(loaded, (list, tuple)) else (loaded,):
             yield point, item
 

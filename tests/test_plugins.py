@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -197,3 +198,53 @@ def test_broken_plug_ins_are_named(tmp_path: Path, code: str, points: dict[str, 
     ended = optimize(tmp_path, "--custom", "MyLayer:p0")
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
+
+
+RAISING = {
+    "at import": ("raise RuntimeError('no licence')", "PASSES", "RuntimeError: no licence"),
+    "at import, by sys.exit": ("import sys; sys.exit(0)", "PASSES", "it calls sys.exit(0)"),
+    "no such name": ("", "PASSES", "has no attribute 'PASSES'"),
+    "within a pass": ("raise ZeroDivisionError('by 0')", "PASS", "ZeroDivisionError: by 0"),
+    "by sys.exit within a pass": ("import sys; sys.exit(3)", "PASS", "it calls sys.exit(3)"),
+    "nonsense": ("return 7", "PASS", "TypeError"),
+    "a layer of nothing": ("return Layer('ReLU', 'new', [Blob('nowhere')])", "PASS", "nowhere"),
+    "within a sweep": ("raise KeyError('x')", "SWEEP", "KeyError: 'x'"),
+    "nonsense in a sweep": ("yield 'x'", "SWEEP", "AttributeError"),
+    "within an importer": ("raise OSError('gone')", "OP", "OSError: gone"),
+    "nonsense of an importer": ("return 'x'", "OP", "a str is no result of an importer"),
+    "by sys.exit within an importer": ("import sys; sys.exit()", "OP", "it calls sys.exit(None)"),
+}
+FRAMES = {
+    "PASSES": "{body}\n",
+    "PASS": "@rewrite(op('TanH')('x'), exact=True)\ndef broken(x):\n    {body}\n",
+    "SWEEP": "@graph_pass(exact=True)\ndef broken(graph):\n    {body}\n    yield\n",
+    "OP": "@onnx_op('Op', domain='made.up')\ndef broken(im, x: Tensor):\n    {body}\n",
+}
+IMPORTS = """
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import graph_pass, rewrite
+"""
+
+
+@pytest.mark.parametrize("how", RAISING)
+def test_a_broken_plug_in_is_one_error(tmp_path: Path, how: str) -> None:
+    body, kind, said = RAISING[how]
+    name = "PASSES" if kind == "PASSES" else "broken"
+    group = "ops" if kind == "OP" else "passes"
+    install(tmp_path / "site", IMPORTS + FRAMES[kind].format(body=body), {group: f"my_plugin:{name}"})
+    site = os.pathsep.join([str(tmp_path / "site"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    if kind == "OP":
+        write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }")
+        ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=site)
+    else:
+        write_net(tmp_path, "Input data 0 1 data 0=4 1=3 2=2", "TanH t 1 1 data out", stem="in")
+        ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", PYTHONPATH=site)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("Error: ")
+    assert ended.err.count("\n") == 1
+    assert "my_plugin" in ended.err
+    assert said in ended.err
+    assert not {path.name for path in tmp_path.iterdir()} & {"out.param", "model.ncnn.param"}

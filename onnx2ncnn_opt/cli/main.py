@@ -17,7 +17,8 @@ from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
 from onnx2ncnn_opt.cli.passes import passes
 from onnx2ncnn_opt.cli.verify import verify
-from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.cli.watchdog import watch
+from onnx2ncnn_opt.errors import Error, Stop
 
 PROGRAM = "onnx2ncnn-opt"
 _COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set
@@ -74,13 +75,14 @@ def _prepare_process() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # the locale's encoding may not have all characters
     # Being told to stop is no reason to leave half-written files or child processes behind.
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _stop)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    watch(frozenset(numbers))
+    for number in numbers:
+        signal.signal(number, _stop)
 
 
 def _stop(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+    raise Stop(128 + number)
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
@@ -234,7 +235,16 @@ class _Walk(ImportContext):
         request = self._request(node)
         if request is not None:
             return import_custom(self, request, node, operands)
-        return call(self, self._known(node), node, operands)
+        op = self._known(node)
+        if not op.is_foreign:
+            return call(self, op, node, operands)
+        what = f"the importer of {op.qualified_name} of the plug-in {op.function.__module__}"
+        with plugged(f"{what}, for node '{self._label}',", Refusal, Incomplete, ShapeError, GraphError):
+            results = call(self, op, node, operands)
+            for result in results:
+                if not isinstance(result, (Tensor, Constant, Formula, Tensors, NoneType)):
+                    raise TypeError(f"a {type(result).__name__} is no result of an importer")
+            return results
 
     def _request(self, node: onnx_ir.Node) -> CustomOp | None:
         return self._custom.get((node.domain, node.op_type))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import ParamError, UsageError
@@ -89,6 +90,8 @@ def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
     """Temporary files to write, which take their places only when the block has ended without an error."""
     targets = [Path(path) for path in paths]
     drafts = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
+    for target in targets:
+        _clear_drafts(target)
     try:
         yield drafts
         for draft, target in zip(drafts, targets, strict=True):
@@ -99,3 +102,25 @@ def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
         for draft in drafts:
             with suppress(OSError):
                 draft.unlink()
+
+
+def _clear_drafts(target: Path) -> None:
+    """Remove what a run to the same file left that was killed."""
+    for draft in target.parent.glob(f".{escape(target.name)}.*.part"):
+        process = draft.name.removeprefix(f".{target.name}.").removesuffix(".part")
+        if process.isdigit() and not _is_alive(int(process)):
+            with suppress(OSError):
+                draft.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    """Whether there is such a process, as far as can be asked without harm."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass
+    return True

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.errors import GraphError, plugged
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, require
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign, require
 
 # A blob with more uses than this is no inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
@@ -97,7 +98,8 @@ class _Run:
         while queue and not self._is_full:
             layer = queue.pop()
             if layer.graph is self.graph:
-                self._try(p, layer)
+                with self._guarded(p):
+                    self._try(p, layer)
 
     def _try(self, p: Rewrite, root: Layer) -> None:
         """Apply the first match at a root that is not refused; otherwise keep the first refusal."""
@@ -112,7 +114,16 @@ class _Run:
             else:
                 return
 
+    def _guarded(self, p: Pass) -> AbstractContextManager[None]:
+        """What becomes of an exception in a pass: in one of another package it is told as such."""
+        name = p.function.__module__
+        return plugged(f"the pass {p.name} of the plug-in {name}") if is_foreign(p) else nullcontext()
+
     def _sweep(self, p: GraphPass) -> None:
+        with self._guarded(p):
+            self._edit(p)
+
+    def _edit(self, p: GraphPass) -> None:
         if self._is_full:
             return
         misses = self.near_misses[p]
@@ -138,7 +149,7 @@ class _Run:
         gone = {layer for layer in edit.layers if layer.graph is not self.graph}
         before = tuple(ref for ref, layer in zip(before, edit.layers, strict=True) if layer in gone)
         self.applied.append(Applied(p.name, before, refs(edit.made)))
-        if self.check:
+        if self.check or is_foreign(p):
             self.graph.check()
         self._revisit(touched, used)
 

@@ -152,6 +152,11 @@ class GraphPass:
 Pass: TypeAlias = Rewrite | GraphPass
 
 
+def is_foreign(p: Pass) -> bool:
+    """Whether another package brought the pass."""
+    return not p.function.__module__.startswith("onnx2ncnn_opt.")
+
+
 def rewrite(
     *patterns: Op, exact: bool, name: str = "", summary: str = "", kept: str = "", covers: Iterable[str] = ()
 ) -> Callable[[Callable[..., Result]], Rewrite]:

@@ -314,6 +314,44 @@ def test_an_interrupted_conversion_leaves_nothing(
     assert names(tmp_path) == {"model.onnx"}
 
 
+BUSY = """
+from onnx2ncnn_opt.rewrite.rule import graph_pass
+
+@graph_pass(exact=True)
+def busy(graph):
+    open("begun", "w").close()
+    sum(range(10**12))  # in C, which looks at no signal
+    yield
+"""
+
+
+def test_a_signal_ends_c_code_as_well(tmp_path: Path) -> None:
+    site = tmp_path / "site" / "busy-1.0.dist-info"
+    site.mkdir(parents=True)
+    (site.parent / "busy.py").write_text(BUSY)
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: busy\nVersion: 1.0\n")
+    (site / "entry_points.txt").write_text("[onnx2ncnn_opt.passes]\nmine = busy:busy\n")
+    write_model(tmp_path, SMALL)
+    paths = os.pathsep.join([str(site.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    process = subprocess.Popen(
+        [*COMMAND, "convert", "model.onnx", "--no-verify"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    while process.poll() is None and "begun" not in names(tmp_path):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    try:
+        output, _ = process.communicate(timeout=10)
+    finally:
+        process.kill()  # without the watchdog it goes on for hours
+    assert process.returncode == -signal.SIGKILL
+    assert b"Traceback" not in output
+    assert names(tmp_path) == {"model.onnx", "begun", "site"}
+
+
 def test_names_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { [node] y = Det(x) }")
     path = tmp_path / "model.onnx"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -173,3 +175,17 @@ def test_a_param_with_random_bytes(seed: int, edits: list[tuple[int, str, int]])
 def test_a_net_of_any_layers_with_a_random_bin(seed: int, position: int, noise: bytes) -> None:
     text = format_param(random_graph(Random(seed))).encode()
     outcome(text, noise * position)
+
+
+def test_drafts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = [tmp_path / f".net[1].{suffix}.{ended.pid}.part" for suffix in ("param", "bin")]
+    other = tmp_path / f".net[1].param.{os.getppid()}.part"  # a run that goes on
+    stranger = tmp_path / f".net[1].param.old.{ended.pid}.part"
+    for path in (*left, other, stranger):
+        path.write_text("half")
+    with all_or_nothing(tmp_path / "net[1].param", tmp_path / "net[1].bin") as drafts:
+        for draft in drafts:
+            draft.write_text("whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"net[1].param", "net[1].bin", other.name, stranger.name}
