@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from nets import net, shown
 
-from onnx2ncnn_opt.errors import GraphError, UsageError
+from onnx2ncnn_opt.errors import GraphError, PluginError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.passes import run as optimise
@@ -274,6 +274,10 @@ def test_check_finds_the_rewrite_that_breaks_the_graph() -> None:
         """ReLU   ⇒   BinaryOp without its second operand"""
         return Layer("BinaryOp", layer.name, [x, x], (), {"op_type": 99})
 
+    with pytest.raises(PluginError, match="broken of the plug-in .*op_type=99"):
+        run(net(X, "ReLU r 1 1 x y"), [broken])
+    broken.function.__module__ = "onnx2ncnn_opt.passes.broken"  # passes of this package are checked on demand
+    run(net(X, "ReLU r 1 1 x y"), [broken])
     with pytest.raises(GraphError, match="op_type=99"):
         run(net(X, "ReLU r 1 1 x y"), [broken], check=True)
 
