@@ -274,7 +274,7 @@ def test_check_finds_the_rewrite_that_breaks_the_graph() -> None:
         """ReLU   ⇒   BinaryOp without its second operand"""
         return Layer("BinaryOp", layer.name, [x, x], (), {"op_type": 99})
 
-    with pytest.raises(PluginError, match="broken of the plug-in .*op_type=99"):
+    with pytest.raises(PluginError, match=r"broken of the plug-in .*op_type=99"):
         run(net(X, "ReLU r 1 1 x y"), [broken])
     broken.function.__module__ = "onnx2ncnn_opt.passes.broken"  # passes of this package are checked on demand
     run(net(X, "ReLU r 1 1 x y"), [broken])
