@@ -167,7 +167,7 @@ class _Limiter:
         other = user.inputs[1 - at[0]]
         if user.type == "BinaryOp" and user["op_type"] in (_MAX, _MIN):
             return self._collect(fill, user.output, readers, gate=False, summed=summed)
-        if not _adds(user):
+        if not _adds(user, at[0]):
             return False
         chosen = gate and not _is_zero_where_filled(fill, other)
         if chosen and self.ranges.of(other).high > 0:
@@ -225,10 +225,10 @@ def _is_product(layer: Layer) -> bool:
     return layer.type == "BinaryOp" and bool(layer["op_type"] == MUL)
 
 
-def _adds(layer: Layer) -> bool:
-    """Whether a layer is the sum of two blobs."""
+def _adds(layer: Layer, at: int) -> bool:
+    """Whether a layer adds the blob that is its input number `at` to another."""
     if layer.type == "Eltwise":
-        return bool(layer["op_type"] == _SUM and all(coeff == 1 for coeff in layer["coeffs"]))
+        return bool(layer["op_type"] == _SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
     return layer.type == "BinaryOp" and bool(layer["op_type"] == ADD and not layer["with_scalar"])
 
 

@@ -124,7 +124,7 @@ def _softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     if not x.view.axes[axis]:
         # The softmax of one element is 1; written so that NaN and infinity stay NaN as in ONNX.
         zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=1))
-        return im.unary(zero, "UnaryOp", op_type=7)
+        return im.unary(zero, "BinaryOp", op_type=0, with_scalar=1, b=1.0)  # exp of NaN is a number on x86
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     return im.like(lying, im.layer("Softmax", lying.blob, axis=dim, fixbug0=1))

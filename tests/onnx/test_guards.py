@@ -1,0 +1,103 @@
+"""The guards of fixtures/guards.md on devices: lengths, zeros, both numeric modes, packing on and off."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+
+TEXT = (Path(__file__).parents[2] / "fixtures" / "guards.md").read_text(encoding="utf-8")
+GUARDS = dict(re.findall(r"^## ([^\n]*)\n\n```onnx\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))
+CONSTANTS = {"zero": 0.0, "one": 1.0, "half": 0.5, "two": 2.0, "tenth": 0.1, "hundred": 100.0, "minus": -1.0}
+NUMBERS = np.array([0, -0.0, 1, -1, 0.5, 2, -2, 1e-3, 30, -30, 0.25, 3], np.float32)
+SOME_LENGTHS = (3, 33)
+# Of the largest number that a guard gives here, or of 1: fp16 has 11 bits, of which functions lose two or three.
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
+# ncnn's acos of 1 is 0.0005 on ARM.
+ROUGH = {"Where over Acos": 1e-3}
+LARGEST_HALF = 65504.0
+
+
+def model(body: str, length: int) -> onnx.ModelProto:
+    lines = [f"{name} = Constant<value_float = {number}>()" for name, number in CONSTANTS.items()]
+    lines += ["ninf = Constant<value_float = -inf>()", "low = Constant<value_float = -3.4028234663852886e38>()"]
+    lines += ["above = Greater(x, zero)", *body.strip().splitlines()]
+    text = "\n".join(lines)
+    shape = f"float[2,{length}]"
+    return parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 20]> g ({shape} x, {shape} z) => ({shape} y) {{\n{text}\n}}'
+    )
+
+
+def inputs(length: int) -> dict[str, Array]:
+    """Two rows of each input; of z, the second row is all 0, and masked where a guard masks."""
+    x = np.resize(NUMBERS, (2, length))
+    z = np.resize(NUMBERS[::-1], (2, length)).copy()
+    z[1] = 0
+    return {"x": x, "z": z}
+
+
+@pytest.fixture(scope="module")
+def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[str, NcnnWorker]]:
+    """Where to run: the target of --on; else this machine's CPU, and Vulkan where there is a driver."""
+    on = request.config.getoption("--on")
+    targets = {on: find_target(on)} if on else {"CPU": LOCAL, "Vulkan": replace(LOCAL, vulkan=True)}
+    found = {name: NcnnWorker(target) for name, target in targets.items()}
+    if "Vulkan" in found:
+        try:
+            found["Vulkan"].checked(["fp32"])
+        except (RunError, UsageError) as error:
+            warnings.warn(f"guards do not run on Vulkan here: {error}", stacklevel=1)
+            found.pop("Vulkan").close()
+    yield found
+    for worker in found.values():
+        worker.close()
+
+
+@pytest.mark.parametrize("title", list(GUARDS))
+def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    lengths = range(1, 34) if request.config.getoption("--all-lengths") else SOME_LENGTHS
+    wrong = []
+    for length in lengths:
+        source = model(GUARDS[title], length)
+        feeds = inputs(length)
+        (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
+        conversion = convert(source)
+        files = conversion.save(tmp_path / f"net{length}")
+        manifest = conversion.manifest()
+        given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+        (out,) = manifest.outputs
+        for name, worker in workers.items():
+            for mode in TOLERANCE if name != "CPU" else ("fp32",):
+                for exact in (False, True):  # which is without packing
+                    runner = NcnnRunner(files.param, files.bin, mode=mode, exact=exact, worker=worker)
+                    result = runner.run(given, [Fetch(out.blob, out.batch_axis)])[out.blob]
+                    if not is_right(result.reshape(wanted.shape), wanted, mode, ROUGH.get(title, 0.0)):
+                        wrong.append(f"{name} {mode} length {length}: {result} instead of {wanted}")
+    assert not wrong, "\n".join(wrong)
+
+
+def is_right(actual: Any, wanted: Array, mode: str, rough: float) -> bool:
+    """NaN and infinities where the model has them; numbers beyond those of fp16 may be infinite in it."""
+    scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0)), 1.0)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(actual - wanted) <= max(TOLERANCE[mode], rough) * scale
+        beyond = (np.abs(wanted) > LARGEST_HALF) & (np.abs(actual) >= LARGEST_HALF) & (actual * wanted > 0)
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+    return bool((same | near | (beyond if mode == "fp16" else False)).all())

@@ -1,0 +1,95 @@
+"""The tables of docs/special-values.md: what layers make of NaN, infinities and zeros, on the CPU and by Vulkan."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import write_net
+
+from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+
+NAN, INF = np.nan, np.inf
+LENGTH = 23  # two vectors, a half and a quarter one, and a tail
+# Layer and parameters, an operand, and what comes of it: on x86, on aarch64, by Vulkan. Two numbers: in vectors and in
+# what is left of a row.
+FACTS = [
+    ("Threshold", "0=0", NAN, 0, 0, 0),
+    ("Threshold", "0=-1", NAN, 0, 0, 0),
+    ("UnaryOp", "0=20", NAN, 0, (0, 1), 0),
+    ("Shrink", "0=0 1=0", NAN, 0, (0, NAN), NAN),
+    ("Clip", "0=-1 1=1", INF, 1, 1, 1),
+    ("Clip", "0=-1 1=1", NAN, (-1, 1), (-1, NAN), -1),
+    ("BinaryOp", "0=4 1=1 2=0.5", NAN, NAN, (0.5, NAN), 0.5),
+    ("ReLU", "", NAN, NAN, (0, NAN), 0),
+    ("BinaryOp", "0=2 1=1 2=0", NAN, NAN, NAN, 0),
+    ("BinaryOp", "0=8 1=1 2=1", 0, (NAN, INF), INF, INF),
+    ("UnaryOp", "0=15", 0, NAN, INF, INF),
+    ("UnaryOp", "0=15", INF, NAN, 0, 0),
+    ("UnaryOp", "0=8", 0, NAN, (-INF, NAN), -INF),
+    ("Log", "", 0, -INF, -INF, -INF),
+    ("UnaryOp", "0=5", -1, NAN, NAN, NAN),
+    ("Reshape", "0=-1", NAN, NAN, NAN, NAN),
+    ("Reshape", "0=-1", INF, INF, INF, INF),
+]
+COLUMN = {"x86_64": 0, "AMD64": 0, "aarch64": 1, "arm64": 1}
+
+
+@pytest.fixture(scope="module")
+def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[int, NcnnWorker]]:
+    """Workers by the column of FACTS."""
+    on = request.config.getoption("--on")
+    if on:
+        found = {2 if on == "vulkan" else 1 if "aarch64" in on else 0: NcnnWorker(find_target(on))}
+    else:
+        found = {COLUMN[platform.machine()]: NcnnWorker(), 2: NcnnWorker(replace(LOCAL, vulkan=True))}
+    try:
+        if 2 in found:
+            found[2].checked(["fp32"])
+    except (RunError, UsageError) as error:
+        warnings.warn(f"special values are not looked at on Vulkan here: {error}", stacklevel=1)
+        found.pop(2).close()
+    yield found
+    for worker in found.values():
+        worker.close()
+
+
+@pytest.mark.parametrize(("layer", "params", "operand", "x86", "aarch64", "vulkan"), FACTS)
+def test_fact(
+    layer: str,
+    params: str,
+    operand: float,
+    x86: float | tuple[float, ...],
+    aarch64: float | tuple[float, ...],
+    vulkan: float,
+    workers: Mapping[int, NcnnWorker],
+    tmp_path: Path,
+) -> None:
+    net = write_net(tmp_path, "Input in 0 1 x", f"{layer} it 1 1 x y {params}")
+    for column, worker in workers.items():
+        wanted = (x86, aarch64, vulkan)[column]
+        x = np.full(LENGTH, operand, np.float32)
+        result = NcnnRunner(*net, worker=worker).run({"x": x})["y"]
+        known = np.atleast_1d(np.float32(wanted))[:, np.newaxis]
+        assert ((result == known) | (np.isnan(result) & np.isnan(known))).any(axis=0).all(), (column, result)
+
+
+def test_gridsample_copies(workers: Mapping[int, NcnnWorker], tmp_path: Path) -> None:
+    """In mode nearest, for 4-D Mats, NaN beside numbers and numbers beside NaN."""
+    net = write_net(tmp_path, "Input a 0 1 x", "Input b 0 1 g", "GridSample it 2 1 x g y 0=2 1=2 3=1")
+    sides = np.stack([np.resize([1, NAN, INF], LENGTH), np.resize([NAN, 2, 3, -INF], LENGTH)]).astype(np.float32)
+    chosen = np.arange(LENGTH) % 2
+    along = (2 * np.arange(LENGTH) + 1) / LENGTH - 1
+    grid = np.stack([along, np.zeros(LENGTH), chosen - 0.5]).astype(np.float32)
+    for worker in workers.values():
+        feeds: dict[str, Array] = {"x": sides.reshape(1, 2, 1, -1), "g": grid.reshape(3, 1, 1, -1)}
+        result = NcnnRunner(*net, worker=worker).run(feeds)["y"]
+        np.testing.assert_array_equal(result.reshape(-1), sides[chosen, np.arange(LENGTH)])
