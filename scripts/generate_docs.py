@@ -32,7 +32,7 @@ def passes_page() -> str:
         name = f"[`{p.name}`](../{cases})" if (ROOT / cases).exists() else f"`{p.name}`"
         nets = " / ".join(firings.get(p.name, {}).get(source, "-").partition("/")[0] for source in SOURCES)
         times = _times(benefit.get(p.name, {}))
-        rows.append((name, p.summary, "yes" if p.exact else "", nets, *times, p.kept))
+        rows.append((name, p.summary, "yes" if p.exact else "", nets, *times, p.purpose))
     return _page(
         "Passes",
         f"The {len(PASSES)} passes in the order in which they take their turns; [pipeline.md](pipeline.md) says why "

@@ -11,7 +11,7 @@ GLOBAL_POOLING = kept(op(("Pooling", "Pooling1D", "Pooling3D"), "pool", global_p
 @rewrite(
     op("Flatten")(GLOBAL_POOLING),
     exact=True,
-    kept="nets of other converters; the importer knows what ncnn makes of a global pool",
+    purpose="nets of other converters; the importer knows what ncnn makes of a global pool",
 )
 def eliminate_flatten_after_global_pooling(pool: Layer) -> Blob:
     """x ── Pooling (global) ── Flatten ──   ⇒   x ── Pooling (global) ──"""

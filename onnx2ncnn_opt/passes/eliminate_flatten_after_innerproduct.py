@@ -5,7 +5,7 @@ from onnx2ncnn_opt.rewrite.pattern import kept, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
-@rewrite(op("Flatten")(kept(op("InnerProduct", "ip"))), exact=True, kept="nets of other converters")
+@rewrite(op("Flatten")(kept(op("InnerProduct", "ip"))), exact=True, purpose="nets of other converters")
 def eliminate_flatten_after_innerproduct(ip: Layer) -> Blob:
     """x ── InnerProduct ── Flatten ──   ⇒   x ── InnerProduct ──
 

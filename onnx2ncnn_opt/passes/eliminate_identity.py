@@ -56,7 +56,7 @@ def _does_nothing(layer: Layer) -> bool:
 
 
 @rewrite(
-    op(_IDENTITIES, "layer", _does_nothing), exact=True, kept="layers that an export leaves though they do nothing"
+    op(_IDENTITIES, "layer", _does_nothing), exact=True, purpose="layers that an export leaves though they do nothing"
 )
 def eliminate_identity(layer: Layer) -> Blob:
     """x ── a layer that changes nothing ──   ⇒   x ──

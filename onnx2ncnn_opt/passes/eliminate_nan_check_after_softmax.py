@@ -26,7 +26,7 @@ _OPEN_ROWS = op("Threshold", threshold=_LEAST)(op("Reduction", "largest", _keeps
 @rewrite(
     op("BinaryOp", op_type=MUL, with_scalar=0)(_CHANCES, _OPEN_ROWS),
     exact=True,
-    kept="attention with a mask, as torch.export writes it",
+    purpose="attention with a mask, as torch.export writes it",
 )
 def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -> Layer:
     """Softmax(x) with 0 in rows that are -infinity   ⇒   x ── Softmax ──

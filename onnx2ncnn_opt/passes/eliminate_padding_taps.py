@@ -34,7 +34,7 @@ def _may_lose_taps(layer: Layer) -> bool:
         return False
 
 
-@rewrite(op(_TYPES, "layer", _may_lose_taps), exact=False, kept="dilated convolutions of small maps, as in DeepLab")
+@rewrite(op(_TYPES, "layer", _may_lose_taps), exact=False, purpose="dilated convolutions of small maps, as in DeepLab")
 def eliminate_padding_taps(layer: Layer) -> Layer:
     """x ── Convolution (taps that read padding alone) ──   ⇒   x ── Convolution (smaller kernel) ──"""
     require_own_weights(layer)

@@ -19,7 +19,7 @@ def _is_pointwise(pool: Layer) -> bool:
 @rewrite(
     op(_RANKS, "pool", where=_is_pointwise, global_pooling=0, adaptive_pooling=0)("x"),
     exact=True,
-    kept="nets of other converters and searched architectures",
+    purpose="nets of other converters and searched architectures",
 )
 def eliminate_pooling1x1(pool: Layer, x: Blob) -> Blob:
     """x ── Pooling (kernel 1, stride 1, no padding) ──   ⇒   x ──

@@ -27,7 +27,7 @@ _THREE = _elementwise("third", _TWO)
 @rewrite(
     *(op(VIEWS, "view")(inner) for inner in (_REDUCTION, _ONE, _TWO, _THREE)),
     exact=True,
-    kept="means and maxima over the channels, as torch.export writes them",
+    purpose="means and maxima over the channels, as torch.export writes them",
 )
 def eliminate_reshape_after_reduction(
     x: Blob,

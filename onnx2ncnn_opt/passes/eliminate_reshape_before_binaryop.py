@@ -13,7 +13,7 @@ _BINARY = op("BinaryOp", "binary", with_scalar=0)
     _BINARY(op(VIEWS, "view")("x"), "other"),
     _BINARY("other", op(VIEWS, "view")("x")),
     exact=True,
-    kept="squeeze-and-excitation in nets of other converters",
+    purpose="squeeze-and-excitation in nets of other converters",
 )
 def eliminate_reshape_before_binaryop(x: Blob, other: Blob, view: Layer, binary: Layer) -> Layer:
     """x, a ── Reshape (c, 1, 1) ── BinaryOp ──   ⇒   x, a ── BinaryOp ──

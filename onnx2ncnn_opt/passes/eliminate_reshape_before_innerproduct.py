@@ -10,7 +10,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 @rewrite(
     op("InnerProduct", "layer")(op(VIEWS, "view")("x")),
     exact=True,
-    kept="classifiers in nets of other converters; one layer less",
+    purpose="classifiers in nets of other converters; one layer less",
 )
 def eliminate_reshape_before_innerproduct(x: Blob, view: Layer, layer: Layer) -> Layer:
     """x ── Flatten or Reshape (to a vector) ── InnerProduct ──   ⇒   x ── InnerProduct ──

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
-@graph_pass(exact=True, kept="what other passes leave between a Slice and a Concat")
+@graph_pass(exact=True, purpose="what other passes leave between a Slice and a Concat")
 def eliminate_slice_concat(graph: Graph) -> Iterator[Replacement | Miss]:
     """a, b ── Concat ── Slice ── c, d   ⇒   a, b; and x ── Slice ── Concat ──   ⇒   x ──
 

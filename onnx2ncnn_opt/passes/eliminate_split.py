@@ -5,7 +5,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
 
-@rewrite(op("Split", "split")("x"), exact=True, kept="nets that were cut or edited by hand")
+@rewrite(op("Split", "split")("x"), exact=True, purpose="nets that were cut or edited by hand")
 def eliminate_split(split: Layer, x: Blob) -> tuple[Blob, ...]:
     """x ── Split ── a, b   ⇒   x, x
 

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 
 
-@graph_pass(exact=True, kept="language models whose heads share keys and values")
+@graph_pass(exact=True, purpose="language models whose heads share keys and values")
 def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
     """q, k ── Tile, v ── Tile ── SDPA ──   ⇒   q, k, v ── SDPA ──
 

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.passes._views import (
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
-@graph_pass(exact=True, kept="attention of every exporter, and nets of other converters")
+@graph_pass(exact=True, purpose="attention of every exporter, and nets of other converters")
 def fold_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Reshape, Permute, Squeeze, ExpandDims, Flatten, ... ──   ⇒   x ── the fewest layers that do the same ──
 

@@ -38,7 +38,7 @@ def separate_activation(layer: Layer) -> tuple[str, dict[str, Any]] | None:
     op(_FUSED, "activation")(op(types_of(WEIGHTED), "layer")),
     exact=False,
     covers=[f"fuse_{family.name}_activation" for family in WEIGHTED],
-    kept="one layer less",
+    purpose="one layer less",
 )
 def fuse_activation(layer: Layer, activation: Layer) -> Layer:
     """x ── Convolution ── ReLU, Clip, Sigmoid, Mish or HardSwish ──   ⇒   x ── Convolution ──

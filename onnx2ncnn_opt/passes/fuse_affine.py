@@ -36,7 +36,7 @@ _ONE_SIDED = _KINDS - {ADD, MUL}
     op("BinaryOp", "binary", op_type=_ONE_SIDED, with_scalar=0)(_CONSTANT, _LAYER),
     exact=False,
     covers=[f"fuse_{family.name}_{kind}" for family in FOLDING for kind in ("batchnorm", "scale", "mul", "add")],
-    kept="nets that were written as they were trained; learned factors and ranges of outputs",
+    purpose="nets that were written as they were trained; learned factors and ranges of outputs",
 )
 def fuse_affine(
     layer: Layer, norm: Layer | None = None, binary: Layer | None = None, constant: Layer | None = None

@@ -31,7 +31,7 @@ _LAYER = op(types_of(_LAYERS), "layer")
     _LAYER(op("BinaryOp", "affine", op_type=frozenset({ADD, SUB, RSUB, MUL, DIV}), with_scalar=1)),
     exact=False,
     covers=[f"fuse_{kind}_{family.name}" for family in _LAYERS for kind in ("batchnorm", "scale", "binaryop")],
-    kept="mean and deviation of the input; normalisation before its layer, as in DenseNet",
+    purpose="mean and deviation of the input; normalisation before its layer, as in DenseNet",
 )
 def fuse_affine_before(affine: Layer, layer: Layer) -> Layer:
     """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──

@@ -26,7 +26,7 @@ def _forms() -> Iterator[Op]:
         yield op("BinaryOp", "outer", op_type=kind, with_scalar=0)(inner, const("second"))
 
 
-@rewrite(*_forms(), exact=False, kept="scaled attention and masks of transformers")
+@rewrite(*_forms(), exact=False, purpose="scaled attention and masks of transformers")
 def fuse_binaryop_binaryop(
     x: Blob, inner: Layer, outer: Layer, first: Layer | None = None, second: Layer | None = None
 ) -> Layer | list[Layer]:

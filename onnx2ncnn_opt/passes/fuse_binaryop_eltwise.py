@@ -19,7 +19,7 @@ _ADD = op("BinaryOp", "add", op_type=ADD, with_scalar=0)
     _ADD(_times("first", "a"), _times("second", "b")),
     _ADD(_times("first", "a"), "b"),
     exact=False,
-    kept="weighted sums; one layer less",
+    purpose="weighted sums; one layer less",
 )
 def fuse_binaryop_eltwise(a: Blob, b: Blob, add: Layer, first: Layer, second: Layer | None = None) -> Layer:
     """a * c0, b * c1 ── BinaryOp add ──   ⇒   a, b ── Eltwise sum (c0, c1) ──

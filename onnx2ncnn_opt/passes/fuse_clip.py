@@ -15,7 +15,9 @@ def _bounds(layer: Layer) -> tuple[float, float]:
     return (0.0, _INFINITE) if layer.type == "ReLU" else (layer["min"], layer["max"])
 
 
-@rewrite(_clip("outer", _clip("inner", "x")), exact=True, kept="clamps behind a ReLU6, and nets made for quantisation")
+@rewrite(
+    _clip("outer", _clip("inner", "x")), exact=True, purpose="clamps behind a ReLU6, and nets made for quantisation"
+)
 def fuse_clip(x: Blob, outer: Layer, inner: Layer) -> Layer:
     """x ── Clip or ReLU ── Clip or ReLU ──   ⇒   x ── Clip or ReLU ──"""
     low, high = _bounds(outer)

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
-@graph_pass(exact=True, kept="assignments to slices, and feature pyramids")
+@graph_pass(exact=True, purpose="assignments to slices, and feature pyramids")
 def fuse_concat_concat(graph: Graph) -> Iterator[Replacement | Miss]:
     """a, b ── Concat ── x; x, c ── Concat ──   ⇒   a, b, c ── Concat ──"""
     for layer in graph.layers:

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
-@rewrite(op("Crop", "outer")(op("Crop", "inner")("x")), exact=True, kept="slices of slices, and assignments to them")
+@rewrite(op("Crop", "outer")(op("Crop", "inner")("x")), exact=True, purpose="slices of slices, and assignments to them")
 def fuse_crop_crop(outer: Layer, inner: Layer) -> Layer:
     """x ── Crop ── Crop ──   ⇒   x ── Crop ──
 

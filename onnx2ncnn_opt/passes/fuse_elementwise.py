@@ -41,7 +41,7 @@ _ENDS = np.concatenate([-(2.0 ** np.arange(62, -51, -1)), [0.0], 2.0 ** np.arang
 _FINE = np.concatenate([-_POWERS, _POWERS, np.arange(-24, 24, 1 / 128), np.arange(-1024, 1024, 1 / 16)])
 
 
-@graph_pass(exact=False, kept="activations written by hand, in whatever way")
+@graph_pass(exact=False, purpose="activations written by hand, in whatever way")
 def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
     """several layers that make each number of one number of x   ⇒   the activation that gives the same
 

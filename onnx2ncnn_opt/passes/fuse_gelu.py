@@ -60,7 +60,7 @@ def fuse_gelu(x: Blob, root: Layer) -> Layer:
     return Layer("GELU", root.name, [x])
 
 
-@rewrite(*_TANH_FORMS, exact=False, kept="GPT-2 and other models with the tanh form")
+@rewrite(*_TANH_FORMS, exact=False, purpose="GPT-2 and other models with the tanh form")
 def fuse_fast_gelu(x: Blob, root: Layer) -> Layer:
     """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))   ⇒   GELU(x, fast)"""
     return Layer("GELU", root.name, [x], (), {"fast_gelu": 1})

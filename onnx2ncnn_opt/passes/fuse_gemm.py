@@ -25,7 +25,7 @@ def _fuse(name: str, kinds: frozenset[int], one_sided: frozenset[int]) -> Rewrit
         exact=False,
         name=f"fuse_gemm_{name}",
         summary=f"x ── Gemm (constant B) ── BinaryOp {name} (constant) ──   ⇒   x ── Gemm (constant B) ──",
-        kept="LayerScale, and factors of linear layers" if name == "mul" else "linear layers of transformers",
+        purpose="LayerScale, and factors of linear layers" if name == "mul" else "linear layers of transformers",
     )
     def fuse(gemm: Layer, binary: Layer, constant: Layer | None = None) -> Layer:
         require_constant_b(gemm)

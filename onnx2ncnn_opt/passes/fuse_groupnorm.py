@@ -19,7 +19,7 @@ _ROWS = op("LayerNorm", "norm", lambda norm: len(norm.input.shape or ()) == 2, a
 @rewrite(
     *(op(VIEWS, "back")(norm(op(VIEWS, "groups")("x"))) for norm in (_INSTANCES, _ROWS)),
     exact=False,
-    kept="exports of GroupNorm before opset 18",
+    purpose="exports of GroupNorm before opset 18",
 )
 def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | list[Layer]:
     """x ── Reshape (channels to groups) ── InstanceNorm ── Reshape (back) ──   ⇒   x ── GroupNorm ──

@@ -16,7 +16,7 @@ _ADD_ALONE = plus("x", "add")
     _CLIP(_ADD),
     _CLIP(_ADD_ALONE),
     exact=False,
-    kept="models that write it out, as exports before opset 14 do",
+    purpose="models that write it out, as exports before opset 14 do",
 )
 def fuse_hardsigmoid(x: Blob, clip: Layer, add: Layer, mul: Layer | None = None, scale: Layer | None = None) -> Layer:
     """Clip(x * a + b, 0, c) / c   ⇒   HardSigmoid(x)

@@ -14,7 +14,7 @@ _CLIP = op("Clip", "clip", min=0.0)(plus("x", "add"))
     mul(times("x", "scale"), _CLIP),
     mul("x", times(_CLIP, "scale")),
     exact=False,
-    kept="models that write it out, as exports before opset 14 do",
+    purpose="models that write it out, as exports before opset 14 do",
 )
 def fuse_hardswish(
     x: Blob,

@@ -11,7 +11,7 @@ _NONE, _RELU, _LEAKY_RELU = 0, 1, 2
 
 
 @rewrite(
-    op("Dropout", "dropout")(op("InnerProduct", "ip")), exact=False, kept="nets of Caffe, where Dropout has a scale"
+    op("Dropout", "dropout")(op("InnerProduct", "ip")), exact=False, purpose="nets of Caffe, where Dropout has a scale"
 )
 def fuse_innerproduct_dropout(ip: Layer, dropout: Layer) -> Layer:
     """x ── InnerProduct ── Dropout (scale) ──   ⇒   x ── InnerProduct ──

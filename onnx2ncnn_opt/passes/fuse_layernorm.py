@@ -25,7 +25,7 @@ def _forms() -> Iterator[Op]:
         yield from over_root(_centred(), mean(squares, "variance"))
 
 
-@rewrite(*_forms(), exact=False, kept="exports of LayerNorm before opset 17")
+@rewrite(*_forms(), exact=False, purpose="exports of LayerNorm before opset 17")
 def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   LayerNorm(x)
 
@@ -41,7 +41,7 @@ def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Laye
     return Layer("LayerNorm", root.name, [x], (), {"affine_size": width, "eps": offset(eps), "affine": 0})
 
 
-@rewrite(*_forms(), exact=False, kept="models that write it out")
+@rewrite(*_forms(), exact=False, purpose="models that write it out")
 def fuse_instancenorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   InstanceNorm(x)
 
@@ -57,7 +57,7 @@ def fuse_instancenorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: L
     return Layer("InstanceNorm", root.name, [x], (), {"channels": channels, "eps": offset(eps), "affine": 0})
 
 
-@rewrite(*_forms(), exact=False, kept="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
+@rewrite(*_forms(), exact=False, purpose="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
 def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> list[Layer]:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   x ── Permute ── LayerNorm ── Permute ──
 
@@ -79,7 +79,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     return [permute, norm, Layer("Permute", f"{root.name}_back", [normal], (), {"order_type": back})]
 
 
-@rewrite(*_forms(), exact=False, kept="hand-written global LayerNorm of audio nets")
+@rewrite(*_forms(), exact=False, purpose="hand-written global LayerNorm of audio nets")
 def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   GroupNorm(x)
 

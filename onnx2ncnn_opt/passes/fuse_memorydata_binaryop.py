@@ -14,7 +14,7 @@ _EXCHANGED |= {b: a for a, b in _EXCHANGED.items()}
     op("BinaryOp", "binary", with_scalar=0)("x", const("constant", is_uniform)),
     op("BinaryOp", "binary", with_scalar=0, op_type=frozenset(_EXCHANGED))(const("constant", is_uniform), "x"),
     exact=True,
-    kept="numbers that other converters keep as blobs, masks that mask nothing; other passes look for numbers",
+    purpose="numbers that other converters keep as blobs, masks that mask nothing; other passes look for numbers",
 )
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value) ── BinaryOp ──   ⇒   x ── BinaryOp (scalar) ──

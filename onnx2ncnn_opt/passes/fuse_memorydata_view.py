@@ -11,7 +11,7 @@ from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
-@rewrite(op(VIEWS, "view")(const("constant")), exact=True, kept="masks and position embeddings")
+@rewrite(op(VIEWS, "view")(const("constant")), exact=True, purpose="masks and position embeddings")
 def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
     """MemoryData ── Reshape (Permute, Squeeze, ExpandDims, Flatten) ──   ⇒   MemoryData"""
     step = step_of(view)

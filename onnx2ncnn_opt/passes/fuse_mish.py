@@ -30,7 +30,7 @@ _SOFTPLUSES = (
 @rewrite(
     *(mul("x", tanh(softplus)) for tanh in _TANHS for softplus in _SOFTPLUSES),
     exact=False,
-    kept="models that write it out, as exports before opset 18 do",
+    purpose="models that write it out, as exports before opset 18 do",
 )
 def fuse_mish(x: Blob, tanh: Layer) -> Layer:
     """x * TanH(Softplus(x))   ⇒   Mish(x)"""

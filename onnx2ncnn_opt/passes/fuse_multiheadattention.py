@@ -44,7 +44,7 @@ class _Trace:
     layers: list[Layer] = field(default_factory=list)
 
 
-@graph_pass(exact=False, kept="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
+@graph_pass(exact=False, purpose="one layer instead of twelve, which ncnn can also quantise and run on a GPU")
 def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 

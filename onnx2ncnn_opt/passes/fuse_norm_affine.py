@@ -81,7 +81,7 @@ def _patterns(norm: Op, kinds: frozenset[int]) -> Iterator[Op]:
         *(f"fuse_{type.lower()}_scale" for type in sorted(_PER_CHANNEL)),
         *(f"fuse_{type.lower()}_{kind}" for type in _SIZE for kind in ("mul", "add") if (type, kind) != _NO_OFFSETS),
     ],
-    kept="what remains of a normalisation that was written out",
+    purpose="what remains of a normalisation that was written out",
 )
 def fuse_norm_affine(
     norm: Layer, scale: Layer | None = None, binary: Layer | None = None, constant: Layer | None = None

@@ -37,7 +37,7 @@ def _forms() -> Iterator[Op]:
             yield from over("x", op("UnaryOp", "square", op_type=_SQRT)(least))
 
 
-@rewrite(*_forms(), exact=False, kept="embeddings and cosine similarity")
+@rewrite(*_forms(), exact=False, purpose="embeddings and cosine similarity")
 def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Layer | None = None) -> Layer:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 
@@ -76,7 +76,7 @@ _NORMALIZE = op("Normalize", "norm")
     op("BinaryOp", "scale", op_type=MUL, with_scalar=0)(_NORMALIZE, const("constant")),
     op("Scale", "scale", bias_term=0)(_NORMALIZE),
     exact=False,
-    kept="SSD's normalised features, and scores by cosine",
+    purpose="SSD's normalised features, and scores by cosine",
 )
 def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None) -> Layer:
     """x ── Normalize ── BinaryOp mul, Scale ──   ⇒   x ── Normalize ──

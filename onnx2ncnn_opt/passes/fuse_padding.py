@@ -62,7 +62,7 @@ def _pads(layer: Layer) -> bool:
     op(types_of(_CONVOLUTIONS), "layer")(PADDING("x")),
     exact=True,
     covers=[f"fuse_padding_{family.name}" for family in _CONVOLUTIONS[1:]],
-    kept="models of TensorFlow, and causal convolutions; one layer less",
+    purpose="models of TensorFlow, and causal convolutions; one layer less",
 )
 def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
     """x ── Padding (constant) ── Convolution ──   ⇒   x ── Convolution ──"""
@@ -76,7 +76,7 @@ def fuse_padding_convolution(x: Blob, layer: Layer, padding: Layer) -> Layer:
 @rewrite(
     op(_POOLINGS, "pool", global_pooling=0, adaptive_pooling=0)(PADDING("x")),
     exact=False,
-    kept="models of Keras, which pad before they pool",
+    purpose="models of Keras, which pad before they pool",
 )
 def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
     """x ── Padding (constant) ── Pooling ──   ⇒   x ── Pooling ──
@@ -119,7 +119,7 @@ def _tail(pool: Layer, axis: str) -> int:
         op("Padding", "inner", type=frozenset({CONSTANT, EDGE}), per_channel_pad_data_size=0)("x")
     ),
     exact=True,
-    kept="models of Keras; one layer less",
+    purpose="models of Keras; one layer less",
 )
 def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
     """x ── Padding ── Padding ──   ⇒   x ── Padding ──

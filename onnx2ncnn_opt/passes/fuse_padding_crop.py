@@ -14,7 +14,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 @rewrite(
     op("Crop", "crop")(op("Padding", "padding", per_channel_pad_data_size=0)("x")),
     exact=True,
-    kept="padding for whole windows that is cut off again, and shifts of images",
+    purpose="padding for whole windows that is cut off again, and shifts of images",
 )
 def fuse_padding_crop(x: Blob, crop: Layer, padding: Layer) -> Layer | Blob:
     """x ── Padding ── Crop ──   ⇒   x ── Padding, Crop, or nothing ──

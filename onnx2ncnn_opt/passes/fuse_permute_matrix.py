@@ -24,7 +24,7 @@ def _require_rank(blob: Blob, *ranks: int) -> None:
     _GEMM(_SWAP("x"), "other", "c"),
     _GEMM("other", _SWAP("x"), "c"),
     exact=False,
-    kept="one blob less; Gemm reads either way at the same cost",
+    purpose="one blob less; Gemm reads either way at the same cost",
 )
 def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
     """x ── Permute ── Gemm ──   ⇒   x ── Gemm (transA or transB) ──"""
@@ -41,7 +41,7 @@ def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
     return new
 
 
-@rewrite(_SWAP(_GEMM), exact=False, kept="MLP-Mixer and models with channels last; one blob less")
+@rewrite(_SWAP(_GEMM), exact=False, purpose="MLP-Mixer and models with channels last; one blob less")
 def fuse_gemm_permute(gemm: Layer) -> Layer:
     """x ── Gemm ── Permute ──   ⇒   x ── Gemm (output_transpose) ──"""
     _require_rank(gemm.output, 2)
@@ -49,7 +49,7 @@ def fuse_gemm_permute(gemm: Layer) -> Layer:
     return gemm.having(output_transpose=1 - gemm["output_transpose"])
 
 
-@rewrite(op("MatMul", "matmul")("a", _SWAP("b")), exact=False, kept="attention in nets of other converters")
+@rewrite(op("MatMul", "matmul")("a", _SWAP("b")), exact=False, purpose="attention in nets of other converters")
 def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
     """a, b ── Permute ── MatMul ──   ⇒   a, b ── MatMul (transB) ──"""
     _require_rank(b, 2, 3, 4)

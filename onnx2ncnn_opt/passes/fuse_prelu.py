@@ -53,7 +53,7 @@ def _negative_parts() -> Iterator[Op]:
 @rewrite(
     *(_SUM(_RELU("x"), side) for part in _negative_parts() for side in weighted(part)),
     exact=False,
-    kept="PReLU as Keras exports it, and hand-written",
+    purpose="PReLU as Keras exports it, and hand-written",
 )
 def fuse_prelu(
     x: Blob,
@@ -73,7 +73,7 @@ def fuse_prelu(
 @rewrite(
     *(op("BinaryOp", "root", op_type=_MAX, with_scalar=0)("x", side) for side in weighted("x")),
     exact=False,
-    kept="leaky ReLU as TensorFlow exports it, and hand-written",
+    purpose="leaky ReLU as TensorFlow exports it, and hand-written",
 )
 def fuse_leaky_relu(x: Blob, root: Layer, scale: Layer, slopes: Layer | None = None) -> Layer:
     """max(x, x * a)   ⇒   ReLU(x) with the slope a

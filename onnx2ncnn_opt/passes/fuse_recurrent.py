@@ -454,19 +454,19 @@ def _weights(kind: str, link: Linked) -> dict[str, Array]:
     return {name: stored(link.step.hidden.layer, name, array) for name, array in found.items()}
 
 
-@graph_pass(exact=False, kept="loops over cells, from Keras, torch and their exporters' Loop and Scan")
+@graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
 def fuse_lstm(graph: Graph) -> Iterator[Replacement | Miss]:
     """x₁, h₀, c₀ ── gates, products ── h₁, c₁ ── ... ── h, c   ⇒   x, h₀, c₀ ── LSTM ── h, c"""
     yield from _fuse(graph, "LSTM", _lstm_step)
 
 
-@graph_pass(exact=False, kept="loops over cells, from Keras, torch and their exporters' Loop and Scan")
+@graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
 def fuse_gru(graph: Graph) -> Iterator[Replacement | Miss]:
     """x₁, h₀ ── gates, products ── h₁ ── ... ── h   ⇒   x, h₀ ── GRU ── h"""
     yield from _fuse(graph, "GRU", _gru_step)
 
 
-@graph_pass(exact=False, kept="loops over cells, from Keras, torch and their exporters' Loop and Scan")
+@graph_pass(exact=False, purpose="loops over cells, from Keras, torch and their exporters' Loop and Scan")
 def fuse_rnn(graph: Graph) -> Iterator[Replacement | Miss]:
     """x₁, h₀ ── TanH of a sum ── h₁ ── ... ── h   ⇒   x, h₀ ── RNN ── h"""
     yield from _fuse(graph, "RNN", _rnn_step)

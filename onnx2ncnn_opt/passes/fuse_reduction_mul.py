@@ -14,7 +14,7 @@ _SUM, _SUM_OF_SQUARES, _MEAN = 0, 2, 3
 _REDUCTION = op("Reduction", "reduction", operation=frozenset({_SUM, _SUM_OF_SQUARES, _MEAN}))
 
 
-@rewrite(times(_REDUCTION("x"), "by"), exact=False, kept="hand-written means, for what recognises normalisations")
+@rewrite(times(_REDUCTION("x"), "by"), exact=False, purpose="hand-written means, for what recognises normalisations")
 def fuse_reduction_mul(x: Blob, reduction: Layer, by: Layer) -> Layer:
     """x ── Reduction (sum, mean) ── BinaryOp mul (number) ──   ⇒   x ── Reduction (coeff) ──
 

@@ -30,7 +30,7 @@ def _by_lengths() -> Iterator[Op]:
     yield from statistics.over("x", op("Reduction", "squares", operation=_L2, coeff=1.0)("x"))
 
 
-@rewrite(*_by_means(), exact=False, kept="language models")
+@rewrite(*_by_means(), exact=False, purpose="language models")
 def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     """x / sqrt(mean(x * x) + eps)   ⇒   RMSNorm(x)
 
@@ -45,7 +45,7 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     return normalized(x, root, axes[0], mean, offset(eps), 1 / size)
 
 
-@rewrite(*_by_lengths(), exact=False, kept="descriptors and embeddings that are normalised by hand")
+@rewrite(*_by_lengths(), exact=False, purpose="descriptors and embeddings that are normalised by hand")
 def fuse_l2norm(x: Blob, squares: Layer, root: Layer, eps: Layer | None = None) -> Layer:
     """x / sqrt(sum(x * x) + eps), x / L2 norm of x   ⇒   Normalize(x)
 

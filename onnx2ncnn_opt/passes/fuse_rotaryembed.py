@@ -57,7 +57,7 @@ class _Rotation(NamedTuple):
     way_out: Steps
 
 
-@graph_pass(exact=False, kept="language models")
+@graph_pass(exact=False, purpose="language models")
 def fuse_rotaryembed(graph: Graph) -> Iterator[Replacement | Miss]:
     """x * cos + concat(-x2, x1) * sin   ⇒   RotaryEmbed(x, cos, sin)
 

@@ -168,7 +168,7 @@ def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     return layers[-1].outputs[0]
 
 
-@graph_pass(exact=False, kept="one pass less over the queries; the scale costs SDPA nothing")
+@graph_pass(exact=False, purpose="one pass less over the queries; the scale costs SDPA nothing")
 def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
     """SDPA(q * c, k, v)   ⇒   SDPA(q, k, v) with another scale
 

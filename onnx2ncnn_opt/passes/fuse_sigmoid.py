@@ -15,7 +15,7 @@ _ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=_EXP)(minus), "sum", 1.0) for mi
     *(op("UnaryOp", op_type=_RECIPROCAL)(sum) for sum in _ONE_AND_EXP),
     *(op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(sum) for sum in _ONE_AND_EXP),
     exact=False,
-    kept="hand-written sigmoids",
+    purpose="hand-written sigmoids",
 )
 def fuse_sigmoid(x: Blob, sum: Layer) -> Layer:
     """1 / (1 + exp(-x))   ⇒   Sigmoid(x)"""
@@ -25,7 +25,7 @@ def fuse_sigmoid(x: Blob, sum: Layer) -> Layer:
 @rewrite(
     *(op("BinaryOp", op_type=DIV, with_scalar=0)("x", sum) for sum in _ONE_AND_EXP),
     exact=False,
-    kept="hand-written Swish",
+    purpose="hand-written Swish",
 )
 def fuse_swish_of_exp(x: Blob, sum: Layer) -> Layer:
     """x / (1 + exp(-x))   ⇒   Swish(x)"""

@@ -22,7 +22,7 @@ def _forms() -> Iterator[Op]:
     yield from over(exp, op("Reduction", "total", operation=_SUM, coeff=1.0)(exp))
 
 
-@rewrite(*_forms(), exact=False, kept="hand-written attention and class scores")
+@rewrite(*_forms(), exact=False, purpose="hand-written attention and class scores")
 def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
     """exp(x - max(x)) / sum(exp(x - max(x)))   ⇒   Softmax(x)
 
@@ -35,7 +35,7 @@ def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
     return Layer("Softmax", root.name, [x], (), {"axis": axes[0], "fixbug0": 1})
 
 
-@rewrite(op("Softmax", "softmax", fixbug0=1)(_shifted()), exact=False, kept="attention that guards against overflow")
+@rewrite(op("Softmax", "softmax", fixbug0=1)(_shifted()), exact=False, purpose="attention that guards against overflow")
 def eliminate_shift_before_softmax(x: Blob, most: Layer, softmax: Layer) -> Layer:
     """Softmax(x - max(x))   ⇒   Softmax(x)
 

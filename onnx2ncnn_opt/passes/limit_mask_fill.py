@@ -43,7 +43,7 @@ class _Readers:
     fill: float = _FILL
 
 
-@graph_pass(exact=False, kept="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
+@graph_pass(exact=False, purpose="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")
 def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
     """mask * -3.4e38 ── Softmax or SDPA   ⇒   mask * -30000 ── Softmax or SDPA
 

@@ -16,7 +16,7 @@ _UNPACKED = frozenset({"MatMul", "RotaryEmbed", "SDPA"})
 _SMALL = 2**13  # elements of a constant that is made anew in less time than that takes
 
 
-@graph_pass(exact=True, kept="views and masks that every layer of a transformer makes anew")
+@graph_pass(exact=True, purpose="views and masks that every layer of a transformer makes anew")
 def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Layer ── a, x ── Layer ── b   ⇒   x ── Layer ── a, a
 

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _CONCAT = op("Concat", "concat")
 
 
-@rewrite(op("Crop", "crop")(_CONCAT), op("Crop", "crop")(kept(_CONCAT)), exact=True, kept="assignments to slices")
+@rewrite(op("Crop", "crop")(_CONCAT), op("Crop", "crop")(kept(_CONCAT)), exact=True, purpose="assignments to slices")
 def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
     """a, b, c ── Concat ── Crop ──   ⇒   b ── Crop ──, or b itself, or a, b ── Concat ──
 

@@ -65,7 +65,7 @@ class _Edge:
     steps: Steps
 
 
-@graph_pass(exact=False, kept="transformers and models with channels last")
+@graph_pass(exact=False, purpose="transformers and models with channels last")
 def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.passes._views import (
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 
-@graph_pass(exact=True, kept="heads of queries, keys and values that are one Gemm")
+@graph_pass(exact=True, purpose="heads of queries, keys and values that are one Gemm")
 def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
 

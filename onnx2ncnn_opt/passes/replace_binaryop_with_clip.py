@@ -12,7 +12,7 @@ _LARGEST = 3.402823466e38
 @rewrite(
     op("BinaryOp", "binary", op_type=frozenset({_MAX, _MIN}), with_scalar=1)("x"),
     exact=True,
-    kept="clamps as torch.export writes them: a convolution before takes a Clip",
+    purpose="clamps as torch.export writes them: a convolution before takes a Clip",
 )
 def replace_binaryop_with_clip(x: Blob, binary: Layer) -> Layer:
     """x ── BinaryOp max or min (number) ──   ⇒   x ── Clip ──

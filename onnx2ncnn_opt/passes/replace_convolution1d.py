@@ -27,7 +27,7 @@ _RANK = 2  # of a sequence
 Params = dict[str, Any]
 
 
-@graph_pass(exact=False, kept="speech, and series of measurements")
+@graph_pass(exact=False, purpose="speech, and series of measurements")
 def replace_convolution1d(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Convolution1D, ... ──   ⇒   x ── Reshape (c, 1, w) ── Convolution, ... ── Reshape (c, w) ──"""
     order = {layer: i for i, layer in enumerate(graph)}

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _SUM = 1  # of Eltwise
 
 
-@rewrite(op(("Convolution3D", "ConvolutionDepthWise3D"), "layer"), exact=False, kept="video and volumes")
+@rewrite(op(("Convolution3D", "ConvolutionDepthWise3D"), "layer"), exact=False, purpose="video and volumes")
 def replace_convolution3d(layer: Layer) -> list[Layer]:
     """x ── Convolution3D ──   ⇒   x ── Padding ── Reshape ── Crops ── Concat ── Convolution ── Reshape ── Crop ──"""
     require_own_weights(layer)

@@ -16,7 +16,7 @@ def _replace(what: str, picture: str, above: Op) -> Rewrite:
         exact=False,
         name=f"replace_convolution_with_innerproduct_after_{what}",
         summary=f"x ── {picture} ── Convolution ──   ⇒   x ── {picture} ── InnerProduct ──",
-        kept="squeeze-and-excitation in nets of other converters; ncnn gives up convolutions of vectors",
+        purpose="squeeze-and-excitation in nets of other converters; ncnn gives up convolutions of vectors",
     )
     def replace(layer: Layer) -> Layer:
         name = f"Convolution '{layer.name}'"

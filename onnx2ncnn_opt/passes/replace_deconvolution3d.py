@@ -29,7 +29,7 @@ _SAME = (
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom", "pad_front", "pad_behind")
 
 
-@rewrite(op(("Deconvolution3D", "DeconvolutionDepthWise3D"), "layer"), exact=False, kept="decoders of volumes")
+@rewrite(op(("Deconvolution3D", "DeconvolutionDepthWise3D"), "layer"), exact=False, purpose="decoders of volumes")
 def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     """x ── Deconvolution3D ──   ⇒   x ── Padding ── Reshape ── Concat ── Deconvolution ── Permute ── Crop ──"""
     require_own_weights(layer)

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 
 @rewrite(
-    op("PReLU", "prelu")("x"), exact=True, kept="the layer before may take up a ReLU as its activation, but no PReLU"
+    op("PReLU", "prelu")("x"), exact=True, purpose="the layer before may take up a ReLU as its activation, but no PReLU"
 )
 def replace_prelu_with_leaky_relu(prelu: Layer, x: Blob) -> Layer:
     """x ── PReLU (one slope) ──   ⇒   x ── ReLU (slope) ──"""

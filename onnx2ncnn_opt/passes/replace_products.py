@@ -47,7 +47,7 @@ def _has_few_rows(layer: Layer) -> bool:
 @rewrite(
     op("MatMul", "matmul", _is_of_matrix)("x", const("constant")),
     exact=False,
-    kept="nets of other converters, which keep the weights of linear layers as constants",
+    purpose="nets of other converters, which keep the weights of linear layers as constants",
 )
 def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     """x, MemoryData ── MatMul ──   ⇒   x ── Gemm (constant B) ──"""
@@ -65,7 +65,7 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
 @rewrite(
     op("InnerProduct", "product", _has_uneven_rows)("x"),
     exact=False,
-    kept="transformers in nets of onnx2ncnn, and written by hand",
+    purpose="transformers in nets of onnx2ncnn, and written by hand",
 )
 def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
     """x ── InnerProduct (many rows) ──   ⇒   x ── Gemm (constant B) ──"""
@@ -79,7 +79,7 @@ def replace_innerproduct_with_gemm(x: Blob, product: Layer) -> Layer:
     return _gemm(product, x, n, k, product.weights.stored("weight_data"), bias, trans_b=1)
 
 
-@rewrite(op("Gemm", "gemm", _has_few_rows)("x"), exact=False, kept="tokens that come one by one")
+@rewrite(op("Gemm", "gemm", _has_few_rows)("x"), exact=False, purpose="tokens that come one by one")
 def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
     """x ── Gemm (constant B, up to 4 rows) ──   ⇒   x ── InnerProduct ──"""
     _, inputs = _matrix(x)

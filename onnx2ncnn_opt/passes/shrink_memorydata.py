@@ -15,7 +15,7 @@ _PACK = 4  # slices of the outermost axis that ncnn packs, where their number al
 _SHORT = 32  # elements of a row, with which a BinaryOp that broadcasts is as fast as one that does not
 
 
-@graph_pass(exact=False, kept="slopes and masks that exporters store in the full size")
+@graph_pass(exact=False, purpose="slopes and masks that exporters store in the full size")
 def shrink_memorydata(graph: Graph) -> Iterator[Replacement | Miss]:
     """x, MemoryData (equal slices) ── BinaryOp (MatMul, SDPA) ──   ⇒   x, MemoryData (one slice) ── BinaryOp ──
 

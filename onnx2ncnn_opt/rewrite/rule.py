@@ -31,9 +31,9 @@ class Rewrite:
     The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
     It returns a Layer without outputs, which takes over the root's output; a Blob, which is used instead of the root's
     output (a sequence of Blobs for a root with several outputs); or a sequence of Layers, the last of which takes over
-    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results. `kept`
-    says what it is for where that is not seen in the models and numbers of docs/passes.md. `covers` are the names that
-    ncnnoptimize has for parts of it; ``--skip`` and ``--only`` take them for the whole.
+    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results.
+    `purpose` says why the pass exists, where the models and numbers of docs/passes.md do not show it. `covers` are the
+    names that ncnnoptimize has for parts of it; ``--skip`` and ``--only`` take them for the whole.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Rewrite:
     exact: bool
     patterns: tuple[Op, ...]
     function: Callable[..., Result]
-    kept: str = ""
+    purpose: str = ""
     covers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class GraphPass:
     summary: str
     exact: bool
     function: Callable[[Graph], Iterator[Replacement | Miss]]
-    kept: str = ""
+    purpose: str = ""
     covers: tuple[str, ...] = ()
 
     def sweep(self, graph: Graph) -> Iterator[Replacement | Miss]:
@@ -158,24 +158,24 @@ def is_foreign(p: Pass) -> bool:
 
 
 def rewrite(
-    *patterns: Op, exact: bool, name: str = "", summary: str = "", kept: str = "", covers: Iterable[str] = ()
+    *patterns: Op, exact: bool, name: str = "", summary: str = "", purpose: str = "", covers: Iterable[str] = ()
 ) -> Callable[[Callable[..., Result]], Rewrite]:
     """Make a Rewrite of a function; its name and the first line of its docstring serve where none are given."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
         told = summary or _first_line(function)
-        return Rewrite(name or function.__name__, told, exact, patterns, function, kept, tuple(covers))
+        return Rewrite(name or function.__name__, told, exact, patterns, function, purpose, tuple(covers))
 
     return decorate
 
 
 def graph_pass(
-    *, exact: bool, kept: str = ""
+    *, exact: bool, purpose: str = ""
 ) -> Callable[[Callable[[Graph], Iterator[Replacement | Miss]]], GraphPass]:
     """Make a GraphPass of a generator function."""
 
     def decorate(function: Callable[[Graph], Iterator[Replacement | Miss]]) -> GraphPass:
-        return GraphPass(function.__name__, _first_line(function), exact, function, kept)
+        return GraphPass(function.__name__, _first_line(function), exact, function, purpose)
 
     return decorate
 

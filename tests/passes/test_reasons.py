@@ -20,7 +20,7 @@ FIRINGS = dict(line.split("\t")[:2] for line in (FIXTURES / "firings.tsv").read_
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
 def test_a_pass_finds_something_in_models_or_says_what_it_is_for(p: Pass) -> None:
-    assert p.kept or FIRINGS.get(p.name, "-") != "-", "say kept=..., or run scripts/count_passes.py"
+    assert p.purpose or FIRINGS.get(p.name, "-") != "-", "say purpose=..., or run scripts/count_passes.py"
 
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
