@@ -18,8 +18,8 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, arithmetic, binary
+from onnx2ncnn_opt.onnx.ops.gather_slices import picked, picked_together
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
-from onnx2ncnn_opt.onnx.ops.progression import picked, picked_together
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op

@@ -1,4 +1,4 @@
-"""Operators that carry a state from one call, or one step, to the next."""
+"""LinearAttention and CausalConvWithState: operators that carry a state from one step, or call, to the next."""
 
 from __future__ import annotations
 

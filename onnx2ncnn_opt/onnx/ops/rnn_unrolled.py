@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN step by step, for what ncnn's layers do not have.
 
-That is weights that are calculated, GRU's reset gate before the product, peepholes, other activations, clipped gates,
-and sequences that end early. Every step is written out, so that there may not be many of them.
+That is weights that are computed at run time, GRU's reset gate before the product, peepholes, other activations,
+clipped gates, and sequences that end early. Every step is unrolled, so the number of steps has a limit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from onnx2ncnn_opt.onnx.ops.activation import (
 )
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, RSUB, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
+from onnx2ncnn_opt.onnx.ops.linear_attention import MOST_STEPS
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
 from onnx2ncnn_opt.onnx.ops.shape import concat, split2
-from onnx2ncnn_opt.onnx.ops.state import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _Function = Callable[..., Value]

@@ -1,10 +1,10 @@
-"""The largest numbers in order: TopK.
+"""TopK: the largest or smallest elements, in order.
 
-ncnn does not sort. Few numbers are found in rounds, each of which takes the first of the largest away. For more of
-them, where a number would stand is how many others come before it: all that are larger, and of equal ones those to the
-left; for an axis of n elements that is n times n comparisons.
+ncnn does not sort. A few numbers are found in rounds: each round takes the first of the largest and removes it. For
+more of them, an element's rank is the number of elements that come before it: all larger ones, and equal ones to its
+left. For an axis of n elements that is n * n comparisons.
 
-What becomes of NaN follows from nothing in ONNX Runtime either: it may be among the largest and the smallest numbers.
+The rank of NaN is undefined, as in ONNX Runtime: it may be among the largest or the smallest numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Picking elements by indices that are known up to open sizes: ranges, which are Crops, and single ones."""
+"""Gather by indices that only dynamic dimensions leave open: ranges, which are Crops, and single elements."""
 
 from __future__ import annotations
 
