@@ -21,7 +21,7 @@ from onnx2ncnn_opt.onnx.exported import exported
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.optimize import infer_net
-from onnx2ncnn_opt.param.files import read_graph
+from onnx2ncnn_opt.param.files import bin_beside, read_graph
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
         raise UsageError("sizes of a net's inputs are numbers")
     graph = read_graph(path, plugins.layer_types())
     infer_net(graph, numbers)
-    weights = path.with_name(path.name.removesuffix(".bin").removesuffix(".param") + ".bin")
+    weights = bin_beside(path)
     return Inspection(
         file=os.fspath(path),
         format="param",

@@ -12,6 +12,7 @@ import click
 from onnx2ncnn_opt import __version__
 from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.deferred import defer_imports
+from onnx2ncnn_opt.cli.diff import diff
 from onnx2ncnn_opt.cli.inspect import inspect
 from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
@@ -34,7 +35,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, optimize, verify, inspect, passes, ops):
+for _command in (convert, optimize, verify, diff, inspect, passes, ops):
     cli.add_command(_command)
 
 

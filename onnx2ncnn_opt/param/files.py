@@ -54,6 +54,12 @@ def read_graph(param_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) ->
     return (parse_param_bin if is_param_bin(data) else parse_param)(data, file=file, types=types).graph
 
 
+def bin_beside(param: PathLike) -> Path:
+    """The .bin that belongs to NET.param or NET.param.bin by its name: NET.bin."""
+    path = Path(param)
+    return path.with_name(path.name.removesuffix(".bin").removesuffix(".param") + ".bin")
+
+
 def _read(path: PathLike) -> bytes:
     try:
         size = os.path.getsize(path)

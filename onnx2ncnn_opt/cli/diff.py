@@ -1,0 +1,46 @@
+"""``onnx2ncnn-opt diff``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE
+from onnx2ncnn_opt.errors import ConversionError, UsageError
+
+
+@click.command(short_help="What changed between two nets.")
+@click.argument("a", type=EXISTING_FILE, metavar="A.param")
+@click.argument("b", type=EXISTING_FILE, metavar="B.param")
+@click.option(
+    "--bins",
+    type=(EXISTING_FILE, EXISTING_FILE),
+    metavar="A.bin B.bin",
+    help="The weights of both.  [default: A.bin and B.bin beside them]",
+)
+@click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.difference.NetDiff`.")
+def diff(a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...], as_json: bool) -> None:
+    """Say which layers, parameters and weights differ between two ncnn nets, whoever made them.
+
+    Layers are matched by what they are and where they stand in the data flow, not by name. Exit codes: 0 the nets are
+    equal, 1 they differ, 2 trouble.
+    """
+    from onnx2ncnn_opt import difference
+    from onnx2ncnn_opt.report.console import show
+    from onnx2ncnn_opt.report.difference import difference_blocks
+
+    try:
+        found = difference.diff(a, b, bins, custom=custom)
+    except ConversionError as error:  # whose exit code would say that the nets differ
+        raise UsageError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({"format_version": 1, "equal": found.equal, **asdict(found)}, indent=1))
+    else:
+        show(difference_blocks(asdict(found), equal=found.equal), sys.stdout)
+    if not found.equal:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,249 @@
+"""What changed between two nets: layers, parameters, weights and what reads what; names aside, and nothing is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.correspondence import corresponding, digest, parameters, plain_value
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.ir.weight import Weight
+from onnx2ncnn_opt.param.files import PathLike, bin_beside, read_net
+from onnx2ncnn_opt.rewrite.events import LayerRef, refs
+
+
+@dataclass(frozen=True)
+class ParamChange:
+    """A parameter of a layer, by ncnn's name (its number where the type is not known); None where it is not there."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight as a .bin has it: its number of elements, how they are stored, and the SHA-256 of that."""
+
+    elements: int
+    encoding: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class WeightChange:
+    """A weight of a layer, None where the layer has none of that name.
+
+    `max_abs` is the largest difference of two elements, `largest` the largest absolute value before; both are None
+    where there are not as many elements, or none of them is a finite number on both sides. `not_finite` counts the
+    elements that are NaN or infinite on one side, and something else on the other.
+    """
+
+    name: str
+    before: StoredWeight | None
+    after: StoredWeight | None
+    max_abs: float | None = None
+    largest: float | None = None
+    not_finite: int = 0
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """An input of a layer that another layer gives; None where there is none. `output` is which of its outputs."""
+
+    index: int
+    before: LayerRef | None
+    before_output: int
+    after: LayerRef | None
+    after_output: int
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """An output of a layer that is an output of one net only; None in the other."""
+
+    index: int
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """A layer that both nets have, and what is different about it."""
+
+    before: LayerRef
+    after: LayerRef
+    params: tuple[ParamChange, ...]
+    weights: tuple[WeightChange, ...]
+    inputs: tuple[InputChange, ...]
+    outputs: tuple[OutputChange, ...]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """An input or output of the net (`kind`) that is called otherwise."""
+
+    kind: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class NetDiff:
+    """What changed from net `a` to net `b`.
+
+    `layers` are counts, without Splits. `gone` are layers of `a` alone, `added` of `b` alone, `changed` those of both
+    that differ. `renamed` are inputs and outputs with other names, which make no net a different one.
+    """
+
+    a: str
+    b: str
+    layers: tuple[int, int]
+    gone: tuple[LayerRef, ...]
+    added: tuple[LayerRef, ...]
+    changed: tuple[LayerChange, ...]
+    renamed: tuple[Renamed, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both nets are the same, names aside."""
+        return not (self.gone or self.added or self.changed)
+
+
+def diff(
+    a: PathLike,
+    b: PathLike,
+    bins: tuple[PathLike, PathLike] | None = None,
+    *,
+    custom: Iterable[str | LayerSpec] = (),
+) -> NetDiff:
+    """Compare two nets, whose .param files may be text or binary.
+
+    `bins` are their weights, by default NET.bin beside NET.param. `custom` declares layers that ncnn does not have, see
+    `ir.custom.custom_layer`.
+
+    Raises ParamError, BinError and UsageError for files that are broken or not there.
+    """
+    types = plugins.layer_types(custom)
+    graphs = [
+        _graph(param, bin, types) for param, bin in zip((a, b), bins or (bin_beside(a), bin_beside(b)), strict=True)
+    ]
+    return diff_graphs(*graphs, names=(os.fspath(a), os.fspath(b)))
+
+
+def _graph(param: PathLike, bin: PathLike, types: Mapping[str, LayerSpec]) -> Graph:
+    if not Path(bin).is_file():
+        raise UsageError(f"{os.fspath(param)}: there are no weights at {os.fspath(bin)}; give both nets' with --bins")
+    return read_net(param, bin, types).graph
+
+
+def diff_graphs(a: Graph, b: Graph, *, names: tuple[str, str] = ("", "")) -> NetDiff:
+    """As `diff`, for nets in memory; `names` are what the result calls them."""
+    pairs = corresponding(a, b)
+    found = set(pairs.values())
+    changes = (_change(x, y, pairs) for x, y in pairs.items())
+    order = {layer: number for number, layer in enumerate(a)}
+    return NetDiff(
+        *names,
+        layers=(len(a), len(b)),
+        gone=refs(tuple(layer for layer in a if layer not in pairs)),
+        added=refs(tuple(layer for layer in b if layer not in found)),
+        changed=tuple(
+            change
+            for _, change in sorted(zip((order[x] for x in pairs), changes, strict=True), key=lambda both: both[0])
+            if change.params or change.weights or change.inputs or change.outputs
+        ),
+        renamed=tuple(_renamed(pairs)),
+    )
+
+
+def _change(x: Layer, y: Layer, pairs: Mapping[Layer, Layer]) -> LayerChange:
+    before, after = refs((x, y))
+    return LayerChange(
+        before, after, tuple(_params(x, y)), tuple(_weights(x, y)), tuple(_inputs(x, y, pairs)), tuple(_outputs(x, y))
+    )
+
+
+def _params(x: Layer, y: Layer) -> Iterator[ParamChange]:
+    for name in {**parameters(x), **parameters(y)}:
+        before, after = (_param(layer, name) for layer in (x, y))
+        if before != after:
+            yield ParamChange(name, before, after)
+
+
+def _param(layer: Layer, name: str) -> Any:
+    """The value as ncnn takes it, the default included where the type is known."""
+    if layer.spec is not None and name in layer.spec.by_name:
+        return plain_value(layer, name, layer[name])
+    return parameters(layer).get(name)
+
+
+def _weights(x: Layer, y: Layer) -> Iterator[WeightChange]:
+    for name in dict.fromkeys((*x.weights, *y.weights)):
+        before, after = (layer.weights.stored(name) if name in layer.weights else None for layer in (x, y))
+        if before is None or after is None:
+            yield WeightChange(name, _stored(before), _stored(after))
+        elif not before.same_bits(after):
+            yield WeightChange(name, _stored(before), _stored(after), *_distance(before, after))
+
+
+def _stored(weight: Weight | None) -> StoredWeight | None:
+    return None if weight is None else StoredWeight(weight.data.size, weight.encoding.value, digest(weight))
+
+
+def _distance(before: Weight, after: Weight) -> tuple[float | None, float | None, int]:
+    if before.data.size != after.data.size:
+        return None, None, 0
+    x, y = (weight.array.reshape(-1) for weight in (before, after))
+    finite = np.isfinite(x) & np.isfinite(y)
+    one_sided = int((~finite & (x != y) & ~(np.isnan(x) & np.isnan(y))).sum())
+    if not finite.any():
+        return None, None, one_sided
+    x, y = x[finite].astype(np.float64), y[finite].astype(np.float64)
+    return float(np.abs(x - y).max()), float(np.abs(x).max()), one_sided
+
+
+def _inputs(x: Layer, y: Layer, pairs: Mapping[Layer, Layer]) -> Iterator[InputChange]:
+    for index, (mine, theirs) in enumerate(zip_longest(x.inputs, y.inputs)):
+        before, after = _source(mine), _source(theirs)
+        if before and after and pairs.get(before[0]) is after[0] and before[1] == after[1]:
+            continue
+        yield InputChange(
+            index,
+            refs((before[0],))[0] if before else None,
+            before[1] if before else 0,
+            refs((after[0],))[0] if after else None,
+            after[1] if after else 0,
+        )
+
+
+def _source(blob: Blob | None) -> tuple[Layer, int] | None:
+    if blob is None or blob.producer is None:
+        return None
+    return blob.producer, blob.producer.outputs.index(blob)
+
+
+def _outputs(x: Layer, y: Layer) -> Iterator[OutputChange]:
+    for index, (mine, theirs) in enumerate(zip_longest(x.outputs, y.outputs)):
+        before, after = (blob.name if blob is not None and blob.is_output else None for blob in (mine, theirs))
+        if (before is None) != (after is None):
+            yield OutputChange(index, before, after)
+
+
+def _renamed(pairs: Mapping[Layer, Layer]) -> Iterator[Renamed]:
+    for x, y in pairs.items():
+        for mine, theirs in zip(x.outputs, y.outputs, strict=False):
+            if mine.name != theirs.name:
+                if mine.is_input and theirs.is_input:
+                    yield Renamed("input", mine.name, theirs.name)
+                elif mine.is_output and theirs.is_output:
+                    yield Renamed("output", mine.name, theirs.name)

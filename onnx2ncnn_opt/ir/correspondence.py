@@ -1,0 +1,226 @@
+"""Which layers of two graphs are the same: by what they are and where they stand in the data flow, names aside."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import Weight
+
+_BLOCK = 2  # so many layers in a row are no accident
+Key = Callable[[Layer], Hashable]
+
+
+def corresponding(a: Graph, b: Graph) -> dict[Layer, Layer]:
+    """The layer of `b` for each layer of `a` that has one, of the same type.
+
+    1. Layers that are equal with all that leads to them, or all that follows from them.
+    2. Layers whose parameters and weights occur once in either graph.
+    3. Readers and producers of what is paired, equal ones first, then those of equal parameters, then of equal type.
+    4. Rows of layers of equal parameters, in the order of the graphs.
+    """
+    return _Pairing(a, b).run()
+
+
+def parameters(layer: Layer) -> dict[str, Any]:
+    """A layer's parameters without those that are the default: floats as float32, arrays as tuples."""
+    plain = layer.having().without_defaults().params
+    return {str(name): plain_value(layer, name, value) for name, value in plain.items()}
+
+
+def plain_value(layer: Layer, name: str | int, value: Any) -> Any:
+    """A parameter's value as a file would give it back."""
+    param = layer.spec.by_name.get(name) if layer.spec and isinstance(name, str) else None
+    is_float = param is not None and param.kind.startswith("float")
+
+    def plain(item: Any) -> Any:
+        return float(np.float32(item)) if is_float or isinstance(item, (float, np.floating)) else item
+
+    return tuple(map(plain, value)) if isinstance(value, (tuple, list, np.ndarray)) else plain(value)
+
+
+def digest(weight: Weight) -> str:
+    """The SHA-256 of a weight as it is stored, its encoding included."""
+    found = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
+    for part in (weight.table, weight.data):
+        if part is not None:
+            found.update(np.ascontiguousarray(part).view(np.uint8).data)
+    return found.hexdigest()
+
+
+class _Pairing:
+    def __init__(self, a: Graph, b: Graph) -> None:
+        self.a, self.b = a, b
+        self.pairs: dict[Layer, Layer] = {}
+        self.taken: set[Layer] = set()
+        self.numbers: dict[Hashable, int] = {}
+        self.structure: dict[Layer, int] = {}
+        self.own: dict[Layer, int] = {}
+        for layer in (*a, *b):
+            structure = (layer.type, frozenset(parameters(layer).items()))
+            weights = tuple((name, digest(weight)) for name, weight in layer.weights.stored_items())
+            self.structure[layer] = self.number(structure)
+            self.own[layer] = self.number((structure, weights))
+
+    def run(self) -> dict[Layer, Layer]:
+        labels = _input_labels(self.a, self.b)
+        up = {**self.upwards(self.a, labels), **self.upwards(self.b, labels)}
+        down = {**self.downwards(self.a), **self.downwards(self.b)}
+        self.pair_groups(lambda layer: (up[layer], down[layer]))
+        self.pair_groups(up.__getitem__)
+        self.pair_groups(down.__getitem__)
+        self.pair_unique()
+        self.pair_outputs()
+        self.spread(self.own.__getitem__)
+        self.spread(self.structure.__getitem__)
+        self.pair_rows(_BLOCK)
+        self.spread(self.structure.__getitem__)
+        self.spread(lambda layer: layer.type)
+        self.pair_rows(1)
+        self.spread(lambda layer: layer.type)
+        return self.pairs
+
+    def number(self, key: Hashable) -> int:
+        """A small number for a key, the same for equal ones."""
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def upwards(self, graph: Graph, labels: Mapping[Blob, Hashable]) -> dict[Layer, int]:
+        """A number for each layer, equal where all that leads to it is."""
+        found: dict[Layer, int] = {}
+        for layer in graph:
+            if layer.type == "Input":
+                found[layer] = self.number(("input", tuple(labels[blob] for blob in layer.outputs)))
+                continue
+            reads = tuple((found[blob.producer], _position(blob)) for blob in layer.inputs if blob.producer)
+            found[layer] = self.number(("up", self.own[layer], reads))
+        return found
+
+    def downwards(self, graph: Graph) -> dict[Layer, int]:
+        """A number for each layer, equal where all that follows from it is."""
+        found: dict[Layer, int] = {}
+        for layer in reversed(graph):
+            uses = tuple(
+                (blob.is_output, tuple(sorted((found[user], slot) for user, slot in _readers(blob))))
+                for blob in layer.outputs
+            )
+            found[layer] = self.number(("down", self.own[layer], uses))
+        return found
+
+    def pair(self, x: Layer, y: Layer) -> None:
+        self.pairs[x] = y
+        self.taken.add(y)
+
+    def left(self) -> tuple[list[Layer], list[Layer]]:
+        return [x for x in self.a if x not in self.pairs], [y for y in self.b if y not in self.taken]
+
+    def pair_groups(self, key: Key) -> None:
+        """Pair what is left of equal keys, in order, where either graph has as many."""
+        mine, theirs = (_grouped(layers, key) for layers in self.left())
+        for value, group in mine.items():
+            self.pair_all(group, theirs.get(value, []))
+
+    def pair_unique(self) -> None:
+        """Pair layers with weights that occur once."""
+        mine, theirs = (_grouped(layers, self.own.__getitem__) for layers in self.left())
+        for value, (x, *more) in mine.items():
+            if not more and len(x.weights) and len(theirs.get(value, ())) == 1:
+                self.pair(x, theirs[value][0])
+
+    def pair_outputs(self) -> None:
+        """Pair producers of outputs: by name, the others in order."""
+        for x, y in _public_pairs(self.a.outputs, self.b.outputs):
+            self.pair_producers(x, y, lambda layer: layer.type)
+
+    def pair_producers(self, x: Blob, y: Blob, key: Key) -> list[Layer]:
+        p, q = x.producer, y.producer
+        assert p is not None
+        assert q is not None
+        if p in self.pairs or q in self.taken or p.type != q.type or key(p) != key(q) or _position(x) != _position(y):
+            return []
+        self.pair(p, q)
+        return [p]
+
+    def pair_all(self, mine: Sequence[Layer], theirs: Sequence[Layer]) -> list[Layer]:
+        """Pair layers of one kind, if they are as many: by name, the others in order."""
+        if len(mine) != len(theirs):
+            return []
+        named = {y.name: y for y in theirs}
+        same = [(x, named[x.name]) for x in mine if x.name in named]
+        found = {x for x, _ in same}
+        used = {y for _, y in same}
+        rest = zip((x for x in mine if x not in found), (y for y in theirs if y not in used), strict=False)
+        for x, y in (*same, *rest):
+            self.pair(x, y)
+        return list(mine)
+
+    def spread(self, key: Key) -> None:
+        """From pairs to the layers that they read, and that read them, as long as these are of equal keys."""
+        queue = deque(self.pairs)
+        while queue:
+            x = queue.popleft()
+            y = self.pairs[x]
+            for mine, theirs in zip(x.inputs, y.inputs, strict=False):
+                queue.extend(self.pair_producers(mine, theirs, key))
+            for mine, theirs in zip(x.outputs, y.outputs, strict=False):
+                readers = _grouped_readers(mine, key, self.pairs)
+                others = _grouped_readers(theirs, key, self.taken)
+                for value, group in readers.items():
+                    queue.extend(self.pair_all(group, others.get(value, [])))
+
+    def pair_rows(self, least: int) -> None:
+        """Pair rows of at least so many layers of equal structure among those that are left."""
+        mine, theirs = self.left()
+        rows = SequenceMatcher(
+            None, [self.structure[layer] for layer in mine], [self.structure[layer] for layer in theirs], autojunk=False
+        )
+        for block in rows.get_matching_blocks():
+            if block.size >= least:
+                for x, y in zip(mine[block.a : block.a + block.size], theirs[block.b :], strict=False):
+                    self.pair(x, y)
+
+
+def _input_labels(a: Graph, b: Graph) -> dict[Blob, Hashable]:
+    labels: dict[Blob, Hashable] = {blob: (number, blob.name) for number, g in enumerate((a, b)) for blob in g.inputs}
+    for number, (x, y) in enumerate(_public_pairs(a.inputs, b.inputs)):
+        labels[x] = labels[y] = number
+    return labels
+
+
+def _public_pairs(mine: Sequence[Blob], theirs: Sequence[Blob]) -> Iterable[tuple[Blob, Blob]]:
+    """Inputs or outputs that belong together: equal names, and the others in order."""
+    named, known = {blob.name: blob for blob in theirs}, {blob.name for blob in mine}
+    yield from ((blob, named[blob.name]) for blob in mine if blob.name in named)
+    rest = [blob for blob in mine if blob.name not in named], [blob for blob in theirs if blob.name not in known]
+    yield from zip(*rest, strict=False)
+
+
+def _position(blob: Blob) -> int:
+    assert blob.producer is not None
+    return blob.producer.outputs.index(blob)
+
+
+def _readers(blob: Blob) -> Iterator[tuple[Layer, int]]:
+    for user in blob.users:
+        yield from ((user, slot) for slot, read in enumerate(user.inputs) if read is blob)
+
+
+def _grouped(layers: Iterable[Layer], key: Key) -> dict[Hashable, list[Layer]]:
+    groups: dict[Hashable, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        groups[key(layer)].append(layer)
+    return groups
+
+
+def _grouped_readers(blob: Blob, key: Key, taken: Container[Layer]) -> dict[Hashable, list[Layer]]:
+    """Readers of a blob that are not paired, by their type, key and which of their inputs it is."""
+    groups: dict[Hashable, list[Layer]] = defaultdict(list)
+    for user, slot in _readers(blob):
+        if user not in taken and slot == user.inputs.index(blob):
+            groups[user.type, key(user), slot].append(user)
+    return groups
