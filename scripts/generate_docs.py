@@ -35,14 +35,14 @@ def passes_page() -> str:
         rows.append((name, p.summary, "yes" if p.exact else "", nets, *times, p.purpose))
     return _page(
         "Passes",
-        f"The {len(PASSES)} passes in the order in which they take their turns; [pipeline.md](pipeline.md) says why "
-        "this order. What is bit-equal gives the same bits in ncnn before and after; the others calculate in another "
-        "order, and agree but for rounding. The tests run the cases behind each name in ncnn.\n\n"
-        "*Nets* counts those in which a pass finds something: of fixtures/models, of a zoo of torchvision, timm and "
-        "transformers, and of what pnnx makes of that zoo (`scripts/count_passes.py`). The times are those of ncnn on "
-        "one thread of a CPU, after / before (`scripts/measure_passes.py`): of a whole net with all passes and with "
-        "all but this one, and of the pass's own net in fixtures/pass_nets.md. *For* says what a pass is good for "
-        "where it finds nothing in those nets, or gains nothing on a CPU.",
+        f"The {len(PASSES)} passes in the order in which they run; [pipeline.md](pipeline.md) explains the order. A "
+        "bit-equal pass gives the same bits in ncnn before and after; the others compute in another order, and differ "
+        "by rounding. Each name links to test cases that run in ncnn.\n\n"
+        "*Nets* counts the nets in which a pass finds something: in fixtures/models, in a zoo of torchvision, timm and "
+        "transformers, and in pnnx's nets of that zoo (`scripts/count_passes.py`). The times are ncnn's on one thread "
+        "of a CPU, after / before (`scripts/measure_passes.py`): for a whole net with all passes and with all but this "
+        "one, and for the pass's own net in fixtures/pass_nets.md. *For* says why a pass exists that finds nothing in "
+        "those nets, or gains nothing on a CPU.",
         ("pass", "what it does", "bit-equal", "nets", "whole net", "alone", "for"),
         rows,
     )
@@ -62,22 +62,21 @@ def ops_page() -> str:
     refused, (peer, judged) = refusals(), pnnx_outcomes()
     for versions in operators:
         for op in versions:
-            calculated = [f"calculated {', '.join(names)}"] if (names := constant_inputs(op)) else []
+            computed = [f"{', '.join(names)} computed at run time"] if (names := constant_inputs(op)) else []
             is_newest = op is versions[-1]
-            reasons = [*calculated, *(refused.get(op.qualified_name, []) if is_newest else [])]
+            reasons = [*computed, *(refused.get(op.qualified_name, []) if is_newest else [])]
             outcome = judged.get(op.qualified_name, "") if is_newest else ""
             name, integers = f"`{op.qualified_name}`", "yes" if op.integers else ""
             rows.append((name, str(op.since), op.summary, integers, "; ".join(reasons), outcome))
     return _page(
         "Operators",
-        f"The {len(operators)} ONNX operators that can be converted, from which opset on, and what they become. An "
-        "operator is read by the newest entry that the model's opset reaches. Operators of constants are calculated "
-        "during the conversion, listed here or not. Integers and booleans can be computed at run time only where that "
-        "is said. What an operator cannot do in ncnn is refused with the reason: *refused* has the inputs that must be "
-        "constant, and the reasons that the cases of [fixtures/ops](../fixtures/ops) and of ONNX's conformance suite "
-        f"([conformance.tsv](../fixtures/conformance.tsv)) meet. *{peer}* is what pnnx makes of some of the suite's "
-        "cases for the operator: nets that are right, that are wrong, or none that ncnn loads "
-        "([pnnx_ops.tsv](../fixtures/pnnx_ops.tsv)).",
+        f"The {len(operators)} ONNX operators that can be converted, their opsets, and their layers. Of several "
+        "entries for an operator, the newest one that is not above the model's opset applies. Operators of constants "
+        "are computed during the conversion, whether they are in this table or not. *integers* says whether integers "
+        "and booleans can be computed at run time. *refused* lists inputs that must be constant, and the reasons for "
+        "refusals in [fixtures/ops](../fixtures/ops) and in ONNX's conformance suite "
+        f"([conformance.tsv](../fixtures/conformance.tsv)). *{peer}* is pnnx's result for some of the suite's cases: "
+        "right, wrong, or no net that ncnn loads ([pnnx_ops.tsv](../fixtures/pnnx_ops.tsv)).",
         ("operator", "from opset", "in ncnn", "integers", "refused", peer),
         rows,
     )
