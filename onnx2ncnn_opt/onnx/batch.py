@@ -1,41 +1,35 @@
 """Which axis of each graph input is the batch: solved once, backwards from the operators that have one.
 
 An importer registered with ``batch=k`` says that axis k of its first input is a batch. From there the axis is followed
-up through operators that keep axes apart, to the graph inputs. What comes out only decides how inputs are handed over
-(dims or batch count of the Mat); whatever else the graph does with the axis stays right, since every tensor's view
-knows where its axes are.
+up to the graph inputs, through operators registered with ``axes="same"``, and through Reshape and its kin where the
+axis surely stays. What comes out only decides how inputs are handed over (dims or batch count of the Mat); whatever
+else the graph does with the axis stays right, since every tensor's view knows where its axes are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.load import LoadedModel
-from onnx2ncnn_opt.onnx.registry import find
+from onnx2ncnn_opt.onnx.registry import find, traits_of
 
-# Operators whose output axes are their inputs' axes, for operands of one rank.
-_SAME_AXES = frozenset(
-    {
-        *("Abs", "Add", "Cast", "Ceil", "Clip", "Concat", "Div", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu"),
-        *("HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "LogSoftmax", "Max", "Mean", "Min", "Mish"),
-        *("Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Slice"),
-        *("Softmax", "Softplus", "Split", "Sqrt", "Sub", "Sum", "Tanh"),
-    }
-)
+Size = int | onnx_ir.SymbolicDim
 
 
 def batch_axes(model: LoadedModel) -> dict[str, int]:
     """The batch axis of each graph input of which the operators tell it."""
-    inputs = {info.name: len(info.shape) for info in model.inputs}
     found: dict[str, int] = {}
     for node in model.graph:
         op = find(node.domain, node.op_type, model.opsets.get(node.domain, 1))
         if op is not None and op.batch is not None and node.inputs:
-            _follow(node.inputs[0], op.batch, inputs, found)
+            _follow(node.inputs[0], op.batch, model, found)
     return found
 
 
-def _follow(value: onnx_ir.Value | None, axis: int, inputs: dict[str, int], found: dict[str, int]) -> None:
+def _follow(value: onnx_ir.Value | None, axis: int, model: LoadedModel, found: dict[str, int]) -> None:
+    inputs = {info.name: len(info.shape) for info in model.inputs}
     pending = [(value, axis)]
     seen: set[tuple[onnx_ir.Value, int]] = set()
     while pending:
@@ -44,10 +38,78 @@ def _follow(value: onnx_ir.Value | None, axis: int, inputs: dict[str, int], foun
             continue
         seen.add((value, axis))
         node = value.producer()
-        if node is None:
-            if value.name in inputs and axis < inputs[value.name] > 1:
-                found.setdefault(value.name, axis)
-        elif node.op_type in _SAME_AXES:
-            pending.extend((operand, axis) for operand in node.inputs if operand is not None)
-        elif node.op_type == "Transpose" and "perm" in node.attributes:
-            pending.append((node.inputs[0], node.attributes["perm"].as_ints()[axis]))
+        if node is not None:
+            pending.extend(_sources(node, value, axis, model))
+        elif value.name in inputs and axis < inputs[value.name] > 1:
+            found.setdefault(value.name, axis)
+
+
+def _sources(
+    node: onnx_ir.Node, value: onnx_ir.Value, axis: int, model: LoadedModel
+) -> Iterator[tuple[onnx_ir.Value, int]]:
+    """The inputs of a node that have an axis of its output, and as which of theirs."""
+    first = node.inputs[0] if node.inputs else None
+    if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes == "same":
+        for operand in node.inputs:
+            if operand is not None and (at := axis - _missing_axes(operand, node)) >= 0:
+                yield operand, at
+    elif first is not None and node.domain == "" and (at_first := _axis_before(node, first, value, axis)) is not None:
+        yield first, at_first
+
+
+def _missing_axes(operand: onnx_ir.Value, node: onnx_ir.Node) -> int:
+    """How many axes broadcasting puts before those of an operand; none where nothing tells."""
+    ranks = [
+        len(value.shape) for value in (*node.inputs, *node.outputs) if value is not None and value.shape is not None
+    ]
+    return 0 if operand.shape is None else max(ranks) - len(operand.shape)
+
+
+def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    """The axis of x that becomes this one of y, where the node moves or regroups axes and leaves this one whole."""
+    if node.op_type == "Transpose":
+        return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
+    if node.op_type == "Flatten" and node.attributes.get_int("axis", 1) == 1 and axis == 0:
+        return 0
+    if node.op_type not in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
+        return None
+    before, after = (None if value.shape is None else list(value.shape) for value in (x, y))
+    if node.op_type == "Reshape" and (target := _constant(node.inputs[1])):
+        copies = not node.attributes.get_int("allowzero", 0)
+        if copies and not any(target[: axis + 1]):
+            return axis
+        if before is not None:
+            after = [before[at] if size == 0 and copies else size for at, size in enumerate(target)]
+    axes = _constant_axes(node)
+    if axes and min(axes) < 0 and before is not None:
+        rank = len(before) + (len(axes) if node.op_type == "Unsqueeze" else 0)
+        axes = [at % rank for at in axes]
+    if axes and min(axes) >= 0:
+        if node.op_type == "Unsqueeze":
+            return None if axis in axes else axis - sum(at < axis for at in axes)
+        return [at for at in range(len(axes) + axis + 1) if at not in axes][axis]
+    return None if before is None or after is None else _axis_of_same_size(before, after, axis)
+
+
+def _axis_of_same_size(before: Sequence[Size], after: Sequence[Size], axis: int) -> int | None:
+    """The axis as large as this one of what comes of it, where the sizes before it are the same but for ones."""
+    outer = [size for size in after[:axis] if size != 1]
+    for at, size in enumerate(before):
+        if size == after[axis] and [other for other in before[:at] if other != 1] == outer:
+            return at
+    return None
+
+
+def _constant_axes(node: onnx_ir.Node) -> Sequence[int]:
+    """The axes of a Squeeze or Unsqueeze, an attribute before opset 13; none where they are not constant."""
+    if "axes" in node.attributes:
+        return node.attributes["axes"].as_ints()
+    if node.op_type in ("Squeeze", "Unsqueeze") and len(node.inputs) > 1:
+        return _constant(node.inputs[1])
+    return ()
+
+
+def _constant(value: onnx_ir.Value | None) -> Sequence[int]:
+    if value is None or value.const_value is None:
+        return ()
+    return [int(number) for number in value.const_value.numpy().reshape(-1)]

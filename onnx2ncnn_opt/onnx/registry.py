@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Importer = Callable[..., Any]
 F = TypeVar("F", bound=Importer)
+Axes = Literal["same"]
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
@@ -51,6 +52,8 @@ class Traits:
     finite real number; `divisor` is an input that something is divided by. `selects` says that the operator compares
     its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
     compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.
+    `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" where each axis of the
+    outputs is that of the inputs, aligned at the last one as in broadcasting.
     """
 
     moves: tuple[int, ...] | None = ()
@@ -60,6 +63,8 @@ class Traits:
     selects: bool = False
     jumps: bool = False
     quantises: bool = False
+    keeps_zeros: bool = False
+    axes: Axes | None = None
 
     def moves_input(self, index: int) -> bool:
         """Whether the outputs have the values of this input."""
@@ -142,13 +147,15 @@ def onnx_op(
     selects: bool = False,
     jumps: bool = False,
     quantises: bool = False,
+    keeps_zeros: bool = False,
+    axes: Axes | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the importer of these operators from opset `since` on.
 
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
     """
-    traits = Traits(moves, indexes, domains, divisor, selects, jumps or quantises, quantises)
+    traits = Traits(moves, indexes, domains, divisor, selects, jumps or quantises, quantises, keeps_zeros, axes)
 
     def register(function: F) -> F:
         summary = (inspect.getdoc(function) or "").split("\n")[0]

@@ -244,8 +244,8 @@ class Uses:
     """What becomes of an input's values in the model, moved about or not.
 
     `table` is the size of the smallest table that they are indexes into, `domain` where the functions that they end in
-    are real numbers, `divides` whether something is divided by them, and `is_guarded` whether they are compared or
-    selected.
+    are real numbers, `divides` whether something is divided by them or by what is 0 where they are, and `is_guarded`
+    whether they are compared or selected.
     """
 
     table: int | None
@@ -261,7 +261,7 @@ class Uses:
         return cls(
             table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
             domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
-            divides=any(traits.divisor == index for _, index, traits in uses),
+            divides=any(_traits(node, model).divisor == index for node, index in _uses(value, model, zeros=True)),
             is_guarded=any(traits.selects for _, _, traits in uses),
         )
 
@@ -327,13 +327,17 @@ def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
     return traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1))
 
 
-def _uses(value: onnx_ir.Value, model: LoadedModel) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Every node that takes the values of `value`, perhaps moved about, and as which of its inputs."""
+def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
+    """Every node that takes the values of `value`, perhaps moved about, and as which of its inputs.
+
+    With `zeros` also those that take others, which are 0 where these are.
+    """
     seen, left = {value}, [value]
     while left:
         for node, index in left.pop().uses():
             yield node, index
-            if _traits(node, model).moves_input(index):
+            traits = _traits(node, model)
+            if traits.moves_input(index) or (zeros and traits.keeps_zeros):
                 left += [output for output in node.outputs if output not in seen]
                 seen.update(node.outputs)
 

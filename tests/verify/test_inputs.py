@@ -217,6 +217,12 @@ def test_divisors_are_no_zeros_unless_something_guards_them() -> None:
     assert (draw_inputs(parsed(guarded), draw=Draw(1))["d"] == 0).any()
 
 
+@pytest.mark.parametrize("between", ["a = Abs(w)", "n = Neg(w) a = Identity(n)", "b = Abs(w) a = Sqrt(b)"])
+def test_what_is_zero_where_an_input_is_is_a_divisor_too(between: str) -> None:
+    model = parsed(f"(float[3,50] x, float[3,50] w) => (float[3,50] y) {{ {between} y = Div(x, a) }}")
+    assert np.abs(draw_inputs(model, draw=Draw(3, LARGE))["w"]).min() > 1
+
+
 def test_indexes_sweep_their_table() -> None:
     model = parsed("(int64[10] i) => (float[10, 3] y) <float[7, 3] table = " + TABLE + "> { y = Gather(table, i) }")
     first, second = (draw_inputs(model, swept={"i": n})["i"] for n in (0, 10))

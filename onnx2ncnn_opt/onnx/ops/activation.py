@@ -49,6 +49,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 _JUMPING = ("Ceil", "Floor", "Round", "Sign")
+_KEEPING_ZEROS = ("Abs", "Neg", "Sqrt")  # which are 0 nowhere else
 # Where functions are real numbers, and neither infinite nor as steep as they are there.
 _DOMAINS = {
     "Acos": (-0.9, 0.9),
@@ -67,21 +68,23 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     code = params.get("op_type")
     plain.__doc__ = f"{layer}." if code is None else f"{layer} {LAYERS[layer].enums['op_type'][code]}."
     domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
-    integers, jumps = name in _OF_INTEGERS, name in _JUMPING
-    onnx_op(name, integers=integers, domains=domains, selects=name == "Sign", jumps=jumps)(plain)
+    integers, jumps, zeros = name in _OF_INTEGERS, name in _JUMPING, name in _KEEPING_ZEROS
+    onnx_op(
+        name, integers=integers, axes="same", domains=domains, selects=name == "Sign", jumps=jumps, keeps_zeros=zeros
+    )(plain)
 
 
 for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
 
 
-@onnx_op("LeakyRelu")
+@onnx_op("LeakyRelu", axes="same")
 def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
     """ReLU with slope."""
     return im.unary(x, "ReLU", slope=alpha)
 
 
-@onnx_op("PRelu", batch=0)
+@onnx_op("PRelu", batch=0, axes="same")
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
     # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
@@ -97,19 +100,19 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     return binary(im, ADD, im.unary(x, "ReLU"), binary(im, MUL, negative, slope))
 
 
-@onnx_op("Elu")
+@onnx_op("Elu", axes="same")
 def elu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ELU."""
     return im.unary(x, "ELU", alpha=alpha)
 
 
-@onnx_op("Celu")
+@onnx_op("Celu", axes="same")
 def celu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """CELU."""
     return im.unary(x, "CELU", alpha=alpha)
 
 
-@onnx_op("Selu")
+@onnx_op("Selu", axes="same")
 def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
@@ -118,19 +121,19 @@ def selu(
     return im.unary(x, "SELU", **params)
 
 
-@onnx_op("HardSigmoid")
+@onnx_op("HardSigmoid", axes="same")
 def hard_sigmoid(im: ImportContext, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """HardSigmoid."""
     return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
 
 
-@onnx_op("Gelu", since=20)
+@onnx_op("Gelu", since=20, axes="same")
 def gelu(im: ImportContext, x: Tensor, *, approximate: str = "none") -> Tensor:
     """GELU, exact or with tanh."""
     return im.unary(x, "GELU", fast_gelu=int(approximate == "tanh"))
 
 
-@onnx_op("Swish", since=24)
+@onnx_op("Swish", since=24, axes="same")
 def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
     if alpha == 1.0:
@@ -139,13 +142,13 @@ def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=MUL))
 
 
-@onnx_op("SwiGLU", since=28)
+@onnx_op("SwiGLU", since=28, axes="same")
 def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Value:
     """Swish and BinaryOp mul."""
     return binary(im, MUL, swish(im, a, alpha=alpha), b)
 
 
-@onnx_op("Softsign")
+@onnx_op("Softsign", axes="same")
 def softsign(im: ImportContext, x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
     one_more = im.unary(im.unary(x, "UnaryOp", op_type=0), "BinaryOp", op_type=0, with_scalar=1, b=1.0)
@@ -156,14 +159,14 @@ def softsign(im: ImportContext, x: Tensor) -> Tensor:
 _SOFTPLUS_LINEAR = 40.0
 
 
-@onnx_op("Softplus")
+@onnx_op("Softplus", axes="same")
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
     low = im.unary(x, "BinaryOp", op_type=MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=MAX))
 
 
-@onnx_op("ThresholdedRelu")
+@onnx_op("ThresholdedRelu", axes="same")
 def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ReLU(Shrink(x)); for a negative alpha max(x, alpha) * (x > alpha)."""
     if alpha >= 0:
@@ -173,19 +176,19 @@ def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Ten
     return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=MUL))
 
 
-@onnx_op("Shrink")
+@onnx_op("Shrink", axes="same")
 def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     """Shrink."""
     return im.unary(x, "Shrink", bias=bias, lambd=lambd)
 
 
-@onnx_op("Clip", selects=True)
+@onnx_op("Clip", selects=True, axes="same")
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
     return _clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11, integers=True, selects=True)
+@onnx_op("Clip", since=11, integers=True, selects=True, axes="same")
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are calculated."""
     x = as_numbers(im, x)
@@ -205,19 +208,19 @@ def _clip(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
     return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
 
 
-@onnx_op("Dropout")
+@onnx_op("Dropout", axes="same")
 def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
     """Nothing at inference, where ONNX Runtime's mask is of zeros."""
     return x, _all(x, np.zeros((), x.dtype))
 
 
-@onnx_op("Dropout", since=10)
+@onnx_op("Dropout", since=10, axes="same")
 def dropout10(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
     """Nothing at inference, where ONNX Runtime's mask is of zeros."""
     return x, _all(x, np.zeros((), np.bool_))
 
 
-@onnx_op("Dropout", since=12)
+@onnx_op("Dropout", since=12, axes="same")
 def dropout12(
     im: ImportContext,
     x: Value,

@@ -37,13 +37,13 @@ def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 
-@onnx_op("Hardmax", jumps=True)
+@onnx_op("Hardmax", jumps=True, axes="same")
 def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """1 at the first of the largest numbers of all axes from `axis` on."""
     return back(im, hardmax13(im, coerced(im, x, axis), axis=1), x)
 
 
-@onnx_op("Hardmax", since=13, jumps=True)
+@onnx_op("Hardmax", since=13, jumps=True, axes="same")
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
     marked, _ = _marked(im, x, axis, last=False)

@@ -25,7 +25,7 @@ _FLOOR = 2
 LARGEST_EXACT = 2**24
 
 
-@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True)
+@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="same")
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
 
@@ -37,7 +37,7 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
     return _cast(im, x, onnx_ir.DataType(to).numpy())
 
 
-@onnx_op("CastLike", since=15, integers=True)
+@onnx_op("CastLike", since=15, integers=True, axes="same")
 def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
     """As Cast."""
     if isinstance(x, Constant):

@@ -32,31 +32,31 @@ from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
 
-@onnx_op("Gelu", domain=MICROSOFT)
+@onnx_op("Gelu", domain=MICROSOFT, axes="same")
 def gelu(im: ImportContext, x: Tensor) -> Tensor:
     """GELU."""
     return im.unary(x, "GELU")
 
 
-@onnx_op("BiasGelu", domain=MICROSOFT)
+@onnx_op("BiasGelu", domain=MICROSOFT, axes="same")
 def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
     """BinaryOp add and GELU."""
     return im.unary(binary(im, ADD, x, b), "GELU")
 
 
-@onnx_op("FastGelu", domain=MICROSOFT)
+@onnx_op("FastGelu", domain=MICROSOFT, axes="same")
 def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
     """GELU with tanh."""
     return im.unary(x if b is None else binary(im, ADD, x, b), "GELU", fast_gelu=1)
 
 
-@onnx_op("QuickGelu", domain=MICROSOFT)
+@onnx_op("QuickGelu", domain=MICROSOFT, axes="same")
 def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     """x * Sigmoid(alpha * x)."""
     return binary(im, MUL, x, im.unary(binary(im, MUL, x, number(alpha)), "Sigmoid"))
 
 
-@onnx_op("SkipLayerNormalization", domain=MICROSOFT)
+@onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same")
 def skip_layer_norm(
     im: ImportContext,
     x: Tensor,
@@ -72,7 +72,7 @@ def skip_layer_norm(
     return *layer_norm(im, total, gamma, beta, epsilon=epsilon), total
 
 
-@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, axes="same")
 def skip_rms_norm(
     im: ImportContext, x: Tensor, skip: Value, gamma: Value, b: Value | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Value | None, ...]:

@@ -78,7 +78,7 @@ def _between(
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True)
+@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="same")
 def qlinear_sigmoid(
     im: ImportContext,
     x: Value,
@@ -91,7 +91,7 @@ def qlinear_sigmoid(
     return _between(im, lambda t: im.unary(t, "Sigmoid"), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True)
+@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="same")
 def qlinear_leaky_relu(
     im: ImportContext,
     x: Value,
@@ -106,7 +106,7 @@ def qlinear_leaky_relu(
     return _between(im, lambda t: leaky_relu(im, t, alpha=alpha), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True)
+@onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")
 def qlinear_softmax(
     im: ImportContext,
     x: Value,

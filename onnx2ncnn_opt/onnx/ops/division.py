@@ -37,7 +37,7 @@ _VANISHED = 104.0
 _TINY = 1e-3
 
 
-@onnx_op("Div", since=7, integers=True, divisor=1)
+@onnx_op("Div", since=7, integers=True, divisor=1, axes="same")
 def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; corrected where it is rounded; of integers with what is behind the point cut off."""
     if not is_float(a.dtype):
@@ -50,7 +50,7 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     return binary(im, DIV, a, _kept_from_zero(im, a, b))
 
 
-@onnx_op("Reciprocal", divisor=0)
+@onnx_op("Reciprocal", divisor=0, axes="same")
 def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
     return im.unary(im.tensor(_kept_from_zero(im, number(1), x)), "UnaryOp", op_type=_RECIPROCAL)
@@ -116,7 +116,7 @@ def _scalar(value: onnx_ir.Value | None) -> float | None:
     return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
 
 
-@onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True)
+@onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="same")
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
 

@@ -192,13 +192,13 @@ def _text(shape: Shape) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-@onnx_op("Add", since=7, integers=True)
+@onnx_op("Add", since=7, integers=True, axes="same")
 def add(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp add."""
     return _whole(im, binary(im, ADD, a, b))
 
 
-@onnx_op("Sub", since=7, integers=True)
+@onnx_op("Sub", since=7, integers=True, axes="same")
 def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp sub."""
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
@@ -206,7 +206,7 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     return _whole(im, binary(im, SUB, a, b))
 
 
-@onnx_op("Mul", since=7, integers=True)
+@onnx_op("Mul", since=7, integers=True, axes="same")
 def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
@@ -219,31 +219,31 @@ def _whole(im: ImportContext, x: Value) -> Value:
     return turned_over(im, x) if isinstance(x, Tensor) else x
 
 
-@onnx_op("Sum")
+@onnx_op("Sum", axes="same")
 def sum_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add."""
     return reduce(lambda a, b: binary(im, ADD, a, b), xs)
 
 
-@onnx_op("Max", integers=True, selects=True)
+@onnx_op("Max", integers=True, selects=True, axes="same")
 def max_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
     return reduce(lambda a, b: binary(im, MAX, a, b), xs)
 
 
-@onnx_op("Min", integers=True, selects=True)
+@onnx_op("Min", integers=True, selects=True, axes="same")
 def min_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
     return reduce(lambda a, b: binary(im, MIN, a, b), xs)
 
 
-@onnx_op("Mean")
+@onnx_op("Mean", axes="same")
 def mean(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add, and a division by the number of operands."""
     return binary(im, DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 
-@onnx_op("Identity", integers=True, moves=(0,))
+@onnx_op("Identity", integers=True, moves=(0,), axes="same")
 def identity(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x

@@ -96,7 +96,7 @@ def sequence_map(im: ImportContext, sequence: Tensors, *others: Item, body: onnx
     return tuple(Tensors(tuple(column)) for column in columns)
 
 
-@onnx_op("Optional", since=15, integers=True)
+@onnx_op("Optional", since=15, integers=True, axes="same")
 def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndShape | None = None) -> Item:
     """Nothing; refused where it is empty."""
     if x is None:
@@ -110,7 +110,7 @@ def optional_has_element(im: ImportContext, x: Item | None = None) -> Constant:
     return Constant(np.array(x is not None))
 
 
-@onnx_op("OptionalGetElement", since=15, integers=True)
+@onnx_op("OptionalGetElement", since=15, integers=True, axes="same")
 def optional_get_element(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x

@@ -57,31 +57,31 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
     return threshold(im, binary(im, SUB, a, b), -FLT_MIN if equal else 0.0)
 
 
-@onnx_op("Greater", since=7, integers=True, selects=True, jumps=True)
+@onnx_op("Greater", since=7, integers=True, selects=True, jumps=True, axes="same")
 def greater(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, a, b, equal=False))
 
 
-@onnx_op("Less", since=7, integers=True, selects=True, jumps=True)
+@onnx_op("Less", since=7, integers=True, selects=True, jumps=True, axes="same")
 def less(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, b, a, equal=False))
 
 
-@onnx_op("GreaterOrEqual", since=12, integers=True, selects=True, jumps=True)
+@onnx_op("GreaterOrEqual", since=12, integers=True, selects=True, jumps=True, axes="same")
 def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, a, b, equal=True))
 
 
-@onnx_op("LessOrEqual", since=12, integers=True, selects=True, jumps=True)
+@onnx_op("LessOrEqual", since=12, integers=True, selects=True, jumps=True, axes="same")
 def less_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Threshold of the difference."""
     return _bools(im, _compare(im, b, a, equal=True))
 
 
-@onnx_op("Equal", since=7, integers=True, selects=True, jumps=True)
+@onnx_op("Equal", since=7, integers=True, selects=True, jumps=True, axes="same")
 def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     """Two Thresholds: not less and not greater."""
     shape = result_shape(im, a, b)
@@ -105,37 +105,37 @@ def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
     return im.like(x, inside)
 
 
-@onnx_op("And", since=7, integers=True)
+@onnx_op("And", since=7, integers=True, axes="same")
 def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp mul."""
     return _bools(im, binary(im, MUL, float_value(im, a), float_value(im, b)))
 
 
-@onnx_op("Or", since=7, integers=True)
+@onnx_op("Or", since=7, integers=True, axes="same")
 def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp max."""
     return _bools(im, binary(im, MAX, float_value(im, a), float_value(im, b)))
 
 
-@onnx_op("Xor", since=7, integers=True)
+@onnx_op("Xor", since=7, integers=True, axes="same")
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The distance."""
     return _bools(im, im.unary(binary(im, SUB, float_value(im, a), float_value(im, b)), "UnaryOp", op_type=_ABS))
 
 
-@onnx_op("Not", integers=True)
+@onnx_op("Not", integers=True, axes="same")
 def not_(im: ImportContext, x: Tensor) -> Tensor:
     """1 - x."""
     return _bools(im, rest(im, as_float(im, x)))
 
 
-@onnx_op("IsNaN", since=9, selects=True)
+@onnx_op("IsNaN", since=9, selects=True, axes="same")
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """Not above -1 although positive."""
     return _bools(im, rest(im, threshold(im, im.unary(x, "UnaryOp", op_type=_ABS), -1.0)))
 
 
-@onnx_op("IsInf", since=10, selects=True)
+@onnx_op("IsInf", since=10, selects=True, axes="same")
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Above the largest number."""
     if not detect_negative and not detect_positive:

@@ -141,7 +141,7 @@ def _of_each(im: ImportContext, param: Value, count: int) -> Value:
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
 
-@onnx_op("LayerNormalization", since=17)
+@onnx_op("LayerNormalization", since=17, axes="same")
 def layer_norm(
     im: ImportContext,
     x: Tensor,
@@ -183,7 +183,7 @@ def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[
     )
 
 
-@onnx_op("RMSNormalization", since=23)
+@onnx_op("RMSNormalization", since=23, axes="same")
 def rms_norm(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:

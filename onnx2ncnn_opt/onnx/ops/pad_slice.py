@@ -24,13 +24,13 @@ _OPEN = -233  # Crop: to the end
 _MODES = {"constant": 0, "edge": 1, "reflect": 2}
 
 
-@onnx_op("Slice", integers=True, moves=(0,))
+@onnx_op("Slice", integers=True, moves=(0,), axes="same")
 def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
     """Crop."""
     return slice10(im, x, starts, ends, axes or None)
 
 
-@onnx_op("Slice", since=10, integers=True, moves=(0,))
+@onnx_op("Slice", since=10, integers=True, moves=(0,), axes="same")
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
@@ -215,13 +215,13 @@ def _rows(indices: list[int]) -> tuple[int, int, int]:
     return (rows, count, step) if grid.reshape(-1).tolist() == indices else (1, len(indices), 1)
 
 
-@onnx_op("Pad")
+@onnx_op("Pad", axes="same")
 def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Value:
     """Padding; the amounts are attributes before opset 11."""
     return _pad(im, x, pads, mode, value, None)
 
 
-@onnx_op("Pad", since=11, integers=True)
+@onnx_op("Pad", since=11, integers=True, axes="same")
 def pad11(
     im: ImportContext,
     x: Tensor,

@@ -19,7 +19,7 @@ _POWERS = {2.0: 4, 0.5: 5, -0.5: 6}
 _LARGEST_PRODUCT = 4
 
 
-@onnx_op("Pow", since=7, integers=True)
+@onnx_op("Pow", since=7, integers=True, axes="same")
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
 

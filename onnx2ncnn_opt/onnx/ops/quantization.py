@@ -39,8 +39,8 @@ _RANGES = {
 _UINT8: np.dtype[np.generic] = np.dtype(np.uint8)
 
 
-@onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True)
-@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True)
+@onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same")
+@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="same")
 def quantize_linear(
     im: ImportContext,
     x: Value,
@@ -60,8 +60,8 @@ def quantize_linear(
     return quantized(im, _divided(im, as_float(im, im.tensor(x)), scale), zero, dtype)
 
 
-@onnx_op("DequantizeLinear", since=10, integers=True)
-@onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True)
+@onnx_op("DequantizeLinear", since=10, integers=True, axes="same")
+@onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="same")
 def dequantize_linear(
     im: ImportContext,
     x: Value,

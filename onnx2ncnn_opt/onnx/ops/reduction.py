@@ -139,25 +139,25 @@ def coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     return flat
 
 
-@onnx_op("Softmax")
+@onnx_op("Softmax", axes="same")
 def softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """Softmax over the flattened axes from `axis` on."""
     return back(im, _softmax(im, coerced(im, x, axis), 1), x)
 
 
-@onnx_op("Softmax", since=13)
+@onnx_op("Softmax", since=13, axes="same")
 def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """Softmax along one axis."""
     return _softmax(im, x, axis)
 
 
-@onnx_op("LogSoftmax")
+@onnx_op("LogSoftmax", axes="same")
 def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """LogSoftmax over the flattened axes from `axis` on."""
     return back(im, _log_softmax(im, coerced(im, x, axis), 1), x)
 
 
-@onnx_op("LogSoftmax", since=13)
+@onnx_op("LogSoftmax", since=13, axes="same")
 def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """y - ReduceLogSumExp(y) with y = x - ReduceMax(x): the logarithm of Softmax would underflow to -inf."""
     return _log_softmax(im, x, axis)

@@ -81,7 +81,7 @@ def scatter_elements16(
     return _scatter(im, data, np.stack(places), updates, 0, reduction)
 
 
-@onnx_op("TensorScatter", since=24, integers=True)
+@onnx_op("TensorScatter", since=24, integers=True, axes="same")
 def tensor_scatter(
     im: ImportContext,
     past_cache: Value,
@@ -283,7 +283,7 @@ def _size(x: Value, axis: int) -> int:
     return size
 
 
-@onnx_op("Trilu", since=14, integers=True)
+@onnx_op("Trilu", since=14, integers=True, axes="same")
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
     """Bounds of zero outside the triangle, for whatever number stands there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
@@ -299,7 +299,7 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
 
 
-@onnx_op("CumSum", since=11, integers=True)
+@onnx_op("CumSum", since=11, integers=True, axes="same")
 def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
@@ -318,7 +318,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
     return flip(im, y, along) if reverse else y
 
 
-@onnx_op("CumProd", since=26, integers=True)
+@onnx_op("CumProd", since=26, integers=True, axes="same")
 def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """BinaryOp mul of the operand and itself shifted by 1, of that and itself shifted by 2, by 4, and so on."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)

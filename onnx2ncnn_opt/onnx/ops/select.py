@@ -45,7 +45,7 @@ _STRAIGHT = 16.0  # from here on, x and Softplus(x) are the same in float32
 _MASKED_AS_A_WHOLE = -30000.0
 
 
-@onnx_op("Where", since=9, integers=True, moves=(1, 2), selects=True)
+@onnx_op("Where", since=9, integers=True, moves=(1, 2), selects=True, axes="same")
 def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     """Products with 1 and 0 of ordinary numbers; functions of what is in their domain; else GridSample."""
     shape = result_shape(im, condition, a, b)

@@ -90,7 +90,7 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.viewed(x.view.transpose(order))
 
 
-@onnx_op("Concat", since=4, integers=True, moves=ALL)
+@onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same")
 def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     """Concat along one dim of a form that all operands share."""
     rank = xs[0].rank
@@ -129,19 +129,19 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     return Tensor(blob, combined(axes, origin, rank, form), dtype)
 
 
-@onnx_op("Split", integers=True, moves=(0,))
+@onnx_op("Split", integers=True, moves=(0,), axes="same")
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split, None)
 
 
-@onnx_op("Split", since=13, integers=True, moves=(0,))
+@onnx_op("Split", since=13, integers=True, moves=(0,), axes="same")
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split or (), None)
 
 
-@onnx_op("Split", since=18, integers=True, moves=(0,))
+@onnx_op("Split", since=18, integers=True, moves=(0,), axes="same")
 def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:

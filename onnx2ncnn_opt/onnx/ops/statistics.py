@@ -16,7 +16,7 @@ _ABS, _SQUARE, _SQRT = 0, 4, 5
 _MVN_EPSILON = 1e-9
 
 
-@onnx_op("MeanVarianceNormalization", since=9)
+@onnx_op("MeanVarianceNormalization", since=9, axes="same")
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
     """What ONNX says it is: means, differences, and a square root."""
     apart = binary(im, SUB, x, reduce(im, x, "ReduceMean", axes, 1))
@@ -25,7 +25,7 @@ def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) 
     return binary(im, DIV, apart, deviation)
 
 
-@onnx_op("LpNormalization")
+@onnx_op("LpNormalization", axes="same")
 def lp_norm(im: ImportContext, x: Tensor, *, axis: int = -1, p: int = 2) -> Value:
     """A division by a Reduction; zeros stay zeros."""
     if p not in (1, 2):
