@@ -16,20 +16,24 @@ from onnx2ncnn_opt.errors import Error, Unsupported, UnsupportedError, Verificat
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
-from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Masked, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.exported import exported
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
+from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from onnx2ncnn_opt.ir.weight import Array
+    from onnx2ncnn_opt.verify.masks import Precision
     from onnx2ncnn_opt.verify.verify import VerifyReport
 
 NOT_RUN = "what custom operators compute is not known here"
@@ -57,7 +61,8 @@ class Conversion:
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
     `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
     written without passes. `custom` says which operators became layers of their own, and what their parameters are.
-    `minimum` are dynamic dimensions that must not be smaller.
+    `minimum` are dynamic dimensions that must not be smaller. `masks` are the layers that fp16 is not enough for, and
+    `precision` is what fp16 does to the net, if that was estimated.
     """
 
     model: LoadedModel
@@ -72,6 +77,8 @@ class Conversion:
     storage: Storage | None = None
     custom: tuple[CustomOp, ...] = ()
     minimum: Mapping[Dim, int] = field(default_factory=dict)
+    masks: tuple[Mask, ...] = ()
+    precision: Precision | None = None
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
@@ -100,6 +107,7 @@ class Conversion:
             layers=LayerCount(self.layers_before, len(listing.lines)),
             passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
             values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
+            masks=tuple(Masked(clean_name(m.layer), int(m.features), m.reason, m.largest) for m in self.masks),
             minimum={str(size): least for size, least in self.minimum.items()},
             least_ncnn=str(least_release(self.graph)),
         )
@@ -118,6 +126,30 @@ class Conversion:
         with self.drafts(prefix):
             pass
         return Files.at(prefix)
+
+    def estimated(
+        self, *, feeds: Mapping[str, Array] | Path | None = None, seed: int = 0, masks: bool = True
+    ) -> Conversion:
+        """The conversion after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
+
+        `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise. Raises RunError where
+        ncnn cannot run the net, and VerificationError where that is not known of `custom` operators.
+        """
+        from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
+        from onnx2ncnn_opt.verify.estimate import Estimator
+        from onnx2ncnn_opt.verify.masks import find_masks, measure
+        from onnx2ncnn_opt.verify.verify import any_feeds
+
+        if self.custom:
+            raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
+        given = any_feeds(reference(self.source), self.model, self.manifest(), outputs=self.cut, feeds=feeds, seed=seed)
+        arrays = {port.blob: Feed(given[port.name], port.batch_axis) for port in self.inputs}
+        with Estimator(self.graph, arrays) as estimator:
+            if not masks:
+                return replace(self, precision=measure(estimator))
+            found, precision = find_masks(estimator)
+        put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
+        return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 
     def verify(self, **options: Any) -> VerifyReport:
         """Compare the net with ONNX Runtime on the original model; options as `verify_net` takes them.
@@ -158,6 +190,7 @@ def convert(
     release: int = NEWEST,
     storage: str | None = None,
     custom: Iterable[str] = (),
+    masks: bool = True,
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
@@ -170,7 +203,8 @@ def convert(
     says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out,
     `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run the net. `storage`
     "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that become layers of
-    their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md).
+    their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
+    that fp16 is certainly not enough for; `Conversion.estimated` finds the others.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -202,6 +236,8 @@ def convert(
     plan = plan_storage(imported.graph, encoding) if encoding else None
     if plan:
         plan.apply()
+    proved = prove_masks(imported.graph, fixed=True) if masks else {}
+    put_masks(imported.graph, ((layer, mask.features) for layer, mask in proved.items()))
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
     results = tuple(replace(port, blob=blob) for port, blob in ports)
@@ -217,6 +253,7 @@ def convert(
         release=release,
         storage=plan,
         custom=imported.custom,
+        masks=tuple(proved.values()),
         minimum=imported.minimum,
     )
 

@@ -75,12 +75,25 @@ class LayerCount:
 
 
 @dataclass(frozen=True)
+class Masked:
+    """A layer of the net with a feature mask (parameter 31) that this tool gave it, and why.
+
+    `largest` is the largest number that was seen there, None where nothing was run.
+    """
+
+    layer: str
+    mask: int
+    reason: str
+    largest: float | None = None
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything in the file.
 
     `tool` wrote it, `ncnn` is the release that was asked for, `least_ncnn` the oldest one that runs the net. `values`
     are inputs that became constants. `minimum` are dynamic dimensions (in the names of the shapes) and the least sizes
-    for which the net is right.
+    for which the net is right. `masks` are the layers that fp16 is not enough for.
     """
 
     inputs: tuple[Tensor, ...]
@@ -93,6 +106,7 @@ class Manifest:
     values: tuple[Bound, ...] = ()
     minimum: Mapping[str, int] = field(default_factory=dict)
     least_ncnn: str = ""
+    masks: tuple[Masked, ...] = ()
 
     def to_json(self) -> str:
         """The text of the file."""
@@ -133,6 +147,7 @@ class _Reader:
             values=tuple(self.value(e, f"values[{i}]") for i, e in enumerate(self.optional(data, "values", dict))),
             minimum=self.minimum(data),
             least_ncnn=self.get(data, "least_ncnn", str) if "least_ncnn" in data else "",
+            masks=self.masks(data),
         )
 
     def tensors(self, data: Any, where: str) -> tuple[Tensor, ...]:
@@ -160,6 +175,18 @@ class _Reader:
         if not numeric:
             raise UsageError(f"{self.path}: {where}.value has to be numbers, not {json.dumps(value)[:80]}")
         return Bound(self.get(entry, f"{where}.name", str), self.get(entry, f"{where}.dtype", str), _frozen(value))
+
+    def masks(self, data: Any) -> tuple[Masked, ...]:
+        entries = self.items(data, "masks", dict) if "masks" in data else ()
+        return tuple(
+            Masked(
+                self.get(entry, f"masks[{i}].layer", str),
+                self.get(entry, f"masks[{i}].mask", int),
+                self.get(entry, f"masks[{i}].reason", str),
+                self.get(entry, f"masks[{i}].largest", float, int, type(None)),
+            )
+            for i, entry in enumerate(entries)
+        )
 
     def minimum(self, data: Any) -> dict[str, int]:
         sizes = self.get(data, "minimum", dict) if "minimum" in data else {}

@@ -15,6 +15,7 @@ from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError, check_options
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
+from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
@@ -26,11 +27,16 @@ from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.verify.masks import Precision
     from onnx2ncnn_opt.verify.verify import OutputReport
+
+# What a net is given masks for here; one that has any has been decided about.
+_PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
 
 PathLike = str | os.PathLike[str]
 
@@ -81,7 +87,8 @@ class Optimized:
     `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
     is what was decided about 16 bit weights, `exchanged` counts the layers whose operands changed places to save
     memory, and `dropped_splits` are Split layers that were good for nothing. `misfit` says which layer of the original
-    does not take what it gets at these shapes, if one does not.
+    does not take what it gets at these shapes, if one does not. `masks` are the layers that fp16 is not enough for, and
+    `precision` is what fp16 does to the net, if that was estimated.
     """
 
     source: NetFiles
@@ -99,6 +106,9 @@ class Optimized:
     shapes: Mapping[str, tuple[int, ...]]
     _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
     _is_cut: bool = field(repr=False)
+    _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
+    masks: tuple[Mask, ...] = ()
+    precision: Precision | None = None
 
     def __repr__(self) -> str:
         before, after = self.layers
@@ -137,6 +147,26 @@ class Optimized:
         as_binary = self.is_binary if binary is None else binary
         with self.drafts(prefix, binary=as_binary):
             return NetFiles.at(prefix, binary=as_binary)
+
+    def estimated(self, *, seed: int = 0, masks: bool = True) -> Optimized:
+        """The result after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
+
+        A net that has such masks already keeps them as they are. Raises UsageError where nothing tells an input's
+        shape, and RunError where ncnn cannot run the net.
+        """
+        from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
+        from onnx2ncnn_opt.verify.estimate import Estimator
+        from onnx2ncnn_opt.verify.masks import find_masks, measure
+        from onnx2ncnn_opt.verify.nets import draw_feeds
+
+        feeds = {blob: Feed(array) for blob, array in draw_feeds(self.graph, self.shapes, seed=seed).items()}
+        with Estimator(self.graph, feeds) as estimator:
+            if self._is_masked or not masks:
+                return replace(self, precision=measure(estimator))
+            found, precision = find_masks(estimator)
+        put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
+        layers = (self.layers[0], len(list_layers(self.graph).lines))
+        return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)
 
     def verify(
         self,
@@ -250,6 +280,7 @@ def optimize(
     shape_hints: bool = False,
     custom: Iterable[str | LayerSpec] = (),
     release: int = NEWEST,
+    masks: bool = True,
 ) -> Optimized:
     """Optimise a net; its .param may be text or binary. Nothing is written.
 
@@ -260,7 +291,8 @@ def optimize(
     without it that is done with weights that passes have made, if most others have 16 bits. `shape_hints` writes the
     shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
     does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
-    make.
+    make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
+    others.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
@@ -301,6 +333,9 @@ def optimize(
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
+    proved = prove_masks(graph, fixed=fixed_shapes) if masks else {}
+    masked = any(layer["featmask"] & _PRECISION for layer in graph)
+    put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     if shape_hints:
         _add_hints(graph)
     plan = plan_storage(graph, encoding) if encoding else own.plan(graph)
@@ -321,6 +356,8 @@ def optimize(
         is_binary=net.is_binary,
         shapes=sizes,
         _blobs=files,
+        masks=tuple(proved.values()),
+        _is_masked=masked,
         _is_cut=bool(start or end),
     )
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from onnx2ncnn_opt.cli.verification import (
     target_options,
     verification_options,
 )
-from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api import Files
@@ -66,6 +67,7 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
     help="Let an operator become a layer of your own, its attributes parameters 0, 1, ...; needs --no-verify.",
 )
+@click.option("--no-masks", is_flag=True, help="Leave out the feature masks for layers that fp16 is not enough for.")
 @click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -85,6 +87,7 @@ def convert(
     release: int | None,
     storage: str | None,
     custom: tuple[str, ...],
+    no_masks: bool,
     no_verify: bool,
     keep_failed: bool,
     skip: tuple[str, ...],
@@ -135,10 +138,14 @@ def convert(
             "storage": storage,
             "release": NEWEST if release is None else release,
             "custom": custom,
+            "masks": not no_masks,
         }
         conversion = api.convert(model, shapes=sizes, **options)
         cost = api.cost_of_batch(conversion, **options)
     report, rows = None, None
+    if not no_verify:
+        with working("estimating what fp16 does to it", sys.stderr), suppress(RunError):  # verification tells of it
+            conversion = conversion.estimated(feeds=inputs, seed=seed, masks=not no_masks)
     try:
         with conversion.drafts(prefix) as drafts:
             if not no_verify:
@@ -169,6 +176,8 @@ def convert(
         seconds=time.perf_counter() - start,
         checked="" if report is None else report.checked,
         notes=() if report is None else report.notes,
+        masks=[str(mask) for mask in conversion.masks],
+        estimated="" if conversion.precision is None else str(conversion.precision),
     )
     show(conversion_blocks(summary, verbose=verbose), sys.stdout)
     if report is not None and not report.ok:

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.diff import diff
 from onnx2ncnn_opt.cli.inspect import inspect
+from onnx2ncnn_opt.cli.mixed import mixed
 from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
 from onnx2ncnn_opt.cli.passes import passes
@@ -35,7 +36,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, optimize, verify, diff, inspect, passes, ops):
+for _command in (convert, optimize, verify, mixed, diff, inspect, passes, ops):
     cli.add_command(_command)
 
 

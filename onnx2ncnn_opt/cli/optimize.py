@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from onnx2ncnn_opt.cli.verification import (
     storage_options,
     target_options,
 )
-from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 _NO_PREFIX = (".param", ".bin")
 
@@ -35,6 +36,7 @@ _NO_PREFIX = (".param", ".bin")
 @click.option("--fixed-shapes", is_flag=True, help="The net will never be fed other sizes: let passes rely on them.")
 @seed_option()
 @target_options
+@click.option("--no-masks", is_flag=True, help="Leave out the feature masks for layers that fp16 is not enough for.")
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Use no other pass; may be given several times.")
 @click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
@@ -58,6 +60,7 @@ def optimize(
     seed: int,
     on: str | None,
     modes: tuple[str, ...],
+    no_masks: bool,
     no_verify: bool,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -103,8 +106,12 @@ def optimize(
             storage=storage,
             shape_hints=shape_hints,
             custom=custom,
+            masks=not no_masks,
             release=NEWEST if release is None else release,
         )
+    if not no_verify and not result.misfit:
+        with working("estimating what fp16 does to it", sys.stderr), suppress(RunError):  # verification tells of it
+            result = result.estimated(seed=seed, masks=not no_masks)
     as_binary = result.is_binary if binary is None else binary
     files = api.NetFiles.at(output, binary=as_binary)
     check_targets(astuple(files), sources)
@@ -148,6 +155,8 @@ def optimize(
         files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],
         seconds=time.perf_counter() - clock,
         checked="" if report is None else report.checked,
+        masks=[str(mask) for mask in result.masks],
+        estimated="" if result.precision is None else str(result.precision),
     )
     show(optimization_blocks(summary, verbose=verbose), sys.stdout)
     if wrong is not None and rows is not None:

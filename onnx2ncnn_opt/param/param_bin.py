@@ -19,7 +19,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import BY_INDEX, LAYERS
-from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, Kind, LayerSpec
+from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, Kind, LayerSpec
 from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
 from onnx2ncnn_opt.param.splits import Line, Listing
 from onnx2ncnn_opt.param.text import MAGIC, MAX_LAYERS, param_values
@@ -188,11 +188,13 @@ def _line(line: Line, indexes: Mapping[str, int]) -> bytes:
     index = int(custom[1]) if custom else spec.index if spec else 0
     blobs = [indexes[name] for name in (*line.bottoms, *line.tops)]
     head = struct.pack(f"<{3 + len(blobs)}i", index, len(line.bottoms), len(line.tops), *blobs)
-    values = param_values(line.layer) if line.layer else ()
-    return b"".join((head, *(_value(line.layer, *value) for value in values), _int(_END)))
+    if line.layer is None:
+        mask = _int(FEATMASK_ID) + _int(line.featmask) if line.featmask else b""
+        return head + mask + _int(_END)
+    return b"".join((head, *(_value(line.layer, *value) for value in param_values(line.layer)), _int(_END)))
 
 
-def _value(layer: Layer | None, id: int, name: str | int, kind: Kind | None, value: Any) -> bytes:
+def _value(layer: Layer, id: int, name: str | int, kind: Kind | None, value: Any) -> bytes:
     try:
         if isinstance(value, str):
             content = value.encode()
@@ -206,7 +208,7 @@ def _value(layer: Layer | None, id: int, name: str | int, kind: Kind | None, val
         is_float = kind == "float" or (kind is None and isinstance(value, (float, np.floating)))
         return _int(id) + _number(value, is_float=is_float)
     except (ValueError, struct.error) as error:
-        where = f"{layer.type} '{layer.name}'" if layer else "Split"
+        where = f"{layer.type} '{layer.name}'"
         raise GraphError(f"{where}: {name}={value!r}: {error}") from None
 
 

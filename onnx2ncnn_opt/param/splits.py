@@ -11,19 +11,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.names import NamePool, clean_name
 
 
 @dataclass(frozen=True)
 class Line:
-    """One layer as the file lists it; `layer` is None for a Split."""
+    """One layer as the file lists it; `layer` is None for a Split, and `featmask` its feature mask."""
 
     type: str
     name: str
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     layer: Layer | None = None
+    featmask: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,18 @@ def _lines(graph: Graph, tensors: Mapping[Blob, _Tensor], names: Mapping[Blob, s
         named = [_name_uses(tensors[blob], names, pool) for blob in layer.outputs]
         bottoms = tuple(tensors[blob].bottoms[layer] for blob in layer.inputs)
         yield Line(layer.type, clean_name(layer.name), bottoms, tuple(top for top, _ in named), layer)
-        for top, split in named:
+        for blob, (top, split) in zip(layer.outputs, named, strict=True):
             if split:
-                yield Line("Split", clean_name(f"split_{top}"), (top,), split)
+                yield Line("Split", clean_name(f"split_{top}"), (top,), split, featmask=_split_mask(tensors[blob]))
+
+
+def _split_mask(tensor: _Tensor) -> int:
+    """What a Split has to leave as it is: with a reader that wants 32 bits, a blob has 32, and has to keep them."""
+    mask = 0
+    for user in tensor.users:
+        if user["featmask"] & (Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE):
+            mask |= user["featmask"] & (FP32 | Feature.NO_BF16_STORAGE)
+    return mask
 
 
 def _name_uses(tensor: _Tensor, names: Mapping[Blob, str], pool: NamePool) -> tuple[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
-from onnx2ncnn_opt.ir.spec import MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, LayerSpec, Param
+from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, LayerSpec, Param
 from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
 from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name
 from onnx2ncnn_opt.param.splits import Line, Listing, list_layers
@@ -124,7 +124,8 @@ def _format_line(line: Line) -> str:
     if clean_name(line.type) != line.type:
         raise GraphError(f"layer '{line.name}': '{line.type}' cannot be a layer type in a .param file")
     counts = f"{len(line.bottoms)} {len(line.tops)}"
-    params = _format_params(line.layer) if line.layer else ()
+    split = [f"{FEATMASK_ID}={line.featmask}"] if line.featmask else []
+    params = _format_params(line.layer) if line.layer else split
     return " ".join((f"{line.type:<16}", f"{line.name:<24}", counts, *line.bottoms, *line.tops, *params)) + "\n"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, output_table, sizes_lines
+from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, mask_lines, output_table, sizes_lines
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -40,6 +40,8 @@ class ConversionSummary:
     seconds: float
     checked: str = ""
     notes: Sequence[str] = ()
+    masks: Sequence[str] = ()
+    estimated: str = ""
 
 
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
@@ -68,10 +70,11 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     if summary.verified is not None:
         blocks += [f"note: {text}" for text in summary.notes]
         blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
+    blocks += mask_lines(summary.masks, summary.estimated)
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
-    return [*blocks, *checked_lines(summary.checked)]
+    return [*blocks, *checked_lines(summary.checked, bool(summary.estimated))]
 
 
 def _port(kind: str, tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.conversion import file_size, storage_lines
-from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, output_table
+from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, mask_lines, output_table
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -42,6 +42,8 @@ class OptimizationSummary:
     files: Sequence[tuple[str, int]]
     seconds: float
     checked: str = ""
+    masks: Sequence[str] = ()
+    estimated: str = ""
 
 
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
@@ -74,6 +76,7 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         blocks.append(output_table(summary.verified))
         if summary.caches:
             blocks.append(f"note: caches are not compared, as only ncnn can read them: {', '.join(summary.caches)}")
+    blocks += mask_lines(summary.masks, summary.estimated)
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
-    return [*blocks, *checked_lines(summary.checked)]
+    return [*blocks, *checked_lines(summary.checked, bool(summary.estimated))]

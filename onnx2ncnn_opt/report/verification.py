@@ -34,9 +34,15 @@ def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[st
     return [f"run at: {'; '.join(at)}{alone}"] if at else []
 
 
-def checked_lines(checked: str) -> list[str]:
+def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
     """Where nets ran and in which modes, the last line of a summary; none where nothing ran."""
-    return [f"checked: {checked}"] if checked else []
+    estimated = "; estimated for fp16" if is_estimated and "fp16" not in checked else ""
+    return [f"checked: {checked}{estimated}"] if checked else []
+
+
+def mask_lines(masks: Sequence[str], estimated: str) -> list[str]:
+    """The layers that fp16 is not enough for, and what it does to the outputs with their masks."""
+    return [*(f"mask: {mask}" for mask in masks), *([f"fp16 (estimated): {estimated}"] if estimated else [])]
 
 
 def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:

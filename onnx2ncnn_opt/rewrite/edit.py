@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.rule import Replacement, require
+
+_STORAGE = int(Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE)
 
 
 class Names:
@@ -67,6 +70,9 @@ def require_private(
     for blob in needed:
         # One and the same blob inside and as an operand: the result would need what is removed.
         require(blob not in lost, f"'{blob.name}' is needed for itself, too")
+    # A mask is about the whole layer that comes of a fusion, but its inputs have 32 bits only where each layer's had.
+    storage = {layer["featmask"] & _STORAGE for layer in layers}
+    require(len(storage) <= 1, "not all layers have 16 bit storage: their feature masks differ")
     for layer in (*layers, *sources):
         for name in layer.params:
             require(isinstance(name, str), f"parameter {name} of {layer.type} '{layer.name}' is unknown")

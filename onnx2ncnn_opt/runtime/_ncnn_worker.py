@@ -117,6 +117,56 @@ class NcnnProcess(Worker):
             raise RuntimeError(f"the Mat holds a batch of {mat.n}, but no batch axis was expected")
         self.answer({}, np.array(mat.numpy(**batch_index(output))))
 
+    def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], seed: int) -> None:
+        """Compute blob after blob, and round each before the next is computed from it; an answer for each."""
+        import numpy as np
+
+        for feed in feeds:
+            feed["array"] = self.read_array(feed)
+        extractor = self.attempt(self.feed, feeds)
+        random = np.random.default_rng(seed)
+        for step in steps if extractor else ():
+            self.attempt(self.step, extractor, random, **step)
+
+    def step(self, extractor: Any, random: Any, blob: str, rounding: str, noise: float, send: bool) -> None:
+        """One blob: rounded as `rounding` says, after errors of the root mean square `noise`."""
+        import numpy as np
+
+        code, mat = extractor.extract(self.blob(blob))
+        if code != 0 or mat.dims == 0:
+            raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
+        batch = {"batch_index": 0} if mat.n > 1 else {}
+        array = np.array(mat.numpy(**batch))
+        del mat
+        size = np.abs(array[np.isfinite(array)])
+        answer = {
+            "largest": float(size.max()) if size.size else 0.0,
+            "special": int(array.size - size.size),
+            "batch": bool(batch),
+        }
+        if array.dtype == np.float32 and (rounding or noise):
+            if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative behind one
+                is_positive = array.min() >= 0
+                array += random.normal(0.0, noise, array.shape).astype(np.float32) * (array != 0)
+                array = np.maximum(array, 0) if is_positive else array
+            array = rounded(array, rounding)
+            extractor.input(self.blob(blob), self.ncnn.Mat(array, **batch).clone())
+        self.answer(answer, array if send else None)
+
+
+def rounded(array: Any, rounding: str) -> Any:
+    """float32 numbers as 16 bits have them; those too large are infinite."""
+    import numpy as np
+
+    if rounding == "fp16":
+        with np.errstate(over="ignore"):
+            return array.astype(np.float16).astype(np.float32)
+    if rounding == "bf16":
+        bits = array.view(np.uint32)
+        even = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+        return np.where(np.isnan(array), array, even.view(np.float32))
+    return array
+
 
 def batch_index(item: dict[str, Any]) -> dict[str, int]:
     return {} if item["batch_axis"] is None else {"batch_index": item["batch_axis"]}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,30 @@ _WORKER = Path(__file__).with_name("_ncnn_worker.py")
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
 _SECONDS_TO_START = 60.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A blob of a walk: it is rounded to 16 bits ("fp16", "bf16") or not (""), after random errors whose root mean
+    square is `noise`; with `send` it is returned."""
+
+    blob: str
+    rounding: str = ""
+    noise: float = 0.0
+    send: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The largest finite number of a blob before it was rounded, and how many were not finite; and the blob itself.
+
+    `is_batch` says that the array's first axis is the Mat's batch.
+    """
+
+    largest: float
+    special: int
+    is_batch: bool
+    array: Array | None
 
 
 class NcnnWorker:
@@ -177,10 +202,7 @@ class NcnnRunner:
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         request = {
             "do": "run",
-            "feeds": [
-                {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
-                for blob, feed in given.items()
-            ],
+            "feeds": _described(given),
             "outputs": [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted],
         }
         results: dict[str, Array | Failure] = {}
@@ -200,6 +222,36 @@ class NcnnRunner:
             results.update(dict.fromkeys(others, Failure(f"not reached: ncnn died on '{first}'", crashed=True)))
         return results
 
+    def walk(
+        self,
+        feeds: Mapping[str, Feed | Array],
+        steps: Sequence[Step],
+        visit: Callable[[Step, Seen], None],
+        seed: int = 0,
+    ) -> None:
+        """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is told of each.
+
+        `steps` are all blobs to be rounded, in the order of the file's layers: a blob is gone once it has been read.
+        Raises RunError if a blob cannot be had, and CrashError.
+        """
+        given = {blob: _feed(blob, feed) for blob, feed in feeds.items()}
+        request = {"do": "walk", "feeds": _described(given), "steps": [asdict(step) for step in steps], "seed": seed}
+        with self._worker.session(self) as child:
+            child.send(request, *(feed.array for feed in given.values()))
+            self._receive(child)
+            failure: RunError | None = None
+            for step in steps:
+                try:
+                    answer = self._receive(child)
+                except RunError as error:  # the other answers come all the same
+                    failure = failure or error
+                    continue
+                array = child.receive_array(answer) if step.send else None
+                if failure is None:
+                    visit(step, Seen(answer["largest"], answer["special"], answer["batch"], array))
+            if failure is not None:
+                raise failure
+
     def load(self, child: Child) -> None:
         """Put the net into the worker's process; called by it."""
         param, bin = self._worker.file(self.param), self._worker.file(self.bin)
@@ -217,6 +269,14 @@ class NcnnRunner:
         if "error" in answer:
             raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.said(answer['mark'])}")
         return answer
+
+
+def _described(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
+    """Feeds as a request announces them; their arrays follow it."""
+    return [
+        {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
+        for blob, feed in feeds.items()
+    ]
 
 
 def _fetched(child: Child, fetch: Fetch) -> Array | Failure:

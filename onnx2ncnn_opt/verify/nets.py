@@ -73,6 +73,19 @@ def _tables(blob: Blob) -> Iterable[int]:
                 seen.update(layer.outputs)
 
 
+def index_blobs(graph: Graph) -> set[Blob]:
+    """The blobs whose bits are integers, because they end as indexes into a table."""
+    found: set[Blob] = set()
+    left = [layer.inputs[0] for layer in graph if layer.type == "Embed"]
+    while left:
+        blob = left.pop()
+        found.add(blob)
+        layer = blob.producer
+        if layer is not None and (layer.type in _MOVES or _is_move(layer)):
+            left += [each for each in layer.inputs if each not in found]
+    return found
+
+
 def _is_move(layer: Layer) -> bool:
     return layer.type == "Dropout" and layer["scale"] == 1.0
 

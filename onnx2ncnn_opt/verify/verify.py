@@ -220,6 +220,55 @@ def _kept(runs: Iterable[_Run], done: list[_Run]) -> Iterator[_Run]:
         yield run
 
 
+def any_feeds(
+    model: Path | bytes,
+    loaded: LoadedModel,
+    manifest: Manifest | None,
+    *,
+    outputs: Sequence[str] = (),
+    feeds: Mapping[str, Array] | Path | None = None,
+    seed: int = 0,
+) -> Mapping[str, Array]:
+    """Inputs that a converted model takes, as `verify_net` draws its first; ONNX Runtime is asked only for sizes."""
+    if feeds is not None:
+        return load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
+    draw = Draw(seed, plain=True)
+    if not open_sizes(loaded, LENGTHS[0]):
+        return draw_inputs(loaded, draw=draw)
+    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
+    return _settings(loaded, runner, manifest, draw)[0].feeds
+
+
+def net_feeds(
+    model: Path,
+    param: Path,
+    bin: Path,
+    *,
+    manifest: Manifest | None = None,
+    feeds: Mapping[str, Array] | Path | None = None,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> dict[str, Feed]:
+    """What to feed a net, by its blobs, so that it computes what the model does, in fp32 here.
+
+    Raises VerificationError where it does not, and what `verify_net` raises.
+    """
+    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
+    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
+    loaded = load_model(model, shapes={**converted, **(shapes or {})}, values=bound)
+    given = any_feeds(model, loaded, manifest, feeds=feeds, seed=seed)
+    threads = os.cpu_count() or 1
+    reference = OrtRunner(model, values=loaded.values, threads=threads, timeout=timeout).run(given)
+    rounding = Rounding(model, (), loaded.values, threads)
+    with NcnnWorker() as worker:
+        runner = NcnnRunner(param, bin, timeout=timeout, threads=None, worker=worker)
+        way, outputs = _Comparison(runner, given, reference, manifest, tolerance_of(loaded), rounding).best()
+    check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
+    return {slot.blob: Feed(given[slot.name], slot.batch_axis) for slot in way}
+
+
 @dataclass(frozen=True)
 class _Run:
     """What the model makes of inputs at some open sizes."""
@@ -440,19 +489,23 @@ class _Comparison:
 
     def outputs(self) -> list[OutputReport]:
         """The reports of the likeliest way to feed the net that works best."""
+        return self.best()[1]
+
+    def best(self) -> tuple[Sequence[Slot], list[OutputReport]]:
+        """The likeliest way to feed the net that works best, and its reports."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
-            return self.failed(error)
-        best: list[OutputReport] = []
+            return (), self.failed(error)
+        best: tuple[Sequence[Slot], list[OutputReport]] = (), []
         for way in ways:
             try:
                 outputs = self.attempt(way, blobs)
             except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
                 outputs = self.failed(error)
-            if not best or _severity(outputs) < _severity(best):
-                best = outputs
-            if all(output.status == "ok" for output in best):
+            if not best[1] or _severity(outputs) < _severity(best[1]):
+                best = way, outputs
+            if all(output.status == "ok" for output in best[1]):
                 break
         return best
 

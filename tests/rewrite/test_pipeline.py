@@ -58,11 +58,11 @@ def test_a_layer_takes_the_place_and_the_output_of_the_root() -> None:
 
 
 def test_origins_and_feature_masks_are_united() -> None:
-    graph = net(X, "ReLU a 1 1 x p 31=1", "ReLU b 1 1 p q", "ReLU c 1 1 q y 31=4")
+    graph = net(X, "ReLU a 1 1 x p 31=1", "ReLU b 1 1 p q", "ReLU c 1 1 q y 31=64")
     run(graph, [merge])
     (_, relu) = graph.layers
     assert relu.origin == ("/a", "/b", "/c")
-    assert relu["featmask"] == 5
+    assert relu["featmask"] == 65
 
 
 def test_constants_that_were_folded_are_an_origin_too() -> None:

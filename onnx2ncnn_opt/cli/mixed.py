@@ -1,0 +1,90 @@
+"""``onnx2ncnn-opt mixed``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.verification import EXISTING_FILE, require_runtimes, verification_options
+from onnx2ncnn_opt.errors import UsageError
+
+
+@click.command()
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
+@click.argument("param", type=EXISTING_FILE, metavar="NET.param")
+@click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
+@click.option("-o", "output", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
+@click.option(
+    "--budget",
+    type=float,
+    default=1e-2,
+    show_default=True,
+    metavar="ERROR",
+    help="What an output may be off by in fp16, in units of its largest value.",
+)
+@click.option("--on", metavar="TARGET", help="Find out on a device: vulkan, qemu-aarch64, ssh:user@host or a command.")
+@click.option(
+    "--manifest",
+    "manifest_path",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
+)
+@verification_options
+def mixed(
+    model: Path,
+    param: Path,
+    bin: Path,
+    output: str,
+    budget: float,
+    on: str | None,
+    manifest_path: Path | None,
+    shapes: dict[str, list[int | str]],
+    values: dict[str, Any],
+    inputs: Path | None,
+    seed: int,
+) -> None:
+    """Give a net the fewest feature masks with which fp16 is exact enough, whatever converted it.
+
+    The files appear only when all of it has succeeded.
+    """
+    from onnx2ncnn_opt.manifest import read_manifest
+    from onnx2ncnn_opt.optimize import NetFiles
+    from onnx2ncnn_opt.param.files import write_net
+    from onnx2ncnn_opt.report.console import show, working
+    from onnx2ncnn_opt.report.mixed import MaskRow, mixed_blocks
+    from onnx2ncnn_opt.verify.beside import manifest_beside
+    from onnx2ncnn_opt.verify.mixed import mixed as mix
+
+    if output.endswith((".param", ".bin", os.sep)):
+        raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")
+    files = NetFiles.at(output)
+    check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
+    require_runtimes(on, "onnxruntime")
+    manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
+    with working(f"finding masks for {param}", sys.stderr) as step:
+        result = mix(
+            model,
+            param,
+            bin,
+            budget=budget,
+            manifest=manifest,
+            feeds=inputs,
+            shapes=shapes,
+            values=values,
+            seed=seed,
+            on=on,
+            step=step,
+        )
+    write_net(result.graph, files.param, files.bin)
+    rows = [MaskRow(str(chosen.mask), chosen.seconds) for chosen in result.chosen]
+    notes = [f"note: {note}"] if note else []
+    blocks = mixed_blocks(rows, result.before, result.after, budget, result.seconds, result.checked)
+    wrote = [f"wrote: {path}" for path in astuple(files)]
+    show([*notes, *blocks[:-1], *wrote, blocks[-1]], sys.stdout)

@@ -1,0 +1,53 @@
+"""The features of ncnn that parameter 31 (featmask) of a layer switches off, for that layer alone."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+
+class Feature(IntFlag):
+    """A bit of the feature mask; what is switched off is `Option`'s field of that name for the layer (ncnn's net.cpp).
+
+    - NO_FP16_ARITHMETIC: blobs and weights stay in 16 bits, sums and functions are computed in 32. On ARM that also
+      means packs of 4 instead of 8, and no winograd and no sgemm for 16 bit convolutions.
+    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but nothing converts what comes in: ncnn hands over the 16
+      bits of the layer before, which are then read as 32 (wrong numbers on ARM, and often a crash; Vulkan likewise).
+      So every input has to arrive in 32 bits: see `rewrite.masks`.
+    - NO_BF16_STORAGE: the same for bf16, which nobody gets without asking.
+    - NO_INT8: quantised layers are refused where they have no other weights.
+    - NO_VULKAN: the layer runs on the CPU, in 32 bits where its input is; what it reads comes down from the GPU.
+    - NO_SGEMM, NO_WINOGRAD: convolutions are computed in another way. Winograd in fp16 costs 1e-2 and more of the
+      largest value on ARM; without it a layer takes 1.5 to 2 times as long.
+    - SINGLE_THREAD: without threads of its own.
+    """
+
+    NO_FP16_ARITHMETIC = 1 << 0
+    NO_FP16_STORAGE = 1 << 1
+    NO_BF16_STORAGE = 1 << 2
+    NO_INT8 = 1 << 3
+    NO_VULKAN = 1 << 4
+    NO_SGEMM = 1 << 5
+    NO_WINOGRAD = 1 << 6
+    SINGLE_THREAD = 1 << 7
+
+
+SINCE = 20221128  # the first release that reads the parameter (Tencent/ncnn#4278); earlier ones ignore it
+
+# 32 bits throughout, on a CPU as well as beside a GPU.
+FP32 = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_VULKAN
+
+TEXT = {
+    Feature.NO_FP16_ARITHMETIC: "no fp16 arithmetic",
+    Feature.NO_FP16_STORAGE: "no fp16 storage",
+    Feature.NO_BF16_STORAGE: "no bf16 storage",
+    Feature.NO_INT8: "no int8",
+    Feature.NO_VULKAN: "no Vulkan",
+    Feature.NO_SGEMM: "no sgemm",
+    Feature.NO_WINOGRAD: "no winograd",
+    Feature.SINGLE_THREAD: "one thread",
+}
+
+
+def features_of(mask: int) -> str:
+    """The features that a mask switches off, in words."""
+    return ", ".join(text for feature, text in TEXT.items() if mask & feature)

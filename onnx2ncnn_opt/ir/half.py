@@ -1,0 +1,366 @@
+"""What ncnn's layers do inside when they compute in fp16, as its ARM kernels do (asimdhp) unless a program forbids it.
+
+A blob that is rounded to fp16 is seen from outside; the sums inside a layer are not. Convolutions and matrix products
+add up in fp16, term by term, and 3x3 convolutions go through winograd's transforms, whose numbers are up to a hundred
+times larger than those that go in. What that costs is found by doing it, on a sample: a few tiles or positions, the one
+with the largest number among them, and a few output channels.
+
+The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp and convolution_3x3_winograd_fp16s.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.graph import Layer
+
+Array = NDArray[Any]
+
+LARGEST = 65504.0  # beyond it fp16 has only infinity
+SMALLEST = 2.0**-24  # below half of it fp16 has only 0
+INFINITE = 3.4e38  # what stands for infinity where there is none to be had, as masks are filled with it
+ROOM = 2.0  # how much larger numbers may be with other inputs than with those that were tried
+
+_WEIGHT = "weight_data"
+_TILES, _POSITIONS, _CHANNELS = 8, 32, 12
+_SQ2 = math.sqrt(2.0)
+
+# For tiles of 6, 4 and 2 outputs: the transforms of input, kernel and output (convolution_3x3_winograd_fp16s.h).
+_WINOGRAD: dict[int, tuple[Array, Array, Array]] = {
+    6: (
+        np.array(
+            [
+                [1, 0, -5.25, 0, 5.25, 0, -1, 0],
+                [0, 1, 1, -4.25, -4.25, 1, 1, 0],
+                [0, -1, 1, 4.25, -4.25, -1, 1, 0],
+                [0, 0.5, 0.25, -2.5, -1.25, 2, 1, 0],
+                [0, -0.5, 0.25, 2.5, -1.25, -2, 1, 0],
+                [0, 2, 4, -2.5, -5, 0.5, 1, 0],
+                [0, -2, 4, 2.5, -5, -0.5, 1, 0],
+                [0, -1, 0, 5.25, 0, -5.25, 0, 1],
+            ]
+        ),
+        np.array(
+            [
+                [1, 0, 0],
+                [-2 / 9, -2 / 9, -2 / 9],
+                [-2 / 9, 2 / 9, -2 / 9],
+                [1 / 90, 1 / 45, 2 / 45],
+                [1 / 90, -1 / 45, 2 / 45],
+                [1 / 45, 1 / 90, 1 / 180],
+                [1 / 45, -1 / 90, 1 / 180],
+                [0, 0, 1],
+            ]
+        ),
+        np.array(
+            [
+                [1, 1, 1, 1, 1, 32, 32, 0],
+                [0, 1, -1, 2, -2, 16, -16, 0],
+                [0, 1, 1, 4, 4, 8, 8, 0],
+                [0, 1, -1, 8, -8, 4, -4, 0],
+                [0, 1, 1, 16, 16, 2, 2, 0],
+                [0, 1, -1, 32, -32, 1, -1, 1],
+            ]
+        ),
+    ),
+    4: (
+        np.array(
+            [
+                [1, 0, -2.5, 0, 1, 0],
+                [0, -_SQ2, -2, _SQ2 / 2, 1, 0],
+                [0, _SQ2, -2, -_SQ2 / 2, 1, 0],
+                [0, -_SQ2 / 2, -0.5, _SQ2, 1, 0],
+                [0, _SQ2 / 2, -0.5, -_SQ2, 1, 0],
+                [0, 1, 0, -2.5, 0, 1],
+            ]
+        ),
+        np.array(
+            [
+                [1, 0, 0],
+                [-2 / 3, -_SQ2 / 3, -1 / 3],
+                [-2 / 3, _SQ2 / 3, -1 / 3],
+                [1 / 6, _SQ2 / 6, 1 / 3],
+                [1 / 6, -_SQ2 / 6, 1 / 3],
+                [0, 0, 1],
+            ]
+        ),
+        np.array(
+            [
+                [1, 1, 1, 1, 1, 0],
+                [0, _SQ2 / 2, -_SQ2 / 2, _SQ2, -_SQ2, 0],
+                [0, 0.5, 0.5, 2, 2, 0],
+                [0, _SQ2 / 4, -_SQ2 / 4, _SQ2 * 2, -_SQ2 * 2, 1],
+            ]
+        ),
+    ),
+    2: (
+        np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]]),
+        np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
+        np.array([[1, 1, 1, 0], [0, 1, -1, 1]]),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What a layer's own arithmetic in fp16 does to its output, as far as a sample shows.
+
+    `error` is the root of the mean square of the errors, in the output's units; `overflows` says that something inside
+    became infinite. `how` names the arithmetic.
+    """
+
+    how: str
+    error: float
+    overflows: bool
+
+
+def to_half(numbers: Array) -> Array:
+    """Numbers as fp16 has them, in float32."""
+    with np.errstate(over="ignore"):
+        return numbers.astype(np.float16).astype(np.float32)
+
+
+def winograd_tile(layer: Layer) -> int:
+    """How many outputs a side winograd's tiles have when a layer is computed in fp16 on ARM; 0 without winograd.
+
+    convolution_arm_asimdhp.cpp, create_pipeline_fp16s.
+    """
+    if layer.type != "Convolution" or layer["featmask"] & (Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC):
+        return 0
+    ones = ("stride_w", "stride_h", "dilation_w", "dilation_h")
+    if (layer["kernel_w"], layer["kernel_h"]) != (3, 3) or any(layer[name] != 1 for name in ones):
+        return 0
+    outputs = layer["num_output"]
+    inputs = layer["weight_data_size"] // 9 // outputs if outputs else 0
+    if max(inputs, outputs) < 16:
+        return 0
+    if inputs <= 128 and outputs <= 128:
+        return 6
+    return 4 if min(inputs, outputs) >= 16 else 2
+
+
+def faulty_kernel(layer: Layer, *, fixed: bool) -> str:
+    """Why ncnn's fp16 kernel for a layer computes something else on ARM; empty where it does not.
+
+    convdw3x3s2_pack8_fp16sa_neon in convolutiondepthwise_3x3_pack8_fp16s.h: where it computes two columns at a time, it
+    takes the last column of the second and third row from the first. That is so for the last two or three columns of
+    outputs whose width is 4n+2 or 4n+3. `fixed` says that the shapes in the graph are those at run time.
+    """
+    channels = layer["group"] if layer.type == "ConvolutionDepthWise" else 0
+    if not channels or channels % 8 or layer["num_output"] != channels or layer["featmask"] & 1:
+        return ""
+    window = {name: (layer[f"{name}_w"], layer[f"{name}_h"]) for name in ("kernel", "stride", "dilation")}
+    if window != {"kernel": (3, 3), "stride": (2, 2), "dilation": (1, 1)}:
+        return ""
+    shape = layer.output.shape
+    width = shape[-1] if shape else None
+    if fixed and isinstance(width, int) and width % 4 < 2:
+        return ""
+    return "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
+
+
+def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) -> tuple[Inner, ...]:
+    """What a layer's arithmetic costs, as it would be computed now, and then without winograd where it has that.
+
+    `inputs` are the blobs that it reads, in float32, without a batch. Empty for layers that add up in 32 bits, and for
+    those that are not known.
+    """
+    if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE) or not inputs:
+        return ()
+    rng = np.random.default_rng(seed)
+    x = inputs[0]
+    found: list[Inner] = []
+    tile = winograd_tile(layer)
+    with np.errstate(all="ignore"):  # infinity minus infinity is what this looks for
+        weight = _weight(layer) if tile else None
+        if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
+            found.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
+        sample = _products(layer, inputs, rng)
+        if sample is not None:
+            found.append(_added(layer, *sample))
+    return tuple(found)
+
+
+def _weight(layer: Layer) -> Array | None:
+    """The weights of a layer that computes in floats."""
+    if _WEIGHT not in layer.weights or not layer.weights.stored(_WEIGHT).is_float:
+        return None
+    return np.asarray(layer.weights[_WEIGHT], np.float32)
+
+
+def _padded(layer: Layer, x: Array) -> Array:
+    pads = [layer[f"pad_{side}"] for side in ("top", "bottom", "left", "right")]
+    top, bottom, left, right = pads if min(pads) >= 0 else (1, 1, 1, 1)  # below 0: as many as keep the size
+    return np.pad(x, ((0, 0), (top, bottom), (left, right)))
+
+
+def _spread(count: int, most: int, rng: np.random.Generator) -> Array:
+    return np.arange(count) if count <= most else rng.choice(count, most, replace=False)
+
+
+def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
+    """Winograd's way through fp16 on some tiles of the input."""
+    x = _padded(layer, x)
+    itm, ktm, otm = (matrix.astype(np.float32) for matrix in _WINOGRAD[tile])
+    side = tile + 2
+    rows, columns = max(-(-(x.shape[1] - 2) // tile), 1), max(-(-(x.shape[2] - 2) // tile), 1)
+    x = np.pad(x, ((0, 0), (0, max(rows * tile + 2 - x.shape[1], 0)), (0, max(columns * tile + 2 - x.shape[2], 0))))
+    chosen = set(_spread(rows * columns, _TILES, rng).tolist())
+    _, top, left = np.unravel_index(int(np.abs(x).argmax()), x.shape)
+    chosen.add(min(int(top) // tile, rows - 1) * columns + min(int(left) // tile, columns - 1))
+    tiles = np.stack(
+        [x[:, r * tile : r * tile + side, c * tile : c * tile + side] for r, c in (divmod(t, columns) for t in chosen)]
+    )
+    channels = _spread(len(weight), _CHANNELS, rng)
+    kernels = weight[channels]
+    rows_done = to_half(itm @ to_half(tiles))
+    transformed = to_half(rows_done @ itm.T)
+    u = ktm @ kernels @ ktm.T
+    products = to_half(u)[None] * transformed[:, None]  # tile, output, input, side, side
+    sums, peak = _accumulated(np.moveaxis(products, 2, -1))
+    halfway = to_half(otm @ sums)
+    result = to_half(halfway @ otm.T)
+    exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T) @ otm.T
+    peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
+    error = _error(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
+    return Inner("winograd's sums", error, not peak <= LARGEST / ROOM)
+
+
+def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
+    """A sample of the sums that a layer adds up in fp16; None where it has none.
+
+    The terms are along the last axis, before it are the output channels, whose numbers are returned as well.
+    """
+    x = inputs[0]
+    if layer.type in ("InnerProduct", "Gemm", "MatMul"):
+        return _matrix_products(layer, inputs, rng)
+    weight = _weight(layer)
+    if weight is None:
+        return None
+    if layer.type in ("Convolution", "Convolution1D"):
+        outputs = layer["num_output"]
+        height = 1 if layer.type == "Convolution1D" else layer["kernel_h"]
+        image: Array = x[:, None] if x.ndim == 2 else x
+        if image.ndim != 3:
+            return None
+        taps = weight.reshape(outputs, -1, height, layer["kernel_w"])
+        if taps.shape[1] != image.shape[0]:
+            return None
+        channels = _spread(outputs, _CHANNELS, rng)
+        kernels = taps[channels].reshape(len(channels), -1)
+        rows, columns = max(image.shape[1] - height + 1, 1), max(image.shape[2] - taps.shape[3] + 1, 1)
+        places = [divmod(int(place), columns) for place in _spread(rows * columns, _POSITIONS, rng)]
+        _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
+        places.append((min(int(top), rows - 1), min(int(left), columns - 1)))
+        patches = np.zeros((len(places), *taps.shape[1:]), np.float32)
+        for patch, (r, c) in zip(patches, places, strict=True):
+            part = image[:, r : r + height, c : c + taps.shape[3]]
+            patch[:, : part.shape[1], : part.shape[2]] = part
+        return to_half(kernels)[None] * to_half(patches.reshape(len(places), 1, -1)), channels
+    if layer.type == "Deconvolution" and x.ndim == 3 and weight.size % (layer["num_output"] * x.shape[0]) == 0:
+        filters = weight.reshape(layer["num_output"], x.shape[0], -1)
+        channels = _spread(len(filters), _CHANNELS, rng)
+        pixels = x.reshape(x.shape[0], -1)
+        pixels = pixels[:, _spread(pixels.shape[1], _POSITIONS, rng)].T
+        return to_half(filters[channels][:, :, 0])[None] * to_half(pixels)[:, None], channels
+    return None
+
+
+def _matrix_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
+    if layer.type == "InnerProduct":
+        weight = _weight(layer)
+        if weight is None:
+            return None
+        columns = weight.reshape(layer["num_output"], -1)
+        if inputs[0].size % columns.shape[1]:
+            return None
+        rows = inputs[0].reshape(-1, columns.shape[1])
+    else:
+        operands = _operands(layer, list(inputs))
+        if len(operands) < 2 or any(operand.ndim < 2 for operand in operands):
+            return None
+        # The first matrix of each stands for all.
+        rows, columns = (operand.reshape(-1, *operand.shape[-2:])[0] for operand in operands)
+        if rows.shape[1] != columns.shape[1]:
+            return None
+    channels = _spread(len(columns), _CHANNELS, rng)
+    rows = rows[_spread(len(rows), _POSITIONS, rng)]
+    return to_half(rows)[:, None] * to_half(columns[channels])[None], channels
+
+
+def _operands(layer: Layer, given: list[Array]) -> list[Array]:
+    """Both factors of a product of matrices, with the axis that is summed up last."""
+    if layer.type == "MatMul":
+        a, b = given[:2]
+        return [a, b if layer["transB"] else np.swapaxes(b, -1, -2) if b.ndim > 1 else b]
+    found: list[Array] = []
+    for name, size, sums_last in (("A", "constantM", not layer["transA"]), ("B", "constantN", layer["transB"])):
+        if layer[f"constant{name}"]:
+            if f"{name}_data" not in layer.weights or not layer.weights.stored(f"{name}_data").is_float:
+                return []
+            shape = (layer[size], layer["constantK"])
+            matrix = np.asarray(layer.weights[f"{name}_data"], np.float32).reshape(shape if sums_last else shape[::-1])
+        elif given:
+            matrix = given.pop(0)
+        else:
+            return []
+        found.append(matrix if sums_last or matrix.ndim < 2 else np.swapaxes(matrix, -1, -2))
+    return found
+
+
+def _added(layer: Layer, products: Array, channels: Array) -> Inner:
+    """Terms along the last axis added up one after the other, each sum rounded."""
+    result, peak = _accumulated(products)
+    exact = products.sum(-1, dtype=np.float64)
+    error = _error(layer, result, exact, channels)
+    return Inner(f"sums of {products.shape[-1]} products", error, not peak <= LARGEST / ROOM)
+
+
+def _accumulated(products: Array) -> tuple[Array, float]:
+    """The sums along the last axis as they come out of steps that each round to fp16, and the largest on the way."""
+    partial = np.cumsum(products, axis=-1, dtype=np.float32)
+    return to_half(partial[..., -1] + (to_half(partial) - partial).sum(-1)), _peak(partial)
+
+
+def _peak(numbers: Array) -> float:
+    return float(np.abs(numbers).max(initial=0.0))
+
+
+def _error(layer: Layer, result: Array, exact: Array, channels: Array) -> float:
+    """The root of the mean square of what is left of the errors of sums after the layer's bias and activation.
+
+    The channels are along the last axis.
+    """
+    if "bias_data" in layer.weights:
+        bias = np.asarray(layer.weights["bias_data"], np.float32)[channels]
+        result, exact = result + bias, exact + bias
+    errors = _activated(layer, result) - _activated(layer, exact)
+    finite = errors[np.isfinite(errors)]
+    return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
+
+
+def _activated(layer: Layer, x: Array) -> Array:
+    """A layer's fused activation of numbers."""
+    if layer.spec is None or "activation_type" not in layer.spec.by_name:
+        return x
+    kind, params = layer["activation_type"], layer["activation_params"]
+    if kind == 1:
+        return np.maximum(x, 0)
+    if kind == 2:
+        return np.where(x < 0, x * params[0], x)
+    if kind == 3:
+        return np.clip(x, params[0], params[1])
+    if kind == 4:
+        return np.asarray(1 / (1 + np.exp(-x)))
+    if kind == 5:
+        return np.asarray(x * np.tanh(np.logaddexp(0, x)))
+    if kind == 6:
+        return np.asarray(x * np.clip(x * params[0] + params[1], 0, 1))
+    return x

@@ -1,0 +1,141 @@
+"""Feature masks (parameter 31) for layers that fp16 is not enough for: what the graph alone proves, and how one is put.
+
+A layer without fp16 storage needs its inputs in 32 bits, which ncnn does not see to (`ir.features`). What makes them so
+is a Dropout of scale 1: it has no fp16 kernel on ARM, so that ncnn converts its input, and its own mask keeps it off
+the GPU, so that the blob comes down in 32 bits. Everywhere else it costs nothing. Splits of such blobs take the mask
+from their readers when the net is written (`param.splits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
+
+# Their output is in 32 bits whatever the options are: nothing converts what a program feeds, or a file holds.
+SOURCES = frozenset({"Input", "MemoryData"})
+# Layers that take their weights as fp16 wherever they take their input so.
+_HALF_WEIGHTS = frozenset(
+    {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
+    | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
+)
+_ADD, _SUB, _DIV, _RDIV = 0, 1, 3, 8
+_SQRT, _RSQRT, _LOG, _RECIPROCAL = 5, 6, 8, 15
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Features that a layer does without, and why; `largest` is the largest number seen there, None if nothing ran."""
+
+    layer: str
+    type: str
+    features: Feature
+    reason: str
+    largest: float | None = None
+
+    def __str__(self) -> str:
+        seen = "" if self.largest is None else f" (largest value seen: {self.largest:.3g})"
+        return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
+
+
+def prove_masks(graph: Graph, *, fixed: bool) -> dict[Layer, Mask]:
+    """The masks that a graph needs whatever its inputs are; `fixed` says that its shapes are those at run time."""
+    found: dict[Layer, Mask] = {}
+
+    def add(layer: Layer, features: Feature, reason: str) -> None:
+        if features & ~layer["featmask"]:
+            found.setdefault(layer, Mask(layer.name, layer.type, features, reason))
+
+    for layer in graph:
+        if reason := faulty_kernel(layer, fixed=fixed):
+            add(layer, Feature.NO_FP16_ARITHMETIC, reason)
+        if layer.type in _HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:
+            add(layer, FP32, f"a weight is {size:.3g}, and fp16 ends at {LARGEST:g}")
+        if layer.type == "MemoryData" and (size := _largest_weight(layer)) > LARGEST:
+            for user in layer.output.users:
+                add(user, FP32, f"it reads the constant {size:.3g}, and fp16 ends at {LARGEST:g}")
+        if layer.type == "BinaryOp" and layer["with_scalar"]:
+            size = abs(float(layer["b"]))
+            if LARGEST < size < INFINITE:
+                add(layer, FP32, f"its number is {size:.3g}, and fp16 ends at {LARGEST:g}")
+            elif 0 < size < SMALLEST and layer["op_type"] in (_ADD, _SUB) and (risky := _divides(layer.output)):
+                reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
+                for each in (layer, *risky):
+                    add(each, FP32, reason)
+    return found
+
+
+def _largest_weight(layer: Layer) -> float:
+    """The largest weight, but for what stands for infinity."""
+    largest = 0.0
+    for name, stored in layer.weights.stored_items():
+        if stored.is_float and stored.data.dtype.kind == "f" and not name.endswith("bytes"):
+            numbers = np.abs(np.asarray(stored.array, np.float32))
+            largest = max(largest, float(numbers[numbers < INFINITE].max(initial=0.0)))
+    return largest
+
+
+def _divides(blob: Blob) -> list[Layer]:
+    """The layers after a sum that have no result at 0, through a square root."""
+    found: list[Layer] = []
+    for user in blob.users:
+        if _has_no_result_at_0(user, blob):
+            found.append(user)
+        elif user.type == "UnaryOp" and user["op_type"] == _SQRT and (behind := _divides(user.output)):
+            found += [user, *behind]
+    return found
+
+
+def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
+    if layer.type == "UnaryOp":
+        return layer["op_type"] in (_RSQRT, _LOG, _RECIPROCAL)
+    if layer.type != "BinaryOp":
+        return False
+    if layer["with_scalar"]:
+        return bool(layer["op_type"] == _RDIV)
+    return bool(layer["op_type"] == _DIV and layer.inputs[1] is blob) or bool(
+        layer["op_type"] == _RDIV and layer.inputs[0] is blob
+    )
+
+
+def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
+    """Put masks on layers, beside those they have, and what brings blobs in 32 bits to those that need them so."""
+    for layer, features in masks:
+        layer.params["featmask"] = layer["featmask"] | int(features)
+    entries: dict[Blob, Blob] = {}
+    names = {blob.name for layer in graph for blob in layer.outputs}
+    for layer in graph:
+        if not layer["featmask"] & Feature.NO_FP16_STORAGE or layer.type in SOURCES:
+            continue
+        graph.set_inputs(layer, [_in_32_bits(graph, blob, entries, names) for blob in layer.inputs])
+
+
+def _in_32_bits(graph: Graph, blob: Blob, entries: dict[Blob, Blob], names: set[str]) -> Blob:
+    producer = blob.producer
+    if producer is None or producer.type in SOURCES or producer["featmask"] & Feature.NO_FP16_STORAGE:
+        return blob
+    if producer.type == "Dropout" and producer["featmask"] & Feature.NO_VULKAN:
+        return blob
+    if blob not in entries:
+        name = f"{blob.name}_fp32"
+        while name in names:
+            name += "_"
+        names.add(name)
+        entry = Layer(
+            "Dropout",
+            name,
+            [blob],
+            [Blob(name, blob.shape)],
+            {"featmask": int(Feature.NO_VULKAN)},
+            None,
+            producer.origin,
+        )
+        following = producer._next
+        graph.add(entry, before=following)
+        entries[blob] = entry.output
+    return entries[blob]

@@ -1,0 +1,136 @@
+"""What a net computes in 16 bits on a device that is not at hand.
+
+ncnn runs the net here in 32 bits, blob by blob, and each blob is rounded before the next is computed from it: what is
+too large for fp16 becomes infinite as it would there. What a layer's own arithmetic in fp16 costs (winograd, sums) is
+measured on a sample of each layer, and added as random errors of that size.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import Inner, inner_arithmetic
+from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Seen, Step
+from onnx2ncnn_opt.verify.nets import index_blobs
+
+# Layers that add up in fp16, whose sums are sampled.
+SAMPLED = frozenset({"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul"})
+_STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One run: its outputs; of each blob before it was rounded its largest number, and how many are not finite."""
+
+    outputs: dict[Blob, Array] = field(default_factory=dict)
+    largest: dict[Blob, float] = field(default_factory=dict)
+    special: dict[Blob, int] = field(default_factory=dict)
+
+
+@dataclass
+class Estimator:
+    """Runs a net in 32 and in 16 bits; use as a context manager.
+
+    `feeds` are by the graph's input blobs. Masks may be put on layers between runs: they are honoured.
+    """
+
+    graph: Graph
+    feeds: Mapping[Blob, Feed]
+    timeout: float = 300.0
+    worker: NcnnWorker = field(default_factory=NcnnWorker)
+
+    def __enter__(self) -> Estimator:
+        self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
+        param, bin = (Path(self._folder.name) / name for name in ("net.param", "net.bin"))
+        write_net(self.graph, param, bin)
+        listing = list_layers(self.graph)
+        self._names = {
+            blob: top
+            for line in listing.lines
+            if line.layer is not None
+            for blob, top in zip(line.layer.outputs, line.tops, strict=True)
+        }
+        self._public = listing.names
+        self._runner = NcnnRunner(param, bin, worker=self.worker, timeout=self.timeout)
+        self._indexes = index_blobs(self.graph)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.worker.close()
+        self._folder.cleanup()
+
+    def fetch(self, blob: Blob) -> Fetch:
+        """An output as the written net has it, with a batch as `feeds` have one."""
+        is_batch = any(
+            feed.batch_axis is not None and feed.array.shape[feed.batch_axis] > 1 for feed in self.feeds.values()
+        )
+        return Fetch(self._public[blob], 0 if is_batch else None)
+
+    def run(self, rounding: str = "", noise: Mapping[Layer, float] | None = None, seed: int = 0) -> Walk:
+        """The net with every blob rounded to "fp16" or "bf16" (or none), and errors of layers on their outputs."""
+        walk = Walk()
+        self._walk(walk, rounding, noise or {}, seed, {})
+        return walk
+
+    def inner(self) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
+        """The net in 32 bits, and what the arithmetic of each layer would cost in fp16."""
+        walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
+        self._walk(walk, "", {}, 0, found)
+        return walk, found
+
+    def _walk(
+        self, walk: Walk, rounding: str, noise: Mapping[Layer, float], seed: int, found: dict[Layer, tuple[Inner, ...]]
+    ) -> None:
+        is_sampled = not rounding
+        blobs: dict[str, Blob] = {}
+        steps: list[Step] = []
+        readers = {layer for layer in self.graph if is_sampled and layer.type in SAMPLED}
+        for layer in self.graph:
+            for blob in layer.outputs:
+                if blob not in self._names or (layer.type == "Input" and blob not in self.feeds):
+                    continue
+                name = self._names[blob]
+                blobs[name] = blob
+                is_read = any(user in readers for user in blob.users)
+                keeps = blob in self._indexes or _stays(blob, rounding)
+                steps.append(Step(name, "" if keeps else rounding, noise.get(layer, 0.0), is_read))
+        ends = {self._public[blob]: blob for blob in self.graph.outputs if not blob.is_input}
+        steps += [Step(name, send=True) for name in ends]
+        waiting: dict[Blob, Array] = {}
+        left = {blob: sum(user in readers for user in blob.users) for blob in self._names}
+
+        def visit(step: Step, seen: Seen) -> None:
+            blob = blobs.get(step.blob)
+            if blob is None or blob in walk.largest:  # what is computed has been: it is an output's turn
+                assert seen.array is not None
+                walk.outputs[ends[step.blob]] = seen.array
+                return
+            walk.largest[blob], walk.special[blob] = seen.largest, seen.special
+            if seen.array is None:
+                return
+            waiting[blob] = seen.array[0] if seen.is_batch else seen.array
+            for layer in blob.users:
+                if layer in readers and all(each in waiting for each in layer.inputs):
+                    found[layer] = inner_arithmetic(layer, [waiting[each] for each in layer.inputs])
+                    for each in layer.inputs:
+                        left[each] -= 1
+                        if not left[each]:
+                            del waiting[each]
+
+        self._runner.walk({self._names[blob]: feed for blob, feed in self.feeds.items()}, steps, visit, seed)
+
+
+def _stays(blob: Blob, rounding: str) -> bool:
+    """Whether a blob keeps its 32 bits: all that read it want them, or nothing reads it and its producer makes them."""
+    bit = _STORAGE.get(rounding, 0)
+    if blob.users:
+        return all(user["featmask"] & bit for user in blob.users)
+    return blob.producer is not None and bool(blob.producer["featmask"] & bit)

@@ -1,0 +1,221 @@
+"""Which layers fp16 is not enough for, found by running the net: the smallest masks with which it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner
+from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask
+from onnx2ncnn_opt.verify.estimate import Estimator, Walk
+
+# What an output may be off by, in units of its largest value. Devices may be off by twice that: other inputs, and
+# other kernels than those that the estimate knows.
+BUDGET = 1e-2
+ACCEPTED = 2e-2
+# ... or this many times what rounding every blob to fp16 gives, which no mask undoes.
+_ROUNDINGS = 2.0
+_ROUNDINGS_ACCEPTED = 4.0
+_MOST_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What fp16 does to a net, estimated with its masks.
+
+    `error` is the largest of an output, in units of its largest value; NaN where an output is not finite that is so in
+    fp32. `allowed` is the error up to which fp16 does what it can.
+    """
+
+    error: float
+    allowed: float = ACCEPTED
+
+    @property
+    def ok(self) -> bool:
+        """Whether fp16 is enough for the net."""
+        return self.error <= self.allowed
+
+    def __str__(self) -> str:
+        if math.isnan(self.error):
+            return "NaN or infinity in an output; compute it in fp32 on devices, or see `mixed`"
+        text = f"off by up to {self.error:.1e} of an output's largest value"
+        return text if self.ok else f"{text}; compute it in fp32 on devices, or see `mixed`"
+
+
+def error_of(walk: Walk, reference: Walk) -> float:
+    """The largest error of a run's outputs, in units of an output's largest value; NaN where one is not finite."""
+    worst = 0.0
+    for blob, expected in reference.outputs.items():
+        if expected.dtype != np.float32 or not expected.size:
+            continue
+        actual, known = walk.outputs[blob], np.isfinite(expected)
+        if not np.isfinite(actual[known]).all():
+            return math.nan
+        size = float(np.abs(expected[known]).max(initial=0.0))
+        worst = max(worst, float(np.abs(actual[known] - expected[known]).max(initial=0.0)) / (size or 1.0))
+    return worst
+
+
+def measure(estimator: Estimator) -> Precision:
+    """What fp16 does to a net as it is. Raises RunError where ncnn cannot run it."""
+    reference, inner = estimator.inner()
+    error = error_of(estimator.run("fp16", noise_of(inner)), reference)
+    return Precision(error) if error <= ACCEPTED else Precision(error, _accepted(estimator, reference))
+
+
+def _accepted(estimator: Estimator, reference: Walk) -> float:
+    rounding = error_of(estimator.run("fp16"), reference)
+    return ACCEPTED if math.isnan(rounding) else max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
+
+
+def find_masks(estimator: Estimator, *, budget: float = BUDGET) -> tuple[dict[Layer, Mask], Precision]:
+    """The masks that a net needs besides those that it has, and what then is left of its precision.
+
+    The layers keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the
+    net.
+    """
+    found = _Found()
+    with restored_masks(estimator.graph):
+        reference, inner = estimator.inner()
+        _mask_large(estimator.graph, reference, inner, found)
+        precision = _mask_errors(estimator, reference, inner, found, budget)
+    return found.masks, precision
+
+
+@contextmanager
+def restored_masks(graph: Graph) -> Iterator[None]:
+    """Give layers their masks back in the end, whatever happened to them."""
+    before = {layer: layer.params.get("featmask") for layer in graph}
+    try:
+        yield
+    finally:
+        for layer, mask in before.items():
+            layer.params.pop("featmask", None)
+            if mask is not None:
+                layer.params["featmask"] = mask
+
+
+class _Found:
+    """The masks up to now, each put on its layer at once."""
+
+    def __init__(self) -> None:
+        self.masks: dict[Layer, Mask] = {}
+
+    def add(self, layer: Layer, features: Feature, reason: str, largest: float | None) -> None:
+        missing = features & ~Feature(layer["featmask"])
+        if not missing:
+            return
+        known = self.masks.get(layer)
+        if known is not None:
+            mask = replace(known, features=known.features | features, reason=f"{known.reason}; {reason}")
+        else:
+            mask = Mask(layer.name, layer.type, missing, reason, largest)
+        self.masks[layer] = mask
+        layer.params["featmask"] = layer["featmask"] | int(features)
+
+
+def _mask_large(graph: Graph, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found) -> None:
+    """Numbers that are too large for fp16, in blobs or inside of layers."""
+
+    def large(blobs: Sequence[Blob]) -> float:
+        sizes = [reference.largest.get(blob, 0.0) for blob in blobs]
+        return max((size for size in sizes if LARGEST / ROOM < size < INFINITE), default=0.0)
+
+    for layer in graph:
+        if layer.type in SOURCES:
+            continue
+        if made := large(layer.outputs):
+            found.add(layer, FP32, f"its output is too large for fp16, which ends at {LARGEST:g}", made)
+        elif read := large(layer.inputs):
+            found.add(layer, FP32, f"its input is too large for fp16, which ends at {LARGEST:g}", read)
+    for layer, ways in inner.items():
+        now = max((reference.largest.get(blob, 0.0) for blob in (*layer.inputs, *layer.outputs)), default=0.0)
+        if ways and ways[0].overflows:
+            features = Feature.NO_FP16_ARITHMETIC
+            if len(ways) > 1:
+                features |= Feature.NO_WINOGRAD  # which is done in fp16 on GPUs all the same
+            found.add(layer, features, f"{ways[0].how} in fp16 become larger than {LARGEST:g}", now)
+
+
+def _largest(walk: Walk, layer: Layer) -> float:
+    """The largest number that a layer makes."""
+    return max((walk.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0)
+
+
+def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, float]:
+    """What the arithmetic of each layer costs with the masks that it has now."""
+    noise: dict[Layer, float] = {}
+    for layer, ways in inner.items():
+        mask = layer["featmask"]
+        if ways and not mask & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE):
+            noise[layer] = (ways[-1] if mask & Feature.NO_WINOGRAD else ways[0]).error
+    return noise
+
+
+def _mask_errors(
+    estimator: Estimator, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found, budget: float
+) -> Precision:
+    """What makes an output NaN or infinite, then what makes it too inexact."""
+    for _ in range(_MOST_ROUNDS):
+        walk = estimator.run("fp16", noise_of(inner))
+        error = error_of(walk, reference)
+        if not math.isnan(error) or not _mask_first_special(estimator.graph, walk, reference, found):
+            break
+    if error <= budget:
+        return Precision(error)
+    rounding = error_of(estimator.run("fp16"), reference)
+    if math.isnan(rounding):
+        return Precision(error)
+    target, accepted = max(budget, _ROUNDINGS * rounding), max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
+    if error <= target:
+        return Precision(error, accepted)
+    noise = noise_of(inner)
+
+    def relative(layer: Layer) -> float:
+        return noise[layer] / max(_largest(reference, layer), SMALLEST)
+
+    candidates = sorted((layer for layer in noise if noise[layer]), key=relative, reverse=True)
+
+    def error_without(count: int) -> float:
+        kept = {layer: noise[layer] for layer in candidates[count:]}
+        return error_of(estimator.run("fp16", kept), reference)
+
+    count = _least(len(candidates), lambda count: error_without(count) <= target)
+    for layer in candidates[:count]:
+        largest = _largest(reference, layer)
+        reason = f"{inner[layer][0].how} in fp16: errors of {relative(layer):.1%} of the largest value"
+        found.add(layer, Feature.NO_FP16_ARITHMETIC, reason, largest)
+    return Precision(error_without(count), accepted)
+
+
+def _least(most: int, suits: Callable[[int], bool]) -> int:
+    """The least count up to `most` that suits, as far as one that suits is followed by none that does not."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if suits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found) -> bool:
+    """Where a blob first becomes NaN or infinite: the layer that makes it, and those that it reads from, in fp32."""
+    for layer in graph:
+        if all(walk.special.get(blob, 0) <= reference.special.get(blob, 0) for blob in layer.outputs):
+            continue
+        largest = _largest(reference, layer)
+        before = [blob.producer for blob in layer.inputs if blob.producer and blob.producer.type not in SOURCES]
+        count = len(found.masks)
+        found.add(layer, FP32, "its output is NaN or infinite in fp16", largest)
+        for each in before:
+            found.add(each, FP32, f"{layer.type} '{layer.name}' makes NaN or infinity of its output in fp16", None)
+        return len(found.masks) > count
+    return False

@@ -1,0 +1,297 @@
+"""The smallest set of feature masks with which a net stays within a budget in fp16, for any net, on a device or not.
+
+Every layer is tried alone: all others compute in fp32 arithmetic, this one in fp16, and without winograd where ncnn has
+it. Then the layers that cost most get their masks, as few as are enough, and of these the mildest.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import winograd_tile
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask, put_masks
+from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.targets import Target, find_target
+from onnx2ncnn_opt.verify.estimate import Estimator, Walk
+from onnx2ncnn_opt.verify.masks import error_of, find_masks, noise_of, restored_masks
+from onnx2ncnn_opt.verify.verify import net_feeds
+
+Masks = Mapping[Layer, Feature]
+
+_MILD, _FULL = Feature.NO_WINOGRAD, Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
+_MOVES = frozenset(
+    {
+        "Concat",
+        "Crop",
+        "Dropout",
+        "ExpandDims",
+        "Flatten",
+        "Flip",
+        "Noop",
+        "Padding",
+        "Permute",
+        "PixelShuffle",
+        "Reorg",
+    }
+    | {"Reshape", "ShuffleChannel", "Slice", "Split", "Squeeze", "Tile"}
+)
+_TIMES = 7
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A mask that was chosen: `alone` is the error of the net when this layer alone goes without it.
+
+    `seconds` is what the mask costs in each run, None where that cannot be measured.
+    """
+
+    mask: Mask
+    alone: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A net with masks: its errors `before` and `after` in fp16, in units of an output's largest value.
+
+    `checked` says where that was found out. `seconds` is the time of a run with the masks, None where that cannot be
+    measured.
+    """
+
+    graph: Graph
+    chosen: tuple[Chosen, ...]
+    before: float
+    after: float
+    checked: str
+    seconds: float | None = None
+
+
+class Judge:
+    """Runs a net in fp16 with masks, and knows how far off it is then; use as a context manager."""
+
+    def __init__(self, graph: Graph, feeds: Mapping[Blob, Feed], timeout: float) -> None:
+        self.graph, self.estimator = graph, Estimator(graph, feeds, timeout=timeout)
+
+    def __enter__(self) -> Judge:
+        self.estimator.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.estimator.__exit__(kind, error, trace)
+
+    def prepare(self) -> Walk:
+        """The net in fp32."""
+        self.reference, self.inner = self.estimator.inner()
+        return self.reference
+
+    def error(self, masks: Masks) -> float:
+        """The largest error of an output, in units of its largest value; NaN where one is not finite."""
+        with restored_masks(self.graph):
+            for layer, features in masks.items():
+                layer.params["featmask"] = layer["featmask"] | int(features)
+            return error_of(self.estimator.run("fp16", noise_of(self.inner)), self.reference)
+
+    def seconds(self, masks: Masks) -> float | None:
+        """How long a run takes; None where that cannot be measured."""
+        return None
+
+    @property
+    def checked(self) -> str:
+        """Where the net was run, for people."""
+        return "estimated for fp16"
+
+
+class DeviceJudge(Judge):
+    """The same on a device."""
+
+    def __init__(
+        self, param: Path, bin: Path, graph: Graph, feeds: Mapping[Blob, Feed], target: Target, timeout: float
+    ) -> None:
+        super().__init__(graph, feeds, timeout)
+        self._source, self._feeds, self._target, self._timeout = (param, bin), feeds, target, timeout
+
+    def __enter__(self) -> Judge:
+        super().__enter__()
+        self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
+        self._worker = NcnnWorker(self._target)
+        self._bin = Path(self._folder.name) / "net.bin"
+        self._names = write_net(self.graph, Path(self._folder.name) / "net.param", self._bin)
+        self._count = 0
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.close()
+        self._folder.cleanup()
+        super().__exit__(kind, error, trace)
+
+    def _runner(self, masks: Masks) -> NcnnRunner:
+        """The net with masks, as files; what brings blobs in 32 bits has no weights."""
+        copy = read_net(*self._source).graph
+        positions = {position: masks[layer] for position, layer in enumerate(self.graph) if layer in masks}
+        put_masks(copy, [(layer, positions[at]) for at, layer in enumerate(copy.layers) if at in positions])
+        self._count += 1
+        param = Path(self._folder.name) / f"net{self._count}.param"
+        param.write_text(format_param(copy))
+        return NcnnRunner(param, self._bin, mode="fp16", worker=self._worker, threads=None, timeout=self._timeout)
+
+    def _outputs(self, runner: NcnnRunner) -> dict[Blob, Array]:
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        fetches = [self.estimator.fetch(blob) for blob in outputs]
+        results = runner.run({self._names[blob]: feed for blob, feed in self._feeds.items()}, fetches)
+        return {blob: results[fetch.blob] for blob, fetch in zip(outputs, fetches, strict=True)}
+
+    def error(self, masks: Masks) -> float:
+        """As there, measured."""
+        return error_of(Walk(self._outputs(self._runner(masks))), self.reference)
+
+    def seconds(self, masks: Masks) -> float | None:
+        """The shortest of some runs, with what it takes to hand over inputs and outputs."""
+        if self._target.patience > 1:  # an emulator's time says nothing
+            return None
+        runner = self._runner(masks)
+        times = []
+        for _ in range(_TIMES):
+            start = time.perf_counter()
+            self._outputs(runner)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    @property
+    def checked(self) -> str:
+        """Where the net was run, for people."""
+        return self._worker.checked(["fp16"])
+
+
+def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = lambda text: None) -> Mixed:
+    """Put the smallest set of masks on a net with which it stays within a budget.
+
+    Raises VerificationError where no masks are enough.
+    """
+    graph = judge.graph
+    step("the net in fp32")
+    reference = judge.prepare()
+    before = judge.error({})
+    if before <= budget:
+        return Mixed(graph, (), before, before, judge.checked, judge.seconds({}))
+    needed, _ = find_masks(judge.estimator, budget=math.inf)
+    fixed = {layer: mask.features for layer, mask in needed.items()}
+    layers = [layer for layer in graph if layer.type not in SOURCES | _MOVES and layer not in fixed]
+    everything: dict[Layer, Feature] = {**dict.fromkeys(layers, _FULL), **fixed}
+    least = judge.error(everything)
+    if not least <= budget:
+        what = "NaN or infinite" if math.isnan(least) else f"off by {least:.1e} of the largest value"
+        raise VerificationError(
+            f"no masks keep the net within {budget:.1e}: with all of them an output is {what}; "
+            "compute it in fp32 on devices, or give a larger --budget"
+        )
+    alone: dict[Layer, float] = {}
+    for number, layer in enumerate(layers, 1):
+        step(f"{layer.type} '{layer.name}' alone in fp16 ({number} of {len(layers)})")
+        error = judge.error({each: features for each, features in everything.items() if each is not layer})
+        alone[layer] = math.inf if math.isnan(error) else error
+    order = sorted(layers, key=lambda layer: alone[layer], reverse=True)
+
+    def enough(count: int) -> bool:
+        step(f"the {count} layers that cost most in fp32")
+        return judge.error({**dict.fromkeys(order[:count], _FULL), **fixed}) <= budget
+
+    masks: dict[Layer, Feature] = {**dict.fromkeys(order[: _least(len(order), enough)], _FULL), **fixed}
+    for layer in [layer for layer in reversed(order) if layer in masks]:
+        milder: Sequence[Feature] = (Feature(0), _MILD) if winograd_tile(layer) else (Feature(0),)
+        for features in (*milder, Feature.NO_FP16_ARITHMETIC):
+            step(f"{layer.type} '{layer.name}' with a milder mask")
+            if judge.error({**masks, layer: features}) <= budget:
+                masks[layer] = features
+                break
+    masks = {layer: features for layer, features in masks.items() if features}
+    after = judge.error(masks)
+    seconds = judge.seconds(masks)
+    chosen = []
+    for layer, features in masks.items():
+        mask = needed.get(layer) or Mask(
+            layer.name,
+            layer.type,
+            features,
+            f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output",
+            max((reference.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0),
+        )
+        without = None
+        if seconds is not None:
+            step(f"the time of {layer.type} '{layer.name}'")
+            without = judge.seconds({each: mask for each, mask in masks.items() if each is not layer})
+        cost = None if seconds is None or without is None else seconds - without
+        chosen.append(Chosen(replace(mask, features=features), alone.get(layer, math.nan), cost))
+    put_masks(graph, masks.items())
+    return Mixed(graph, tuple(chosen), before, after, judge.checked, seconds)
+
+
+def _least(most: int, suits: Callable[[int], bool]) -> int:
+    """The least count up to `most` that suits, as far as one that suits is followed by none that does not."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        if suits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def mixed(
+    model: Path,
+    param: Path,
+    bin: Path,
+    *,
+    budget: float = 1e-2,
+    manifest: Manifest | None = None,
+    feeds: Mapping[str, Array] | Path | None = None,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    on: str | None = None,
+    timeout: float = 300.0,
+    step: Callable[[str], None] = lambda text: None,
+) -> Mixed:
+    """The net with the smallest set of masks with which no output is off by more than `budget` in fp16.
+
+    `budget` is in units of an output's largest value in fp32. Masks that the net has stay. `on` is the device to find
+    out on, see `verify_net`; without it fp16 is estimated. The other options are those of `verify_net`; nothing is
+    written. `step` is told what is being done.
+
+    Raises:
+        VerificationError: the net does not compute what the model does in fp32, or no masks are enough.
+        UsageError, ModelError, ParamError, BinError, RunError: as for `verify_net` and `optimize`.
+    """
+    if not budget > 0:
+        raise UsageError(f"the budget has to be above 0, not {budget:g}")
+    target = find_target(on)
+    target.require()
+    step("the net against ONNX Runtime in fp32")
+    options: dict[str, Any] = {"manifest": manifest, "feeds": feeds, "shapes": shapes, "values": values, "seed": seed}
+    given = net_feeds(model, param, bin, timeout=timeout, **options)
+    net = read_net(param, bin)
+    arrays = {net.names[blob]: feed for blob, feed in given.items()}
+    judge = (
+        Judge(net.graph, arrays, timeout) if on is None else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
+    )
+    with judge:
+        return choose_masks(judge, budget=budget, step=step)

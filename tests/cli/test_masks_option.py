@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx2ncnn_opt import api
+from onnx2ncnn_opt.cli.main import main
+from onnx2ncnn_opt.manifest import read_manifest
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """x * 300, squared, summed and rooted: the squares are too large for fp16; and a depthwise convolution."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv", group=8, strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Mul", ["c", "k"], ["m"], "mul"),
+        helper.make_node("ReduceSumSquare", ["m", "axes"], ["s"], "sum", keepdims=1),
+        helper.make_node("Sqrt", ["s"], ["y"], "root"),
+    ]
+    rng = np.random.default_rng(0)
+    constants = {
+        "w": rng.standard_normal((8, 1, 3, 3)).astype(np.float32),
+        "k": np.array(300, np.float32),
+        "axes": np.array([1], np.int64),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 6, 6])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+def run(arguments: Sequence[object], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def masks_of(param: Path) -> list[str]:
+    return [line for line in param.read_text().splitlines() if "31=" in line]
+
+
+def test_convert_gives_masks_and_says_why(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(["convert", model, "-o", tmp_path / "net"], capsys)
+    lines = [line for line in said.splitlines() if line.startswith("mask: ")]
+    assert any("ConvolutionDepthWise 'conv': no fp16 arithmetic: ncnn's fp16 kernel" in line for line in lines)
+    assert any("too large for fp16" in line and "largest value seen" in line for line in lines)
+    assert "fp16 (estimated): off by up to" in said
+    assert said.splitlines()[-1] == "checked: x86-64 fp32; estimated for fp16"
+    masked = masks_of(tmp_path / "net.ncnn.param")
+    assert any(line.startswith("Dropout") for line in masked)
+    named = read_manifest(tmp_path / "net.ncnn.json").masks
+    assert len(named) == len(lines)
+    assert {"mask", "largest", "layer", "reason"} == set(
+        json.loads((tmp_path / "net.ncnn.json").read_text())["masks"][0]
+    )
+
+
+def test_optimize_keeps_them(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["convert", model, "-o", tmp_path / "net"], capsys)
+    paths = [tmp_path / f"net.ncnn.{suffix}" for suffix in ("param", "bin")]
+    said = run(["optimize", *paths, "-o", tmp_path / "again"], capsys)
+    assert "mask:" not in said
+    assert "fp16 (estimated): off by up to" in said
+    assert (tmp_path / "again.param").read_text() == paths[0].read_text()
+
+
+def test_optimize_gives_masks_to_other_nets(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(["convert", model, "-o", tmp_path / "net", "--no-masks"], capsys)
+    assert "fp16 (estimated): NaN or infinity in an output" in said
+    paths = [tmp_path / f"net.ncnn.{suffix}" for suffix in ("param", "bin")]
+    assert masks_of(paths[0]) == []
+    assert "mask: " in run(["optimize", *paths, "-o", tmp_path / "masked"], capsys)
+    assert len(masks_of(tmp_path / "masked.param")) > 3
+    run(["optimize", *paths, "-o", tmp_path / "bare", "--no-masks"], capsys)
+    assert masks_of(tmp_path / "bare.param") == []
+
+
+def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(["convert", model, "-o", tmp_path / "net", "--no-verify"], capsys)
+    assert [line.split(":")[1] for line in said.splitlines() if line.startswith("mask:")] == [
+        " ConvolutionDepthWise 'conv'"
+    ]
+    assert "estimated" not in said
+
+
+def test_a_conversion_in_python_is_estimated(model: Path) -> None:
+    conversion = api.convert(model)
+    assert len(conversion.masks) == 1
+    assert conversion.precision is None
+    estimated = conversion.estimated()
+    assert estimated.precision is not None
+    assert estimated.precision.ok
+    assert len(estimated.masks) > 1
+    bare = api.convert(model, masks=False)
+    assert not bare.masks
+    measured = bare.estimated(masks=False).precision
+    assert measured is not None
+    assert not measured.ok

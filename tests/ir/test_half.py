@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.ir.features import Feature, features_of
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.half import faulty_kernel, inner_arithmetic, to_half, winograd_tile
+
+
+def convolution(inputs: int, outputs: int, kernel: int = 3, *, type: str = "Convolution", **params: object) -> Layer:
+    rng = np.random.default_rng(0)
+    size = outputs * inputs * kernel**2
+    weights = {"weight_data": rng.standard_normal(size).astype(np.float32) / kernel / inputs**0.5}
+    values = {"num_output": outputs, "kernel_w": kernel, "weight_data_size": size, **params}
+    return Layer(type, "c", (), [Blob("y")], values, weights)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "params", "tile"),
+    [
+        (16, 16, {}, 6),
+        (3, 16, {}, 6),
+        (128, 128, {}, 6),
+        (129, 128, {}, 4),
+        (8, 256, {}, 2),
+        (15, 15, {}, 0),
+        (16, 16, {"stride_w": 2}, 0),
+        (16, 16, {"featmask": int(Feature.NO_WINOGRAD)}, 0),
+        (16, 16, {"featmask": int(Feature.NO_FP16_ARITHMETIC)}, 0),
+    ],
+)
+def test_winograd_is_where_ncnn_has_it(inputs: int, outputs: int, params: dict[str, int], tile: int) -> None:
+    assert winograd_tile(convolution(inputs, outputs, **params)) == tile
+
+
+@pytest.mark.parametrize(("inputs", "tile"), [(32, 6), (160, 4)])
+def test_winograd_costs_more_than_sums(inputs: int, tile: int) -> None:
+    layer = convolution(inputs, 32, pad_left=1)
+    x = np.random.default_rng(1).standard_normal((inputs, 20, 22)).astype(np.float32)
+    winograd, sums = inner_arithmetic(layer, [x])
+    assert winograd_tile(layer) == tile
+    # The output is N(0, 1). On aarch64 two such layers in a row are off by 1.2e-2 in the mean, 3e-2 to 4e-2 at most.
+    assert {6: 2e-3, 4: 1e-3}[tile] < winograd.error < {6: 2e-2, 4: 1e-2}[tile]
+    assert 1e-4 < sums.error < winograd.error
+    assert not winograd.overflows
+    assert not sums.overflows
+
+
+def test_large_numbers_overflow_in_winograd_before_they_do_in_sums() -> None:
+    layer = convolution(32, 32, pad_left=1)
+    x = 2000 * np.random.default_rng(1).standard_normal((32, 20, 22)).astype(np.float32)
+    assert [way.overflows for way in inner_arithmetic(layer, [x])] == [True, False]
+
+
+def test_an_activation_that_is_saturated_has_no_errors() -> None:
+    layer = convolution(32, 8, 1, activation_type=4)
+    x = 1000 * np.ones((32, 4, 4), np.float32)
+    layer.weights["weight_data"] = np.ones(256, np.float32)
+    (way,) = inner_arithmetic(layer, [x])
+    assert way.error == 0
+
+
+def test_layers_without_fp16_arithmetic_have_no_errors() -> None:
+    layer = convolution(32, 32, featmask=int(Feature.NO_FP16_ARITHMETIC))
+    assert inner_arithmetic(layer, [np.ones((32, 8, 8), np.float32)]) == ()
+
+
+def test_matrices_of_all_kinds_are_sampled() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 64), (64, 7)))
+    product = Layer("MatMul", "m", (), [Blob("y")], {})
+    constants = {"constantB": 1, "constantN": 7, "constantK": 64, "transB": 1}
+    gemm = Layer("Gemm", "g", (), [Blob("y")], constants, {"B_data": np.ascontiguousarray(b.T).ravel()})
+    inner = Layer(
+        "InnerProduct", "i", (), [Blob("y")], {"num_output": 7, "weight_data_size": 448}, {"weight_data": b.T.ravel()}
+    )
+    ways = [inner_arithmetic(product, [a, b]), inner_arithmetic(gemm, [a]), inner_arithmetic(inner, [a])]
+    assert {way.how for (way,) in ways} == {"sums of 64 products"}
+    assert all(1e-4 < way.error < 3e-2 for (way,) in ways)
+
+
+@pytest.mark.parametrize(("width", "fixed", "faulty"), [(8, True, False), (9, True, False), (8, False, True)])
+def test_widths_that_the_faulty_kernel_does_not_spoil(width: int, fixed: bool, faulty: bool) -> None:
+    layer = convolution(1, 16, type="ConvolutionDepthWise", group=16, stride_w=2)
+    layer.output.shape = (16, 4, width)
+    assert bool(faulty_kernel(layer, fixed=fixed)) == faulty
+    layer.output.shape = (16, 4, width + 2)
+    assert faulty_kernel(layer, fixed=fixed)
+    layer.params["featmask"] = 1
+    assert not faulty_kernel(layer, fixed=fixed)
+
+
+def test_too_large_for_half() -> None:
+    assert to_half(np.array([65504.0, 65536.0, 1e-9], np.float32)).tolist() == [65504.0, np.inf, 0.0]
+
+
+def test_features_in_words() -> None:
+    assert features_of(65) == "no fp16 arithmetic, no winograd"

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.param.text import format_param, parse_param
+from onnx2ncnn_opt.rewrite.masks import prove_masks, put_masks
+
+
+def net(*lines: str) -> Graph:
+    count = sum(int(line.split()[3]) for line in lines)
+    text = f"7767517\n{len(lines)} {count}\n" + "".join(f"{line}\n" for line in lines)
+    return parse_param(text.encode(), file="net.param").graph
+
+
+def lines_of(graph: Graph) -> list[str]:
+    return [" ".join(line.split()) for line in format_param(graph).splitlines()[2:]]
+
+
+def layer(graph: Graph, name: str) -> Layer:
+    (found,) = (each for each in graph if each.name == name)
+    return found
+
+
+def test_a_layer_without_fp16_storage_gets_its_inputs_in_32_bits() -> None:
+    graph = net(
+        "Input x 0 1 x 0=8",
+        "ReLU r 1 1 x a",
+        "UnaryOp s 1 1 a b 0=4",
+        "UnaryOp t 1 1 b y 0=5",
+    )
+    put_masks(graph, [(layer(graph, name), FP32) for name in "st"])
+    assert lines_of(graph) == [
+        "Input x 0 1 x 0=8",
+        "ReLU r 1 1 x a",
+        "Dropout a_fp32 1 1 a a_fp32 31=16",
+        "UnaryOp s 1 1 a_fp32 b 0=4 31=19",
+        "UnaryOp t 1 1 b y 0=5 31=19",
+    ]
+    put_masks(graph, [])
+    assert len(graph) == 5
+
+
+def test_splits_of_32_bits_keep_them_and_inputs_have_them() -> None:
+    graph = net("Input x 0 1 x 0=8", "Split f 1 2 x x0 x1", "UnaryOp s 1 1 x0 b 0=4", "BinaryOp y 2 1 b x1 y 0=0")
+    put_masks(graph, [(layer(graph, "s"), FP32)])
+    assert lines_of(graph) == [
+        "Input x 0 1 x 0=8",
+        "Split split_x 1 2 x x_0 x_1 31=19",
+        "UnaryOp s 1 1 x_0 b 0=4 31=19",
+        "BinaryOp y 2 1 b x_1 y 0=0",
+    ]
+
+
+def test_a_second_run_keeps_masks_and_what_they_need() -> None:
+    graph = net("Input x 0 1 x 0=8", "ReLU r 1 1 x a", "UnaryOp s 1 1 a b 0=4", "ReLU y 1 1 b y")
+    put_masks(graph, [(layer(graph, "s"), FP32)])
+    before = lines_of(graph)
+    assert passes.run(graph, passes.PASSES) == [] or lines_of(graph) == before
+    assert lines_of(graph) == before
+
+
+def test_no_fusion_of_layers_of_unlike_storage() -> None:
+    masks = ((0, 0, 2), (19, 19, 2), (19, 0, 3), (0, 19, 3), (1, 0, 2))
+    for first, second, count in masks:
+        graph = net(
+            "Input x 0 1 x 0=8 1=8 2=3",
+            f"Convolution c 1 1 x a 0=2 1=1 6=6 31={first}",
+            f"ReLU y 1 1 a y 31={second}",
+        )
+        layer(graph, "c").weights["weight_data"] = np.ones(6, np.float32)
+        passes.run(graph, passes.PASSES)
+        assert len(graph) == count, (first, second)
+
+
+def test_what_the_graph_proves() -> None:
+    graph = Graph()
+    x = graph.add(Layer("Input", "x", (), [Blob("x", (8,))])).output
+    large = graph.add(
+        Layer(
+            "InnerProduct",
+            "large",
+            [x],
+            [Blob("a", (1,))],
+            {"num_output": 1, "weight_data_size": 8},
+            {"weight_data": np.full(8, 7e4, np.float32)},
+        )
+    )
+    added = graph.add(Layer("BinaryOp", "added", [large.output], [Blob("b")], {"with_scalar": 1, "b": 1e-12}))
+    root = graph.add(Layer("UnaryOp", "root", [added.output], [Blob("c")], {"op_type": 5}))
+    quotient = graph.add(Layer("BinaryOp", "quotient", [x, root.output], [Blob("d")], {"op_type": 3}))
+    scaled = graph.add(
+        Layer("BinaryOp", "scaled", [quotient.output], [Blob("e")], {"op_type": 2, "with_scalar": 1, "b": 1e5})
+    )
+    harmless = graph.add(Layer("BinaryOp", "harmless", [scaled.output], [Blob("f")], {"with_scalar": 1, "b": 1e-12}))
+    graph.outputs = [harmless.output]
+    found = prove_masks(graph, fixed=True)
+    assert [each.name for each in found] == ["large", "added", "root", "quotient", "scaled"]
+    assert all(mask.features == FP32 for mask in found.values())
+    assert str(found[large]).startswith(
+        "InnerProduct 'large': no fp16 arithmetic, no fp16 storage, no Vulkan: a weight"
+    )
+    put_masks(graph, ((each, mask.features) for each, mask in found.items()))
+    assert prove_masks(graph, fixed=True) == {}
+
+
+def test_the_faulty_kernel_is_proved() -> None:
+    graph = net(
+        "Input x 0 1 x 0=12 1=12 2=8", "ConvolutionDepthWise y 1 1 x y 0=8 1=3 3=2 4=1 6=72 7=8 -23330=4,3,6,6,8"
+    )
+    layer(graph, "y").output.shape = (8, 6, 6)
+    (mask,) = prove_masks(graph, fixed=True).values()
+    assert mask.features == Feature.NO_FP16_ARITHMETIC
+    assert "wrong row" in mask.reason

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.param.text import parse_param
+from onnx2ncnn_opt.rewrite.masks import put_masks
+from onnx2ncnn_opt.runtime.base import Feed
+from onnx2ncnn_opt.verify.estimate import Estimator
+from onnx2ncnn_opt.verify.masks import find_masks, measure
+
+
+def net(*lines: str) -> Graph:
+    count = sum(int(line.split()[3]) for line in lines)
+    text = f"7767517\n{len(lines)} {count}\n" + "".join(f"{line}\n" for line in lines)
+    return parse_param(text.encode(), file="net.param").graph
+
+
+def estimator(graph: Graph, *arrays: np.ndarray, batch_axis: int | None = None) -> Estimator:
+    return Estimator(graph, {blob: Feed(a, batch_axis) for blob, a in zip(graph.inputs, arrays, strict=True)})
+
+
+def layer(graph: Graph, name: str) -> Layer:
+    (found,) = (each for each in graph if each.name == name)
+    return found
+
+
+LENGTH = (
+    "Input x 0 1 x 0=64",
+    "UnaryOp sq 1 1 x a 0=4",
+    "Reduction sum 1 1 a b 0=0 1=1 4=1 5=1",
+    "UnaryOp y 1 1 b y 0=5",
+)
+
+
+@pytest.mark.parametrize("rounding", ["", "fp16", "bf16"])
+def test_every_blob_is_rounded(rounding: str) -> None:
+    x = np.linspace(0.1, 3.0, 64, dtype=np.float32)
+    graph = net("Input x 0 1 x 0=64", "UnaryOp a 1 1 x a 0=7", "UnaryOp y 1 1 a y 0=8")
+    with estimator(graph, x) as estimate:
+        (y,) = estimate.run(rounding).outputs.values()
+
+    def rounded(array: np.ndarray) -> np.ndarray:
+        if rounding == "fp16":
+            return array.astype(np.float16).astype(np.float32)
+        if rounding == "bf16":  # to nearest, for numbers that are no ties
+            return ((array.view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        return array
+
+    expected = rounded(np.log(rounded(np.exp(rounded(x)).astype(np.float32))))
+    np.testing.assert_allclose(y, expected, rtol={"": 1e-5, "fp16": 1e-3, "bf16": 8e-3}[rounding])
+    assert (np.abs(y - x).max() > 1e-4) == bool(rounding)
+
+
+def test_overflow_is_seen_and_masks_undo_it() -> None:
+    graph = net(*LENGTH)
+    x = np.full(64, 300.0, np.float32)
+    with estimator(graph, x) as estimate:
+        assert math.isnan(measure(estimate).error)
+        found, precision = find_masks(estimate)
+    assert {each.name: mask.features for each, mask in found.items()} == dict.fromkeys(["sq", "sum", "y"], FP32)
+    assert found[layer(graph, "sum")].largest == pytest.approx(64 * 300.0**2)
+    assert precision.error < 1e-3
+    assert precision.ok
+    assert not any(each["featmask"] for each in graph)  # they are put on by those who want them
+    put_masks(graph, ((each, mask.features) for each, mask in found.items()))
+    with estimator(graph, x) as estimate:
+        assert measure(estimate).error < 1e-3
+        assert find_masks(estimate)[0] == {}
+
+
+def test_nets_without_need_get_none() -> None:
+    graph = net(*LENGTH)
+    with estimator(graph, np.linspace(-2, 2, 64, dtype=np.float32)) as estimate:
+        found, precision = find_masks(estimate)
+    assert found == {}
+    assert 0 < precision.error < 1e-3
+    assert "off by up to" in str(precision)
+
+
+def test_a_divisor_that_becomes_0_is_found() -> None:
+    graph = net(
+        "Input x 0 1 x 0=64", "BinaryOp a 1 1 x a 0=2 1=1 2=1e-9", "Split s 1 2 a a0 a1", "BinaryOp y 2 1 a0 a1 y 0=3"
+    )
+    with estimator(graph, np.linspace(1, 2, 64, dtype=np.float32)) as estimate:
+        assert math.isnan(measure(estimate).error)
+        found, precision = find_masks(estimate)
+    assert {each.name for each in found} == {"a", "y"}
+    assert precision.error < 2e-3
+
+
+def test_indexes_are_not_rounded() -> None:
+    graph = net("Input x 0 1 x 0=3", "Reshape r 1 1 x a 0=3", "Embed y 1 1 a y 0=1 1=5000 3=5000")
+    layer(graph, "y").weights["weight_data"] = np.arange(5000, dtype=np.float32) % 1000
+    with estimator(graph, np.array([4097, 1, 2049], np.int32)) as estimate:
+        (y,) = estimate.run("fp16").outputs.values()
+    assert y.ravel().tolist() == [97.0, 1.0, 49.0]
+
+
+def test_a_batch_is_walked_through() -> None:
+    graph = net("Input x 0 1 x 0=8 1=6", "ReLU a 1 1 x a", "InnerProduct y 1 1 a y 0=4 2=32")
+    layer(graph, "y").weights["weight_data"] = np.ones(32, np.float32)
+    x = np.random.default_rng(0).standard_normal((3, 6, 8), np.float32)
+    with estimator(graph, x, batch_axis=0) as estimate:
+        walk, inner = estimate.inner()
+    (y,) = walk.outputs.values()
+    np.testing.assert_allclose(y, np.maximum(x, 0) @ np.ones((8, 4), np.float32), rtol=1e-5)
+    assert [way.how for way in inner[layer(graph, "y")]] == ["sums of 8 products"]
+
+
+def test_winograd_that_costs_too_much_is_masked() -> None:
+    lines = ["Input b0 0 1 b0 0=20 1=20 2=32"]
+    lines += [f"Convolution c{i} 1 1 b{i} b{i + 1} 0=32 1=3 4=1 6=9216" for i in range(4)]
+    graph = net(*lines)
+    rng = np.random.default_rng(0)
+    for each in graph:
+        if each.type == "Convolution":
+            each.weights["weight_data"] = (rng.standard_normal(9216) / 17).astype(np.float32)
+    with estimator(graph, rng.standard_normal((32, 20, 20), np.float32)) as estimate:
+        before = measure(estimate)
+        found, after = find_masks(estimate)
+    assert before.error > 1e-2
+    assert after.error <= 1e-2
+    assert found
+    assert all(mask.features == Feature.NO_FP16_ARITHMETIC for mask in found.values())
+    assert all("winograd's sums in fp16: errors of" in mask.reason for mask in found.values())
+
+
+def test_a_net_that_fails_is_told() -> None:
+    graph = net("Input x 0 1 x 0=8", "PixelShuffle y 1 1 x y 0=3")
+    with estimator(graph, np.ones(8, np.float32)) as estimate, pytest.raises(RunError):
+        estimate.run()

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx2ncnn_opt import api
+from onnx2ncnn_opt.cli.main import main
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.ir.features import FP32, Feature
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.verify.mixed import mixed
+
+
+def saved(folder: Path, nodes: list[onnx.NodeProto], shape: list[int], **constants: np.ndarray) -> tuple[Path, ...]:
+    """A model and its net, without masks."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path = folder / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    files = api.convert(path, masks=False).save(folder / "net")
+    return path, files.param, files.bin
+
+
+@pytest.fixture
+def convolutions(tmp_path: Path) -> tuple[Path, ...]:
+    """A 1x1 convolution, which costs little, and a 3x3 one, which costs a percent because of winograd."""
+    rng = np.random.default_rng(0)
+    return saved(
+        tmp_path,
+        [
+            helper.make_node("Conv", ["x", "a"], ["h"], "small"),
+            helper.make_node("Conv", ["h", "b"], ["y"], "large", pads=[1, 1, 1, 1]),
+        ],
+        [1, 32, 18, 18],
+        a=(rng.standard_normal((32, 32, 1, 1)) / 6).astype(np.float32),
+        b=(rng.standard_normal((32, 32, 3, 3)) / 17).astype(np.float32),
+    )
+
+
+def test_the_mildest_mask_on_the_layer_that_costs_most(convolutions: tuple[Path, ...]) -> None:
+    result = mixed(*convolutions, budget=4e-3)
+    assert [(chosen.mask.layer, chosen.mask.features) for chosen in result.chosen] == [("large", Feature.NO_WINOGRAD)]
+    assert result.before > 4e-3 >= result.after
+    assert result.chosen[0].alone > result.after
+    assert result.checked == "estimated for fp16"
+    assert {layer.name: layer["featmask"] for layer in result.graph} == {"x": 0, "small": 0, "large": 64}
+
+
+def test_nothing_where_nothing_is_needed(convolutions: tuple[Path, ...]) -> None:
+    result = mixed(*convolutions, budget=0.5)
+    assert result.chosen == ()
+    assert result.before == result.after < 0.5
+
+
+def test_a_budget_that_no_masks_keep(convolutions: tuple[Path, ...]) -> None:
+    with pytest.raises(VerificationError, match=r"no masks keep the net within 1\.0e-06"):
+        mixed(*convolutions, budget=1e-6)
+    with pytest.raises(UsageError, match="above 0"):
+        mixed(*convolutions, budget=0.0)
+
+
+def test_numbers_that_are_too_large(tmp_path: Path) -> None:
+    files = saved(
+        tmp_path,
+        [
+            helper.make_node("Mul", ["x", "k"], ["m"], "mul"),
+            helper.make_node("Exp", ["x"], ["e"], "exp"),
+            helper.make_node("Mul", ["m", "m"], ["s"], "square"),
+            helper.make_node("Add", ["s", "one"], ["t"], "more"),
+            helper.make_node("Sqrt", ["t"], ["r"], "root"),
+            helper.make_node("Add", ["r", "e"], ["y"], "sum"),
+        ],
+        [1, 4, 8],
+        k=np.array(500, np.float32),
+        one=np.array(1, np.float32),
+    )
+    result = mixed(*files)
+    assert np.isnan(result.before)
+    assert result.after < 1e-2
+    assert {chosen.mask.layer: chosen.mask.features for chosen in result.chosen} == dict.fromkeys(
+        ["square", "more", "root"], FP32
+    )
+
+
+def test_a_net_that_is_wrong_in_fp32_is_told(convolutions: tuple[Path, ...], tmp_path: Path) -> None:
+    model, param, bin = convolutions
+    data = np.fromfile(bin, np.float32)
+    data[10] += 1
+    data.tofile(bin)
+    with pytest.raises(VerificationError, match="in fp32 already"):
+        mixed(model, param, bin)
+
+
+def test_the_command(convolutions: tuple[Path, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["mixed", *map(str, convolutions), "-o", str(tmp_path / "out"), "--budget", "4e-3"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("mask: Convolution 'large': no winograd: alone in fp16 it costs ")
+    assert said[1] == "masks: 1"
+    assert said[-1] == "checked: estimated for fp16"
+    masks = [layer["featmask"] for layer in read_net(tmp_path / "out.param", tmp_path / "out.bin").graph]
+    assert masks == [0, 0, 64]
+    assert main([*arguments[:-1], "1e-6", "-o", str(tmp_path / "none")]) == 3
+    assert not (tmp_path / "none.param").exists()
+    assert main([*arguments[:-4], "-o", str(tmp_path / "net.ncnn.param")]) == 2
