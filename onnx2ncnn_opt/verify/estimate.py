@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Inner, inner_arithmetic
@@ -60,7 +61,7 @@ class Estimator:
         }
         self._public = listing.names
         self._runner = NcnnRunner(param, bin, worker=self.worker, timeout=self.timeout)
-        self._indexes = index_blobs(self.graph)
+        self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -95,14 +96,19 @@ class Estimator:
         readers = {layer for layer in self.graph if is_sampled and layer.type in SAMPLED}
         for layer in self.graph:
             for blob in layer.outputs:
-                if blob not in self._names or (layer.type == "Input" and blob not in self.feeds):
+                if (
+                    blob not in self._names
+                    or blob in self._opaque
+                    or (layer.type == "Input" and blob not in self.feeds)
+                ):
                     continue
                 name = self._names[blob]
                 blobs[name] = blob
                 is_read = any(user in readers for user in blob.users)
                 keeps = blob in self._indexes or _stays(blob, rounding)
                 steps.append(Step(name, "" if keeps else rounding, noise.get(layer, 0.0), is_read))
-        ends = {self._public[blob]: blob for blob in self.graph.outputs if not blob.is_input}
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
+        ends = {self._public[blob]: blob for blob in outputs}
         steps += [Step(name, send=True) for name in ends]
         waiting: dict[Blob, Array] = {}
         left = {blob: sum(user in readers for user in blob.users) for blob in self._names}
