@@ -50,7 +50,7 @@ def mixed(
     inputs: Path | None,
     seed: int,
 ) -> None:
-    """Give a net the fewest feature masks with which fp16 is exact enough, whatever converted it.
+    """Give any net the fewest feature masks that fp16 needs.
 
     The files appear only when all of it has succeeded.
     """
