@@ -63,13 +63,13 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")
     if declared.type in (Array, Ints, Sizes, Constant):
         if isinstance(operand, Tensor):
-            hint = "it is calculated when the model runs; export the model with a fixed value for it"
+            hint = "it is computed at run time; export the model with a fixed value for it"
             raise Refusal(f"input {declared.name} must be constant", im.value_hint(i, hint))
         if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
             raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
         listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
         if listed is None or (isinstance(operand, Formula) and declared.type != Sizes):
-            raise Refusal(f"input {declared.name} depends on a size that is not fixed", "bind it with --shape")
+            raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")
         if declared.type == Sizes:
             return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
         if declared.type == Ints or isinstance(operand, Formula):

@@ -343,10 +343,12 @@ class Builder:
             texts = [",".join(map(writer.text, listed)) for listed in lists]
         except UntoldError as error:
             raise self.refuse(
-                f"the size {error} cannot be calculated from the inputs'", "bind it with --shape"
+                f"the size {error} cannot be computed from those of the inputs", "bind it with --shape"
             ) from None
         if any(len(text) > LONGEST_TEXT for text in texts):
-            raise self.refuse("its sizes take more than ncnn's 255 characters to say", "bind some with --shape")
+            raise self.refuse(
+                "the expressions of its sizes are longer than ncnn's 255 characters", "bind some with --shape"
+            )
         return texts, writer.others
 
     def _sources(self) -> Iterator[Blob]:
@@ -365,7 +367,7 @@ class Builder:
         """A tensor without elements: known now, whatever the net calculates. Concat leaves it out."""
         fixed = [size for size in shape if isinstance(size, int)]
         if len(fixed) < len(shape):
-            raise self.refuse("it is empty, and has an axis whose size is not fixed", "bind it with --shape")
+            raise self.refuse("it is empty, and has a dynamic dimension", "bind it with --shape")
         return Constant(np.zeros(fixed, dtype.type))
 
     def memory(self, array: Array) -> Blob:

@@ -52,7 +52,7 @@ def test_refused() -> None:
     )
     with pytest.raises(UnsupportedError) as error:
         convert(model)
-    assert "condition is known only when the model runs" in str(error.value)
+    assert "condition is known only at run time" in str(error.value)
 
 
 def test_what_the_branch_cannot_express_is_refused_once() -> None:

@@ -259,7 +259,7 @@ def test_lengths_counted_when_the_model_runs() -> None:
     inputs["mask"] = np.ones((2, 4), np.int64)
     with pytest.raises(UnsupportedError) as error:
         convert(model_of([*counted(["mask"]), made], inputs, constants))
-    assert "how many keys each item has is known only when the model runs" in str(error.value)
+    assert "the number of keys of each item is known only at run time" in str(error.value)
     assert "ones for all 4 keys" in str(error.value)
 
 

@@ -152,7 +152,7 @@ def test_a_size_that_only_a_run_tells() -> None:
     (reshape,) = layers(flat, "Reshape")
     assert (reshape["w"], reshape["h"]) == (-1, 3)
     asked = "> { a = made.up.Op(x) n = Shape<start = 2, end = 3>(a) s = Concat<axis = 0>(n, two) y = Expand(two, s) }"
-    with pytest.raises(UnsupportedError, match=r"the size a.2 cannot be calculated from the inputs'"):
+    with pytest.raises(UnsupportedError, match=r"the size a.2 cannot be computed from those of the inputs"):
         convert(model(head.replace("float[B, C] y", "int64[B, C] y") + asked), custom=[OP])
 
 

@@ -108,7 +108,7 @@ def test_nodes_behind_a_refused_loop_are_still_looked_at() -> None:
         y = Unique(t)
     }"""
     loop_reason, other = refusals(text)
-    reason = "its trip count is calculated when the model runs, and ncnn has no loops"
+    reason = "its number of iterations is computed at run time, and ncnn has no loops"
     assert loop_reason == f"Loop 't': {reason}; bind it with --value m=..."
     assert other.startswith("Unique 'y'")
 

@@ -84,7 +84,7 @@ class Sight:
             return None
         rows, columns = heads[0].shape[2], heads[1].shape[2]
         if not isinstance(rows, int) or not isinstance(columns, int):
-            raise im.refuse("a mask of keys of a length that is not fixed", "bind it with --shape")
+            raise im.refuse("a mask of keys of dynamic length", "bind it with --shape")
         require_room(rows * columns, "a mask")
         distance = np.arange(columns) - np.arange(rows)[:, None]
         # A key is seen where low <= keys before the first query <= high.
@@ -115,7 +115,7 @@ def with_past(
         return [q, k, v], 0
     past = past_key.shape[2]
     if not isinstance(past, int):
-        raise im.refuse("a past whose length is not fixed", "bind it with --shape")
+        raise im.refuse("a past of dynamic length", "bind it with --shape")
     return [q, concat_heads(im, (past_key, k)), concat_heads(im, (past_value, v))], past
 
 
@@ -202,7 +202,7 @@ def capped(
     _check_heads(im, heads)
     items, groups, length, size = q.shape[0], k.shape[1], q.shape[2], q.shape[3]
     if scale is None and not isinstance(size, int):
-        raise im.refuse("heads of a size that is not fixed", "bind it with --shape")
+        raise im.refuse("heads of dynamic size", "bind it with --shape")
     factor = float(size) ** -0.5 if isinstance(size, int) and scale is None else scale
     assert factor is not None
     # The heads that share keys are rows of one matrix.
@@ -260,7 +260,7 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
         raise im.refuse(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}")
     if mask.shape[2:] != full[2:]:
         if not all(isinstance(n, int) for n in full[2:]):
-            raise im.refuse("a mask that broadcasts to a length that is not fixed", "bind it with --shape")
+            raise im.refuse("a mask that broadcasts to a dynamic length", "bind it with --shape")
         zeros = Constant(np.zeros(tuple(int(n) for n in full[2:] if isinstance(n, int)), np.float32))
         mask = _sum(im, mask, zeros)
     batch = [] if mask.shape[0] == 1 else [0]

@@ -56,7 +56,7 @@ def _cast(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
             return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
         return turned_over(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
-    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} when the model runs")
+    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time")
 
 
 def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:

@@ -327,12 +327,12 @@ def group_query_attention(
         raise im.refuse("a window of no keys")
     length, before = query.shape[1], 0 if past_key is None else past_key.shape[2]
     if not isinstance(length, int) or not isinstance(before, int):
-        raise im.refuse("a length that is not fixed", "bind it with --shape")
+        raise im.refuse("a dynamic length", "bind it with --shape")
     total = before + length
     for lengths, most in ((seqlens_k, total - 1), (total_sequence_length, total)):
         if isinstance(lengths, Tensor):
             raise im.refuse(
-                "how many keys each item has is known only when the model runs",
+                "the number of keys of each item is known only at run time",
                 f"make the mask that they are counted in a constant: ones for all {total} keys",
             )
         if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
@@ -374,7 +374,7 @@ def rotary_embedding(
     if position_ids.rank == 1:  # where the first position is
         length = x.shape[1 if x.rank == 3 else 2]
         if not isinstance(position_ids, Constant) or not isinstance(length, int):
-            raise im.refuse("a first position that is not constant")
+            raise im.refuse("a first position that is computed at run time")
         position_ids = Constant(position_ids.array.reshape(1, 1) + np.arange(length))
     count = num_heads
     if x.rank == 3 and not count:

@@ -46,17 +46,19 @@ def _trip_count(im: ImportContext, m: Item) -> int:
     if isinstance(m, Constant):
         return max(0, int(m.array.reshape(-1)[0]))
     if isinstance(m, Tensor):
-        reason = "its trip count is calculated when the model runs, and ncnn has no loops"
+        reason = "its number of iterations is computed at run time, and ncnn has no loops"
         raise im.refuse(reason, im.value_hint(0))
-    raise im.refuse("its trip count depends on a size that is not fixed, and ncnn has no loops", "bind it with --shape")
+    raise im.refuse(
+        "its number of iterations depends on a dynamic dimension, and ncnn has no loops", "bind it with --shape"
+    )
 
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
     """Whether a condition is true, which began as this operand of the node."""
     if isinstance(condition, Formula):
-        raise im.refuse("its condition depends on a size that is not fixed", "bind it with --shape")
+        raise im.refuse("its condition depends on a dynamic dimension", "bind it with --shape")
     if not isinstance(condition, Constant):
-        raise im.refuse("its condition is known only when the model runs", im.value_hint(operand, "cut it out"))
+        raise im.refuse("its condition is known only at run time", im.value_hint(operand, "cut it out"))
     return bool(condition.array.all())
 
 
@@ -91,7 +93,7 @@ def scan8(
     initial, scanned = xs[: len(xs) - num_scan_inputs], xs[len(xs) - num_scan_inputs :]
     items = [unstacked(im, x, 0) for x in xs if isinstance(x.shape[0], int)]
     if len(items) < len(xs) or len(set(map(len, items))) != 1:
-        raise im.refuse("its batch is not fixed", "bind it with --shape")
+        raise im.refuse("its batch is dynamic", "bind it with --shape")
     if sequence_lens is not None and any(length != x.shape[1] for x in scanned for length in sequence_lens.array):
         raise im.refuse("its sequences are padded (input sequence_lens)")
     rows = []
@@ -117,7 +119,7 @@ def _scan(
     lengths = {x.shape[axis] for axis, x in zip(places, scanned, strict=True)}
     if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
         text = " or ".join(sorted(map(str, lengths)))
-        raise im.refuse(f"its sequence has the length {text}, which is not fixed", "bind it with --shape")
+        raise im.refuse(f"its sequence has the dynamic length {text}", "bind it with --shape")
     steps = [
         parts[::-1] if back else parts
         for parts, back in zip(map(lambda x, axis: unstacked(im, x, axis), scanned, places), backwards, strict=True)
@@ -164,5 +166,5 @@ def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
     """What no trip gives: no elements, of the shape that the body declares."""
     shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
     if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
-        raise im.refuse("it makes no trip, so that what it stacks is empty, and ncnn has no empty tensors")
+        raise im.refuse("it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors")
     return Constant(np.zeros((0, *shape), declared.dtype.numpy()))

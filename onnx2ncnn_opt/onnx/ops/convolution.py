@@ -123,9 +123,9 @@ def _calculated(
 ) -> Value:
     """The layer with its weight, in ONNX's order, and bias as further inputs."""
     if kind.endswith("3D"):
-        raise im.refuse("a kernel of three dimensions that is calculated: ncnn takes constant ones only")
+        raise im.refuse("a 3-D kernel that is computed at run time: ncnn takes constant ones only")
     if not isinstance(outputs, int):
-        raise im.refuse("a number of kernels that is not fixed", "bind it with --shape")
+        raise im.refuse("a dynamic number of kernels", "bind it with --shape")
     inputs = [im.channels(x), im.mat(w, [[axis] for axis in range(w.rank)])]
     if b is not None:
         inputs.append(im.mat(b, [[0]]))
@@ -155,7 +155,7 @@ def _check(
     if x.rank != w.rank:
         raise im.refuse(f"the operand has rank {x.rank}, the weight rank {w.rank}")
     if not all(isinstance(size, int) for size in w.shape[2:]):
-        raise im.refuse("a kernel of a size that is not fixed", "bind it with --shape")
+        raise im.refuse("a kernel of dynamic size", "bind it with --shape")
     kernel = known(w.shape[2:])
     if kernel_shape and tuple(kernel_shape) != kernel:
         raise im.refuse(f"kernel_shape {kernel_shape} is not the weight's {kernel}")
@@ -188,7 +188,7 @@ def _transposed_pads(
     begins, ends = [], []
     for i, size in enumerate(x.shape[2:]):
         if not isinstance(size, int):
-            raise im.refuse("the pads depend on a size that is not fixed", "bind it with --shape")
+            raise im.refuse("the pads depend on a dynamic dimension", "bind it with --shape")
         wanted = size * stride[i] if sizes is None else sizes[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
         if total < 0 and (sizes is None or total <= -stride[i]):

@@ -202,7 +202,9 @@ def add(im: ImportContext, a: Operand, b: Operand) -> Value:
 def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp sub."""
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
-        raise im.refuse(f"a difference of {a.dtype}, which below 0 is more than float32 holds", "cast to int64 before")
+        raise im.refuse(
+            f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds", "cast to int64 before"
+        )
     return _whole(im, binary(im, SUB, a, b))
 
 
@@ -210,7 +212,7 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
 def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
-        raise im.refuse(f"a product of {a.dtype}, which turns over where float32 is not exact", "cast to int64 before")
+        raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")
     return _whole(im, binary(im, MUL, a, b))
 
 

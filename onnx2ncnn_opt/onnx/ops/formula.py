@@ -48,7 +48,7 @@ def _term(im: ImportContext, x: Formula, factors: tuple[str | Call, ...], k: Arr
 def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
     array = numbers.astype(np.float64)
     if whole and np.abs(array).max(initial=0) > LARGEST_EXACT:
-        raise im.refuse("it calculates with integers beyond 2**24, which float32 does not hold exactly")
+        raise im.refuse("it computes with integers beyond 2**24, which float32 does not hold exactly")
     return Constant(im.f32(array))
 
 
@@ -84,7 +84,7 @@ def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
 def _number(im: ImportContext, size: Sym) -> Tensor:
     """An open size as the one element of a tensor: so many ones added up."""
     if not at_least(size, 0):
-        raise im.refuse(f"it calculates with {size}, which may be below 0", "bind sizes with --shape")
+        raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
     more = 0 if at_least(size, 1) else 1
     longer = size + more
     assert isinstance(longer, Sym)
@@ -97,12 +97,10 @@ def _number(im: ImportContext, size: Sym) -> Tensor:
 @onnx_op("Range", since=11, integers=True)
 def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
     """Sums of ones, in sizes only."""
-    raise im.refuse(
-        "its length depends on values that are calculated when the model runs, or on a step that is no whole number"
-    )
+    raise im.refuse("its length depends on values that are computed at run time, or on a step that is not an integer")
 
 
 @onnx_op("ConstantOfShape", since=9, integers=True)
 def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
     """Ones of open sizes, times a constant."""
-    raise im.refuse("its shape is calculated when the model runs")
+    raise im.refuse("its shape is computed at run time")

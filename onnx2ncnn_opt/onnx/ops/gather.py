@@ -110,7 +110,7 @@ def _sizes(im: ImportContext, *sizes: Dim) -> Value:
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
     """What a place in a row is multiplied by, and what is added, for x and y from -1 to 1 between the outer borders."""
     if size * rows > _LARGEST_IMAGE:
-        raise im.refuse(f"a lookup in {rows} times {size} elements, whose places float32 does not tell apart")
+        raise im.refuse(f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart")
     shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1])
     return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
 
@@ -311,5 +311,5 @@ def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
     """The shape of an operand, none of whose sizes is open."""
     if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the operand has sizes that are not fixed", "bind them with --shape")
+        raise im.refuse("the operand has dynamic dimensions", "bind them with --shape")
     return known(shape)

@@ -67,7 +67,7 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Formul
     start = run.start
     if not at_least(start, 0):
         if not at_least(-start, 1):
-            raise im.refuse(f"an index from {start} on, whose sign depends on sizes that are not fixed")
+            raise im.refuse(f"an index from {start} on, whose sign depends on dynamic dimensions")
         start = start + size
     return x if (start, count) == (0, size) else crop(im, x, axis, start, start + count)
 

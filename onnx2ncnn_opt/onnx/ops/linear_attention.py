@@ -68,7 +68,7 @@ def linear_attention(
         raise im.refuse(f"update_rule {update_rule} with these operands")
     batch, steps, width = query.shape
     if not isinstance(steps, int) or not isinstance(width, int):
-        raise im.refuse("a number of steps that is not fixed", "bind it with --shape")
+        raise im.refuse("a dynamic number of steps", "bind it with --shape")
     if steps > MOST_STEPS:
         raise im.refuse(f"{steps} steps one after the other, more than {MOST_STEPS}")
     if kv_num_heads < 1 or q_num_heads % kv_num_heads or width % q_num_heads:

@@ -210,7 +210,7 @@ def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
     """The sizes of the axes that are normalised; refused where they are not fixed."""
     shape = x.shape[axis:]
     if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the normalised axes have sizes that are not fixed", "bind them with --shape")
+        raise im.refuse("the normalised axes are dynamic", "bind them with --shape")
     return known(shape)
 
 

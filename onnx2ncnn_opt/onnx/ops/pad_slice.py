@@ -55,7 +55,7 @@ def _slice(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     if isinstance(start, Sym) or isinstance(end, Sym):
         bounds = cut(size, start, end) if step > 0 else None
         if bounds is None:
-            reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on sizes that are not fixed"
+            reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
             raise im.refuse(reason, "bind them with --shape")
         x = crop(im, x, axis, *bounds) if bounds != (0, size) else x
         return x if step == 1 else _every(im, x, axis, step)
@@ -247,7 +247,7 @@ def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = (
     for axis, wanted in zip(places, shape, strict=True):
         size = x.shape[axis]
         if not isinstance(size, int):
-            raise im.refuse(f"axis {axis} has a size that is not fixed", "bind it with --shape")
+            raise im.refuse(f"axis {axis} is dynamic", "bind it with --shape")
         less = abs(wanted - size) // 2
         more = abs(wanted - size) - less
         before.append(less if wanted > size else -less)
@@ -296,7 +296,7 @@ def _are_fixed(*sizes: Dim) -> bool:
 def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
     """Padding by as much as the amounts can become, and a Crop of what is too much."""
     if mode == "wrap":
-        raise im.refuse(f"mode {mode} with pads of {begin} and {end}, which are not fixed", "bind sizes with --shape")
+        raise im.refuse(f"mode {mode} with dynamic pads of {begin} and {end}", "bind sizes with --shape")
     before, behind = at_most(begin), at_most(end)
     positive = at_least(begin, 0) and at_least(end, 0)
     if mode == "reflect" and positive:

@@ -166,7 +166,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     """Sums over windows, divided by the number of elements in each that count."""
     kernel, pads, n, channels = window.kernel, window.pads, len(window.kernel), x.shape[1]
     if not isinstance(channels, int):
-        raise im.refuse("dilations over channels whose number is not fixed", "bind it with --shape")
+        raise im.refuse("dilations over a dynamic number of channels", "bind it with --shape")
     even = not any(window.tail) and (include or not any(pads))
     weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
     params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", window.dilations)
@@ -182,7 +182,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     for i in range(n):
         size, out = x.shape[i + 2], sums.shape[i + 2]
         if not isinstance(size, int) or not isinstance(out, int):
-            raise im.refuse("dilations and pads over a size that is not fixed", "bind it with --shape")
+            raise im.refuse("dilations and pads over a dynamic dimension", "bind it with --shape")
         first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
         places = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
         counts = ((places >= first) & (places < last)).sum(1)
@@ -201,7 +201,7 @@ def _ceil_tail(
     tail = []
     for i, size in enumerate(x.shape[2:]):
         if not isinstance(size, int):
-            raise im.refuse("ceil_mode over a size that is not fixed", "bind it with --shape")
+            raise im.refuse("ceil_mode over a dynamic dimension", "bind it with --shape")
         span = size + pads[i] + pads[n + i] - kernel[i]
         count = -(-span // strides[i]) + 1
         if (count - 1) * strides[i] >= size + pads[i]:

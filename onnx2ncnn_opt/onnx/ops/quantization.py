@@ -213,7 +213,7 @@ def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
 def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Tensor:
     """Numbers in units of the scale, rounded, moved by the zero point, and cut off to what the type holds."""
     if dtype.name not in _RANGES:
-        raise im.refuse(f"quantised to {dtype.name}: ncnn calculates with whole numbers and floats only")
+        raise im.refuse(f"quantised to {dtype.name}: ncnn computes in integers and floats only")
     low, high = _RANGES[dtype.name]
     x, zero = im.tensor(x), number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():

@@ -116,7 +116,7 @@ def resize11(
         sampling = replace(sampling, region=region, outside=extrapolation_value)
     given = sizes if sizes else scales
     if np.ndim(() if scales is None else scales) != 1:
-        raise im.refuse("its scales are no list")
+        raise im.refuse("its scales are not a list")
     if given is not None and len(given) not in (0, len(which)):
         raise im.refuse(f"{len(given)} sizes or scales for {len(which)} axes")
     if sizes and keep_aspect_ratio_policy != "stretch":
@@ -148,7 +148,7 @@ def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Si
     if limit is None:
         raise im.refuse(f"keep_aspect_ratio_policy {policy} is not known")
     if any(isinstance(size, Sym) for size in (*sizes, *x.shape)):
-        raise im.refuse("keep_aspect_ratio_policy with sizes that are not fixed", "bind them with --shape")
+        raise im.refuse("keep_aspect_ratio_policy with dynamic dimensions", "bind them with --shape")
     shape = known(x.shape)
     scale = limit(out / shape[axis] for axis, out in zip(which, known(sizes), strict=True))
     grown = [int(np.floor(size * scale + 0.5)) if axis in which else size for axis, size in enumerate(shape)]
@@ -167,7 +167,7 @@ def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
 
 def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
     if np.ndim(scales) != 1:
-        raise im.refuse("its scales are no list")
+        raise im.refuse("its scales are not a list")
     if len(scales) != x.rank:
         raise im.refuse(f"{len(scales)} scales for rank {x.rank}")
     if not all(0 < factor < np.inf for factor in scales):
@@ -180,7 +180,7 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
             continue
         ratio = Fraction(float(factor))
         if ratio.denominator > _FINEST:
-            raise im.refuse(f"scale {factor} of a size that is not fixed", "bind it with --shape")
+            raise im.refuse(f"scale {factor} of a dynamic dimension", "bind it with --shape")
         if ratio.numerator == 1 and sampling.mode == "linear" and sampling.coordinates == "half_pixel":
             # Every pixel is made of whole groups of so many; what is left over at the end is in none.
             size = size // ratio.denominator * ratio.denominator
@@ -199,7 +199,7 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
         return x
     if not is_float(x.dtype):
         if sampling.mode != "nearest" or sampling.crops:
-            raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between whole numbers")
+            raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between integers")
         if x.dtype.itemsize > 2 and not is_held_as_float(x.dtype):
             raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly")
         y = _resize(im, as_float(im, x), axes, sampling)

@@ -68,7 +68,7 @@ class Unrolled:
         """The size of a state."""
         size = self.r.shape[-1]
         if not isinstance(size, int):
-            raise self.im.refuse("a state whose size is not fixed", "bind it with --shape")
+            raise self.im.refuse("a state of dynamic size", "bind it with --shape")
         return size
 
     def lstm(self, x: Tensor, states: Sequence[Value | None], p: Value | None) -> tuple[Value, ...]:
@@ -172,7 +172,7 @@ class Unrolled:
         im = self.im
         count, items, _ = x.shape
         if not isinstance(count, int) or not isinstance(items, int):
-            raise im.refuse("a number of steps, or a batch, that is not fixed", "bind it with --shape")
+            raise im.refuse("a dynamic number of steps, or a dynamic batch", "bind it with --shape")
         if count * len(self.backwards) > MOST_STEPS:
             raise im.refuse(f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}")
         zeros = Constant(np.zeros((items, self.hidden), np.float32))

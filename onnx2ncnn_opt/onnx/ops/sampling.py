@@ -239,11 +239,12 @@ def roi_align16(
         raise im.refuse(f"mode {mode} is not known")
     if mode == "max" and not isinstance(rois, Constant):
         raise im.refuse(
-            "mode max in regions that are calculated: ncnn averages only", "use mode avg, or make the regions constant"
+            "mode max in regions that are computed at run time: ncnn averages only",
+            "use mode avg, or make the regions constant",
         )
     count = rois.shape[0]
     if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
-        raise im.refuse("in which image a region is, is known only when the model runs", "convert it for one image")
+        raise im.refuse("the image of each region is known only at run time", "convert it for one image")
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
         raise im.refuse(f"{count} regions: their number must be known, and at most {_MOST_REGIONS}")
     which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
@@ -282,7 +283,7 @@ def _largest(
 ) -> Tensor:
     """The largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
     if not all(isinstance(n, int) for n in x.shape):
-        raise im.refuse("mode max in an image of sizes that are not fixed", "bind them with --shape")
+        raise im.refuse("mode max in an image of dynamic size", "bind them with --shape")
     batch, channels, height, width = known(x.shape)
     places, weights = [], []
     for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):

@@ -173,8 +173,9 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     others = [a for a in range(data.rank) if a != axis]
     if updates.shape != taken or any(taken[a] != shape[a] for a in others):
         raise im.refuse(
-            f"calculated indices of shape {list(taken)} and updates of shape {list(updates.shape)} for {list(shape)}",
-            f"indices that are calculated must cover the other axes than {axis}",
+            f"indices of shape {list(taken)} computed at run time, and updates of shape {list(updates.shape)}, "
+            f"for {list(shape)}",
+            f"such indices must cover the other axes than {axis}",
         )
     order, count = [*others, axis], math.prod(shape[a] for a in others)
     check_indices(im, indices)
@@ -220,7 +221,9 @@ def _hits(im: ImportContext, places: Tensor, size: int, elements: int) -> Tensor
     """1 where a place of [rows, count] is one of `size`, else 0; refused where this, times elements, is too much."""
     rows, count = fixed(im, places.shape)
     if rows * count * size * elements > _MOST_PAIRS:
-        raise im.refuse(f"{count} calculated indices into {size} places, {rows * elements} times: too many to compare")
+        raise im.refuse(
+            f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare"
+        )
     column = as_float(im, places)
     column = column.viewed(column.view.with_axes((*column.view.axes, ())))
     return _equal(im, column, np.arange(size, dtype=np.float32))
@@ -239,7 +242,7 @@ def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inne
     turn = np.empty_like(places)
     turn[order] = np.arange(places.size) - np.searchsorted(places[order], places[order])
     if turn.max() >= _MOST_TURNS:
-        raise im.refuse(f"its constant indices name one place {turn.max() + 1} times")
+        raise im.refuse(f"its constant indices name one element {turn.max() + 1} times")
     outer = data.shape[: data.rank - len(inner)]
     rows = im.reshape(data, (product(outer), *inner))
     new = im.reshape(updates, (places.size, *inner))
@@ -324,7 +327,7 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
     size = x.shape[along]
     if not isinstance(size, int):
-        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
+        raise im.refuse("the axis is dynamic", "bind it with --shape")
     if reverse:
         x = flip(im, x, along)
     if exclusive:

@@ -288,7 +288,7 @@ def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
     rows, columns = sides = _sides(shape)
     for size in sides:
         if isinstance(size, int) and size > _LARGEST_SIDE:
-            raise im.refuse(f"a choice among {size} numbers in a row, whose places float32 does not tell apart")
+            raise im.refuse(f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart")
     halves = [_plane(im, x, shape, sides) for x in (a, b)]
     featmask = 0 if all(isinstance(size, int) and size <= _LARGEST_HALF_SIDE for size in sides) else FP32_ONLY
     image = im.layer("Concat", *halves, axis=1)

@@ -24,7 +24,7 @@ def reverse_sequence(
         raise im.refuse(f"batch_axis {batch_axis} and time_axis {time_axis}")
     steps, batch = x.shape[time_axis], x.shape[batch_axis]
     if not isinstance(steps, int) or not isinstance(batch, int):
-        raise im.refuse("the sequences have sizes that are not fixed", "bind them with --shape")
+        raise im.refuse("the sequences have dynamic dimensions", "bind them with --shape")
     time, item = np.indices((steps, batch))
     if batch_axis == 0:
         time, item = time.T, item.T

@@ -117,7 +117,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
     form = common_form(views, origin, [partial(im.cost, x) for x in tensors], whole)
     if form is None:
-        raise im.refuse("the operands have no common form of at most four dims")
+        raise im.refuse("the operands have no common layout of at most four dims")
     made = [im.formed(x, form) for x in tensors]
     dim = form.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
@@ -223,7 +223,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
 def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
     """A constant."""
     if x.rank != 2 or not all(isinstance(size, int) for size in x.shape):
-        raise im.refuse(f"{_text(x.shape)} is not of two sizes that are fixed", "bind them with --shape")
+        raise im.refuse(f"{_text(x.shape)} is not a matrix of fixed size", "bind them with --shape")
     rows, columns = known(x.shape)
     return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
 

@@ -57,7 +57,7 @@ def top_k11(
         found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
         return found, arg_max(im, order, axis=axis)
     if not isinstance(size, int):
-        raise im.refuse("the axis has a size that is not fixed", "bind it with --shape")
+        raise im.refuse("the axis is dynamic", "bind it with --shape")
     if not sorted:
         raise im.refuse("sorted is 0: ONNX does not say in which order", "export with sorted=True")
     rows = exact_div(product(x.shape), size)

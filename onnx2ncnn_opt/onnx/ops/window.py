@@ -53,7 +53,7 @@ def same_pads(
         elif isinstance(size, int):
             total = max((-(-size // s) - 1) * s + extent - size, 0)
         else:
-            raise im.refuse(f"auto_pad {auto_pad} depends on a size that is not fixed", "bind it with --shape")
+            raise im.refuse(f"auto_pad {auto_pad} depends on a dynamic dimension", "bind it with --shape")
         first = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
         begins.append(first)
         ends.append(total - first)
