@@ -187,7 +187,10 @@ class Builder:
         """
         lying = self.separated(x, axes)
         if lying is None:
-            raise self.refuse(f"axes {list(axes)} of a rank {x.rank} tensor need more than four dims")
+            raise self.refuse(
+                f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims",
+                "reshape it in the model",
+            )
         return lying
 
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
@@ -373,7 +376,7 @@ class Builder:
     def memory(self, array: Array) -> Blob:
         """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
         if not array.size:
-            raise self.refuse("a tensor is empty, and ncnn has no empty tensors")
+            raise self.refuse("a tensor is empty, and ncnn has no empty tensors", "remove it from the model")
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
         key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
         if key not in self._memory:

@@ -128,7 +128,7 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
     if operand is None:
         raise im.refuse("an input is left out before others, and a layer's inputs have no gaps")
     if isinstance(operand, Tensors):
-        raise im.refuse("an input is a sequence, and ncnn has tensors only")
+        raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
     if isinstance(operand, Formula):
         operand = im.tensor(operand)
     batch = None
@@ -138,7 +138,7 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
         if batch is None and operand.rank > 1 and (operand.shape[0] == 1 or operand.rank > MAX_DIMS):
             batch = 0
     if operand.rank - (batch is not None) > MAX_DIMS:
-        raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch")
+        raise im.refuse(f"an input has rank {operand.rank}: ncnn has four dims and a batch", "reshape it in the model")
     if isinstance(operand, Constant):
         return im.memory(operand.array.reshape(operand.array.shape or (1,))), None
     dims = [[axis] for axis in range(operand.rank) if axis != batch] or [[]]
@@ -151,7 +151,9 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
     params: dict[int, Any] = {}
     for name, attribute in node.attributes.items():
         if name not in op.attributes:
-            raise im.refuse(f"attribute {name} is not among those that --custom lists: {', '.join(op.attributes)}")
+            raise im.refuse(
+                f"attribute {name} is not among those that --custom lists: {', '.join(op.attributes)}", "add it there"
+            )
         if attribute.type not in _KINDS:
             raise im.refuse(
                 f"attribute {name} is {attribute.type.name}; a layer has numbers, lists of them and strings"

@@ -183,7 +183,7 @@ def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale
     q, k, v = heads
     _check_heads(im, heads)
     if scale == 0:
-        raise im.refuse("the scale is 0")
+        raise im.refuse("the scale is 0, which is the default scale in ncnn", "export it with another scale")
     blobs = [im.mat(x, [[1], [2], [3]], [0]) for x in heads]
     mask = bias(im, mask)
     if mask is not None:

@@ -105,7 +105,10 @@ def float_value(im: ImportContext, x: Value) -> Value:
     if isinstance(x, Tensor):
         return as_float(im, x)
     if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > LARGEST_EXACT:
-        raise im.refuse("an integer constant is larger than 2**24, which float32 does not hold exactly")
+        raise im.refuse(
+            "an integer constant is larger than 2**24, which float32 does not hold exactly",
+            "compute with smaller integers, or outside ncnn",
+        )
     return Constant(im.f32(x.array.astype(np.float32) if not is_float(x.dtype) else x.array))
 
 

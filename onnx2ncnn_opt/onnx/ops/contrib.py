@@ -89,7 +89,10 @@ def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
 def _statistics(im: ImportContext) -> tuple[None, None]:
     """Outputs 1 and 2, which only training needs."""
     if im.is_used(1) or im.is_used(2):
-        raise im.refuse("its mean or deviation is used, and ncnn does not give them")
+        raise im.refuse(
+            "its mean or deviation is used, and ncnn's layer gives neither",
+            "remove these outputs, which only training needs",
+        )
     return None, None
 
 
@@ -158,7 +161,9 @@ def fused_matmul(
 ) -> Value:
     """MatMul of transposed operands, times alpha."""
     if transBatchA or transBatchB:
-        raise im.refuse("transBatchA or transBatchB is 1")
+        raise im.refuse(
+            "transBatchA or transBatchB is 1: only the last two axes are transposed", "use a Transpose before it"
+        )
     product = matmul(im, turned(a) if transA else a, turned(b) if transB else b)
     return product if alpha == 1 else binary(im, MUL, product, number(alpha))
 
@@ -208,12 +213,15 @@ def multi_head_attention(
 ) -> tuple[Value, ...]:
     """SDPA of projected queries, keys and values."""
     if past_sequence_length is not None or cache_indirection is not None:
-        raise im.refuse("it has a past_sequence_length or cache_indirection")
+        raise im.refuse(
+            "past_sequence_length and cache_indirection (a buffer for pasts) are not supported",
+            "export it with pasts that grow, without a buffer",
+        )
     parts = _unpacked(im, query, key, value)
     if b is not None:
         cuts = np.cumsum([part.shape[-1] for part in parts[:2] if part.rank == 3])
         if any(part.rank != 3 for part in parts):
-            raise im.refuse("a bias on keys that are split into heads already")
+            raise im.refuse("a bias on keys that are split into heads already", "add it before they are split")
         parts = [binary(im, ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
     heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
     mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
@@ -255,7 +263,10 @@ def attention(
 ) -> tuple[Value | None, ...]:
     """One projection to queries, keys and values, and SDPA."""
     if past_sequence_length is not None or past_present_share_buffer or do_rotary:
-        raise im.refuse("it has a past_sequence_length, shares a buffer or has rotary embeddings")
+        raise im.refuse(
+            "past_sequence_length, past_present_share_buffer and rotary embeddings are not supported",
+            "export it without them",
+        )
     total = weights.shape[-1]
     sizes = qkv_hidden_sizes or (total // 3,) * 3
     projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
@@ -340,7 +351,7 @@ def group_query_attention(
     heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
     if do_rotary:
         if cos_cache is None or sin_cache is None:
-            raise im.refuse("rotary embeddings without their tables")
+            raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
         places = Constant(np.arange(before, total)[None])
         for i in (0, 1):
             heads[i] = im.tensor(rotate(im, heads[i], (cos_cache, sin_cache), places, rotary_interleaved, 0, 0))
@@ -370,16 +381,18 @@ def rotary_embedding(
 ) -> Value:
     """RotaryEmbed."""
     if is_packed_batching or scale != 1:
-        raise im.refuse("is_packed_batching or a scale")
+        raise im.refuse("is_packed_batching is 1, or scale is not 1", "export it without packing, and with scale 1")
     if position_ids.rank == 1:  # where the first position is
         length = x.shape[1 if x.rank == 3 else 2]
         if not isinstance(position_ids, Constant) or not isinstance(length, int):
-            raise im.refuse("a first position that is computed at run time")
+            raise im.refuse("a first position that is computed at run time", "give it the positions of all elements")
         position_ids = Constant(position_ids.array.reshape(1, 1) + np.arange(length))
     count = num_heads
     if x.rank == 3 and not count:
         half, width = cos.shape[-1], x.shape[-1]
         if not isinstance(half, int) or not isinstance(width, int):
-            raise im.refuse("a number of heads that is not known")
+            raise im.refuse(
+                "num_heads is missing, and does not follow from the shapes", "set num_heads, or bind sizes with --shape"
+            )
         count = width // (2 * half)
     return rotate(im, x, (cos, sin), position_ids, interleaved, count, rotary_embedding_dim)

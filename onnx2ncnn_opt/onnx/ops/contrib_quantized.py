@@ -136,7 +136,7 @@ def qlinear_global_average_pool(
 ) -> Value:
     """GlobalAveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
-        raise im.refuse("channels_last is 1")
+        raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
     return _between(im, lambda t: global_average_pool(im, t), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
@@ -159,7 +159,7 @@ def qlinear_average_pool(
 ) -> Value:
     """AveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
-        raise im.refuse("channels_last is 1")
+        raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
 
     def pooled(t: Tensor) -> Value:
         return average_pool(
@@ -262,7 +262,7 @@ def matmul_nbits(
 ) -> Value:
     """InnerProduct or Gemm of the weight as floats."""
     if g_idx is not None or weight_prepacked or bits not in (2, 4, 8):
-        raise im.refuse(f"{bits} bits in an order of its own")
+        raise im.refuse(f"{bits} bits: only 2, 4 and 8, without g_idx and weight_prepacked", "quantise it without them")
     blocks = -(-K // block_size)
     if b.size * 8 != N * blocks * block_size * bits or scales.size != N * blocks:
         raise im.refuse(f"a weight of shape {list(b.shape)} and scales of shape {list(scales.shape)}")

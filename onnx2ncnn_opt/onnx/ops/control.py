@@ -95,7 +95,7 @@ def scan8(
     if len(items) < len(xs) or len(set(map(len, items))) != 1:
         raise im.refuse("its batch is dynamic", "bind it with --shape")
     if sequence_lens is not None and any(length != x.shape[1] for x in scanned for length in sequence_lens.array):
-        raise im.refuse("its sequences are padded (input sequence_lens)")
+        raise im.refuse("its sequences are padded (input sequence_lens)", "export it without sequence_lens")
     rows = []
     for item in zip(*items, strict=True):
         state, steps = item[: len(initial)], item[len(initial) :]

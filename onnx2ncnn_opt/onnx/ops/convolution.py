@@ -123,7 +123,9 @@ def _calculated(
 ) -> Value:
     """The layer with its weight, in ONNX's order, and bias as further inputs."""
     if kind.endswith("3D"):
-        raise im.refuse("a 3-D kernel that is computed at run time: ncnn takes constant ones only")
+        raise im.refuse(
+            "a 3-D kernel that is computed at run time: ncnn takes constant ones only", "make the kernel a constant"
+        )
     if not isinstance(outputs, int):
         raise im.refuse("a dynamic number of kernels", "bind it with --shape")
     inputs = [im.channels(x), im.mat(w, [[axis] for axis in range(w.rank)])]

@@ -127,8 +127,8 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
         return binary(im, SUB, a, binary(im, MUL, turns, b))
     if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
         raise im.refuse(
-            "its divisor may be 0 or infinite, where the remainder without fmod has a meaning of its own",
-            "export torch.remainder(x, y), which divides, in place of it",
+            "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
+            "export torch.remainder(x, y) instead, which divides",
         )
     rest = im.tensor(_rest(im, a, im.unary(binary(im, DIV, a, b), "UnaryOp", op_type=_ROUND), b))
     side = _applied(im, a if fmod else b, _SIGN, np.sign)

@@ -48,7 +48,10 @@ def _term(im: ImportContext, x: Formula, factors: tuple[str | Call, ...], k: Arr
 def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
     array = numbers.astype(np.float64)
     if whole and np.abs(array).max(initial=0) > LARGEST_EXACT:
-        raise im.refuse("it computes with integers beyond 2**24, which float32 does not hold exactly")
+        raise im.refuse(
+            "it computes with integers beyond 2**24, which float32 does not hold exactly",
+            "bind sizes with --shape",
+        )
     return Constant(im.f32(array))
 
 
@@ -97,10 +100,13 @@ def _number(im: ImportContext, size: Sym) -> Tensor:
 @onnx_op("Range", since=11, integers=True)
 def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
     """Sums of ones, in sizes only."""
-    raise im.refuse("its length depends on values that are computed at run time, or on a step that is not an integer")
+    raise im.refuse(
+        "its length depends on values that are computed at run time, or on a step that is not an integer",
+        "make it depend on the shapes of inputs only, with an integer step",
+    )
 
 
 @onnx_op("ConstantOfShape", since=9, integers=True)
 def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
     """Ones of open sizes, times a constant."""
-    raise im.refuse("its shape is computed at run time")
+    raise im.refuse("its shape is computed at run time", "make it depend on the shapes of inputs only")

@@ -67,7 +67,9 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Formul
     start = run.start
     if not at_least(start, 0):
         if not at_least(-start, 1):
-            raise im.refuse(f"an index from {start} on, whose sign depends on dynamic dimensions")
+            raise im.refuse(
+                f"an index from {start} on, whose sign depends on dynamic dimensions", "bind them with --shape"
+            )
         start = start + size
     return x if (start, count) == (0, size) else crop(im, x, axis, start, start + count)
 

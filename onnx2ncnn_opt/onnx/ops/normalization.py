@@ -56,7 +56,7 @@ def batch_norm(
     if training_mode:
         return _in_training(im, x, scale, bias, mean, var, epsilon, momentum)
     if not spatial:
-        raise im.refuse("spatial is 0: statistics per element")
+        raise im.refuse("spatial is 0: ncnn has statistics per channel only", "export it with spatial = 1")
     arrays = [param.array for param in (scale, bias, mean, var) if isinstance(param, Constant)]
     if len(arrays) < 4:
         slope = binary(im, DIV, scale, deviation(im, var, epsilon))
@@ -220,7 +220,9 @@ def lrn(
 ) -> Tensor:
     """LRN across the channels."""
     if size < 1 or size % 2 == 0:
-        raise im.refuse(f"size {size}: ncnn's window lies evenly around its channel")
+        raise im.refuse(
+            f"size {size} is even: ncnn's window is symmetric around its channel", "export it with an odd size"
+        )
     if x.rank != 4:
         raise im.refuse(f"the operand has rank {x.rank}")
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)

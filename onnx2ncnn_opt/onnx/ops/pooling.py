@@ -146,7 +146,9 @@ def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
 
 def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, pads: tuple[int, int]) -> Tensor:
     if taps > _MOST_TAPS:
-        raise im.refuse(f"a window of {taps} elements with gaps: more than {_MOST_TAPS} Crops")
+        raise im.refuse(
+            f"a dilated window of {taps} elements: more than {_MOST_TAPS} Crops", "use a smaller window or no dilation"
+        )
     around = [0] * 2 * x.rank
     around[axis], around[x.rank + axis] = pads
     padded = pad2(im, x, pads=tuple(around), value=-FLT_MAX)

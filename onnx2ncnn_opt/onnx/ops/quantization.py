@@ -234,7 +234,7 @@ def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
         with np.errstate(divide="ignore", over="ignore"):
             factor = 1 / im.f32(scale.array)
         if not np.isfinite(factor).all():
-            raise im.refuse("a scale of 0")
+            raise im.refuse("a scale of 0", "quantise the model with scales above 0")
         return binary(im, MUL, x, Constant(factor))
     # Cut off, so that the rest of an infinity is infinite: what is beyond is beyond every type.
     near = im.unary(binary(im, DIV, x, scale), "Clip", min=-_BEYOND, max=_BEYOND)

@@ -59,7 +59,7 @@ def lstm(
 ) -> tuple[Value, ...]:
     """LSTM; step by step with peepholes, other activations and whatever else ncnn's does not have."""
     if input_forget:
-        raise im.refuse("input_forget is 1: coupled gates")
+        raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
     node = _Node(im, _LSTM, x, w, r, b, sequence_lens, direction, layout, activations, clip)
     if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
         raise im.refuse(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")

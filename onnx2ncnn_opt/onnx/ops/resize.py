@@ -211,7 +211,7 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
     if any(isinstance(a.out, int) and a.out > _LONGEST for a in changed):
         raise im.refuse(f"an axis of more than {_LONGEST} elements")
     if any(isinstance(a.out, int) and a.out < 1 for a in changed):
-        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors")
+        raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):
         params = _interp(axes, changed, sampling)
         if params is not None:

@@ -174,7 +174,10 @@ class Unrolled:
         if not isinstance(count, int) or not isinstance(items, int):
             raise im.refuse("a dynamic number of steps, or a dynamic batch", "bind it with --shape")
         if count * len(self.backwards) > MOST_STEPS:
-            raise im.refuse(f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}")
+            raise im.refuse(
+                f"{count * len(self.backwards)} steps one after the other, more than {MOST_STEPS}",
+                "feed the sequence in shorter parts",
+            )
         zeros = Constant(np.zeros((items, self.hidden), np.float32))
         outputs, ends = [], []
         for direction, backward in enumerate(self.backwards):

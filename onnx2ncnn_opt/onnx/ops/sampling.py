@@ -117,7 +117,9 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
     if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1):
         raise im.refuse(f"theta of shape {list(theta.shape)} for the size {list(size)}")
     if align_corners and 1 in size[2:]:
-        raise im.refuse("an axis of one pixel has no corners to align")
+        raise im.refuse(
+            "align_corners of an axis with one pixel, which has no two corners", "export it with align_corners = 0"
+        )
     axes = [np.linspace(-1, 1, k) if align_corners else (2 * np.arange(k) + 1) / k - 1 for k in size[2:]]
     # Coordinates are x, y(, z), then 1.
     places = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
@@ -246,7 +248,9 @@ def roi_align16(
     if x.rank != 4 or (x.shape[0] != 1 and not isinstance(batch_indices, Constant)):
         raise im.refuse("the image of each region is known only at run time", "convert it for one image")
     if not isinstance(count, int) or not 1 <= count <= _MOST_REGIONS:
-        raise im.refuse(f"{count} regions: their number must be known, and at most {_MOST_REGIONS}")
+        raise im.refuse(
+            f"{count} regions: their number must be known, and at most {_MOST_REGIONS}", "convert it for fewer regions"
+        )
     which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
     if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
         raise im.refuse(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")

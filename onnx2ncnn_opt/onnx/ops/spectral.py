@@ -106,7 +106,7 @@ def stft(
 ) -> Value:
     """Convolution1D with sines and cosines under the window."""
     if window is None and frame_length is None:
-        raise im.refuse("neither a window nor a frame_length")
+        raise im.refuse("neither a window nor a frame_length", "give it a frame_length")
     count = frame_length[0] if frame_length else len(window) if window is not None else 0
     parts = signal.shape[2] if signal.rank == 3 else 1
     if (

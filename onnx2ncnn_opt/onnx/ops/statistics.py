@@ -29,7 +29,7 @@ def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) 
 def lp_norm(im: ImportContext, x: Tensor, *, axis: int = -1, p: int = 2) -> Value:
     """A division by a Reduction; zeros stay zeros."""
     if p not in (1, 2):
-        raise im.refuse(f"p is {p}, not 1 or 2")
+        raise im.refuse(f"p is {p}: only 1 and 2 are norms in ONNX", "export it with p = 1 or 2")
     norm = reduce(im, x, f"ReduceL{p}", (im.axis(axis, x.rank),), 1)
     return binary(im, DIV, x, binary(im, MAX, norm, number(FLT_MIN)))
 
@@ -50,7 +50,9 @@ def lp_pool(
     """Pooling avg of powers, times the size of the window."""
     if ceil_mode:
         # Its last windows have as many zeros as any other, but ncnn would divide by fewer.
-        raise im.refuse("ceil_mode: the last windows divide by another number than in ncnn")
+        raise im.refuse(
+            "ceil_mode: the last windows divide by another number than in ncnn", "export it with ceil_mode = 0"
+        )
     powers = _power(im, x, p)
     pooled = average_pool(
         im,
@@ -76,7 +78,7 @@ def global_lp_pool(im: ImportContext, x: Tensor, *, p: int = 2) -> Value:
 
 def _power(im: ImportContext, x: Tensor, p: int) -> Tensor:
     if p < 1:
-        raise im.refuse(f"p is {p}")
+        raise im.refuse(f"p is {p}: it must be at least 1", "export it with p >= 1")
     if p == 2:
         return im.unary(x, "UnaryOp", op_type=_SQUARE)
     positive = im.unary(x, "UnaryOp", op_type=_ABS)

@@ -59,7 +59,7 @@ def top_k11(
     if not isinstance(size, int):
         raise im.refuse("the axis is dynamic", "bind it with --shape")
     if not sorted:
-        raise im.refuse("sorted is 0: ONNX does not say in which order", "export with sorted=True")
+        raise im.refuse("sorted is 0: ONNX leaves the order undefined", "export it with sorted=True")
     rows = exact_div(product(x.shape), size)
     if _are_rounds_better(rows, size, count):
         return _in_rounds(im, x, order, axis, count)

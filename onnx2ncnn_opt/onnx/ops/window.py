@@ -39,7 +39,7 @@ def same_pads(
     n = len(kernel)
     if auto_pad in ("NOTSET", ""):
         if any(p < 0 for p in pads):
-            raise im.refuse(f"pads {pads} are negative")
+            raise im.refuse(f"pads {pads} are negative", "export it with a Slice before it")
         return tuple(pads) or (0,) * 2 * n
     if auto_pad == "VALID":
         return (0,) * 2 * n
