@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from onnx2ncnn_opt import __version__
+from onnx2ncnn_opt.cli.bisect import bisect
 from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.diff import diff
@@ -36,7 +37,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, optimize, verify, mixed, diff, inspect, passes, ops):
+for _command in (convert, optimize, verify, bisect, mixed, diff, inspect, passes, ops):
     cli.add_command(_command)
 
 

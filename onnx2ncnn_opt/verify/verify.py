@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -84,6 +84,7 @@ class VerifyReport:
     `sizes` are the open sizes that it was run at, one entry for a net that has none, and `draws` the inputs at these
     sizes, in turns. `notes` are things about the model that the reader should know. An output's numbers are the largest
     of all runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
+    `wrong` is the first mode and the inputs by name with which an output was wrong, None where none was.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -92,6 +93,7 @@ class VerifyReport:
     checked: str = ""
     draws: tuple[Draw, ...] = ()
     notes: tuple[str, ...] = ()
+    wrong: tuple[str, Mapping[str, Array]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -180,6 +182,7 @@ def verify_net(
     rounding = Rounding(model, outputs, loaded.values, threads)
     done: list[_Run] = []
     merged: list[OutputReport] = []
+    wrong: tuple[str, Mapping[str, Array]] | None = None
     with nullcontext(worker) if worker else NcnnWorker(target) as process:
         for mode in modes:
             options: dict[str, Any] = {"mode": mode, "timeout": timeout, "threads": None, "worker": process}
@@ -193,6 +196,7 @@ def verify_net(
                     found = comparison.closer(NcnnRunner(param, bin, exact=True, **options)).outputs()
                 reports.append([_at(output, run) for output in found])
                 if any(output.status not in ("ok", "unproven") for output in reports[-1]):
+                    wrong = wrong or (mode, run.feeds)
                     break  # it is wrong, whatever else it does
             merged += [replace(_worst(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
         checked = process.checked(modes)
@@ -203,6 +207,7 @@ def verify_net(
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
         notes=tuple(_notes(loaded, done)),
+        wrong=wrong,
     )
 
 

@@ -1,0 +1,548 @@
+"""Where a net goes wrong: the first layer whose output leaves the budget, or the rewrite that broke it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt.api import Files, convert, reference
+from onnx2ncnn_opt.difference import NetDiff, diff_graphs
+from onnx2ncnn_opt.errors import ConversionError, CrashError, RunError, UsageError
+from onnx2ncnn_opt.ir.correspondence import corresponding
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.onnx.exported import exported
+from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.param.names import clean_name
+from onnx2ncnn_opt.param.storage import ROUNDING
+from onnx2ncnn_opt.rewrite.events import Applied, LayerRef, refs
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.verify.compare import SUSPECT, Difference, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verify.match import Slot, input_slots
+from onnx2ncnn_opt.verify.verify import VerifyReport, tolerance_of, verify_net
+
+# Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
+_SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
+_MOST_AXES = 5  # that are permuted to find out how a Mat lies
+
+
+@dataclass(frozen=True)
+class Read:
+    """An input of a layer: the blob, the layer that gives it, its shape as ncnn has it, and whether it is right.
+
+    `status` is "right", "wrong", or "unknown" where the model has no such value; `value` is the model's name for it.
+    """
+
+    blob: str
+    layer: LayerRef
+    shape: tuple[int, ...]
+    status: str
+    value: str | None
+
+
+@dataclass(frozen=True)
+class Located:
+    """The first layer whose output leaves the budget, on the inputs and in the mode in which the net was found wrong.
+
+    `blob` is that output, and `message` says what is wrong about it. `origin` are the ONNX nodes that the layer comes
+    from, as far as that is known, `value` is what the model calls the output. `suspects` are the layers that may be to
+    blame, in the order of the net: one, or several where the model has no value to hold against what is between them.
+    `arrays` are the layer's inputs, by blob.
+    """
+
+    layer: LayerRef
+    blob: str
+    message: str
+    mode: str
+    value: str | None
+    origin: tuple[str, ...]
+    inputs: tuple[Read, ...]
+    suspects: tuple[LayerRef, ...]
+    arrays: Mapping[str, Array] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What became of a net: `report` is that of `verify_net`, `located` the layer, None where the net is right.
+
+    It is None as well where a wrong net has no first wrong layer: it does not load, or lacks an output. `difference`
+    says how the net differs from what this version of the package makes of the model, if it was made by this package.
+    """
+
+    report: VerifyReport
+    located: Located | None
+    difference: NetDiff | None
+
+
+def bisect_net(
+    model: Path | bytes,
+    param: Path,
+    bin: Path,
+    *,
+    manifest: Manifest | None = None,
+    feeds: Mapping[str, Array] | Path | None = None,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    timeout: float = 300.0,
+    on: str | None = None,
+    modes: Sequence[str] = (),
+    step: Callable[[str], None] = lambda text: None,
+) -> Bisection:
+    """Verify a net as `verify_net` does, and find the first layer that is wrong where it is; arguments are the same.
+
+    1. A net of this package, which its manifest tells, is held against a new conversion with the same options, layer by
+       layer; if that is right itself.
+    2. Any other is held against the values inside the model: those of the blobs' names, or those with the same numbers,
+       whatever the order of their axes.
+
+    The first wrong layer is the first one from which a way of wrong blobs leads to a wrong output.
+    """
+    report = verify_net(
+        model,
+        param,
+        bin,
+        manifest=manifest,
+        feeds=feeds,
+        shapes=shapes,
+        values=values,
+        seed=seed,
+        timeout=timeout,
+        on=on,
+        modes=modes,
+        step=step,
+    )
+    if report.ok:
+        return Bisection(report, None, None)
+    graph = read_net(param, bin, plugins.layer_types()).graph
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+        step("converting the model anew")
+        fresh = _converted(model, manifest, Path(folder)) if manifest else None
+        difference = None
+        if fresh:
+            difference = diff_graphs(fresh.graph, graph, names=("a new conversion", os.fspath(param)))
+        if report.wrong is None:
+            return Bisection(report, None, difference)
+        bound = {**({v.name: v.array() for v in manifest.values} if manifest else {}), **(values or {})}
+        loaded = load_model(model, shapes=shapes, values=bound)
+        with NcnnWorker(find_target(on)) as worker, NcnnWorker() as here:
+            search = _Search(model, loaded, param, bin, graph, manifest, report, timeout, worker, here, step)
+            located = search.located(fresh)
+    if located is not None and difference is not None:
+        changed = {*difference.added, *(change.after for change in difference.changed)}
+        suspects = tuple(ref for ref in located.suspects if ref in changed)
+        located = replace(located, suspects=suspects or located.suspects)
+    return Bisection(report, located, difference)
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """The model converted anew: the files, their graph, and the ONNX nodes that its layers come from."""
+
+    files: Files
+    graph: Graph
+    manifest: Manifest
+    origins: Mapping[str, tuple[str, ...]]
+
+
+def _converted(model: Path | bytes, manifest: Manifest, folder: Path) -> _Fresh | None:
+    """A new conversion with the passes that the manifest names; None where it would not be the same net."""
+    named = {entry.name: entry for entry in manifest.inputs}
+    try:
+        conversion = convert(
+            model,
+            shapes={name: entry.shape for name, entry in named.items()},
+            values={value.name: value.array() for value in manifest.values},
+            batch_axes={name: entry.batch_axis for name, entry in named.items()},
+            skip=[p.name for p in plugins.pipeline() if p.name not in manifest.passes],
+            release=int(manifest.ncnn),
+        )
+    except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not
+        return None
+    files = conversion.save(folder / "fresh")
+    written = read_manifest(files.manifest)
+    if written.layers != manifest.layers:
+        return None
+    origins = {clean_name(layer.name): layer.origin for layer in conversion.graph}
+    return _Fresh(files, read_net(files.param, files.bin, plugins.layer_types()).graph, written, origins)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What is known of a blob; `value` is what the model calls it."""
+
+    status: str
+    message: str = ""
+    value: str | None = None
+
+
+_RIGHT, _UNKNOWN = _Verdict("right"), _Verdict("unknown", "the model has no such value")
+_Results = Mapping[str, Array | Failure]
+
+
+@dataclass
+class _Search:
+    model: Path | bytes
+    loaded: LoadedModel
+    param: Path
+    bin: Path
+    graph: Graph
+    manifest: Manifest | None
+    report: VerifyReport
+    timeout: float
+    worker: NcnnWorker
+    here: NcnnWorker
+    step: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        assert self.report.wrong is not None
+        self.mode, self.feeds = self.report.wrong
+        wrong = [o for o in self.report.outputs if o.mode == self.mode and o.status not in ("ok", "unproven")]
+        self.wrong = {output.blob for output in wrong}
+        self.names = {output.blob: output.name for output in self.report.outputs if output.blob}
+        # A net that dies as a whole has no output that is to blame.
+        if None in self.wrong:
+            self.wrong |= {blob.name for blob in self.graph.outputs}
+
+    def located(self, fresh: _Fresh | None) -> Located | None:
+        """The layer, found in the first way that finds one."""
+        for exact in (True, False) if self.mode == "fp32" else (False,):
+            if fresh is not None and (found := self.against_fresh(fresh, exact=exact)):
+                return found
+        values: dict[str, Array] = {}
+        for exact in (True, False) if self.mode == "fp32" else (False,):
+            self.step("ONNX Runtime computes all values of the model")
+            values = values or self.values()
+            if found := self.against_values(values, exact=exact):
+                return found
+        return None
+
+    def against_fresh(self, fresh: _Fresh, *, exact: bool) -> Located | None:
+        """The first blob that is not that of the new conversion, in plain fp32 on this machine's CPU."""
+        self.step("ncnn computes all blobs of the net, and of a new conversion")
+        options: dict[str, Any] = {"timeout": self.timeout, "threads": None}
+        right = NcnnRunner(fresh.files.param, fresh.files.bin, worker=self.here, exact=exact, **options)
+        expected = self.blobs(right, fresh.graph, input_slots(fresh.manifest, self.feeds, right.input_names())[0])
+        if not self.is_right(fresh, expected):
+            return None
+        results = next(self.ways(exact=exact), None)
+        if results is None:
+            return None
+        allowed = self.stored(_SAME_KERNELS if exact else tolerance_of(self.loaded))
+        tolerance = in_mode(self.mode, allowed)
+        pairs = corresponding(self.graph, fresh.graph)
+        verdicts: dict[Blob, _Verdict] = {}
+        for layer in self.graph:
+            twin = pairs.get(layer)
+            known = dict(zip(layer.outputs, twin.outputs, strict=False)) if twin else {}
+            for blob in layer.outputs:
+                other = known.get(blob)
+                right_one = None if other is None else expected.get(other.name)
+                verdicts[blob] = _verdict(results.get(blob.name), right_one, tolerance, other.name if other else None)
+        origins = {layer: fresh.origins.get(twin.name, ()) for layer, twin in pairs.items()}
+        return self.first_wrong(verdicts, results, origins)
+
+    def is_right(self, fresh: _Fresh, results: _Results) -> bool:
+        """Whether the new conversion gives what the model gives, on these inputs."""
+        runner = OrtRunner(self.model, values=self.loaded.values, timeout=self.timeout)
+        expected = runner.run(self.feeds)
+        for entry in fresh.manifest.outputs:
+            result = results.get(entry.blob)
+            if not isinstance(result, np.ndarray) or result.size != expected[entry.name].size:
+                return False
+            array = expected[entry.name]
+            if entry.batch_axis:
+                array = np.moveaxis(array, entry.batch_axis, 0)
+            if not compare(result.reshape(array.shape), array, tolerance_of(self.loaded)).ok:
+                return False
+        return True
+
+    def against_values(self, values: Mapping[str, Array], *, exact: bool) -> Located | None:
+        """The first blob that has no value of the model."""
+        usual = tolerance_of(self.loaded)
+        closer = replace(usual, relative=min(usual.relative, SUSPECT), slices=False) if exact else usual
+        tolerance = in_mode(self.mode, self.stored(closer))
+        by_size: dict[int, list[str]] = {}
+        for name, array in values.items():
+            by_size.setdefault(array.size, []).append(name)
+        found: tuple[int, Mapping[Blob, _Verdict], _Results] | None = None
+        for results in self.ways(exact=exact):
+            verdicts = {
+                blob: self.judged(blob, results.get(blob.name), values, by_size, tolerance)
+                for layer in self.graph
+                for blob in layer.outputs
+            }
+            right = sum(verdict.status == "right" for verdict in verdicts.values())
+            if found is None or right > found[0]:
+                found = right, verdicts, results
+        if found is None:
+            return None
+        return self.first_wrong(found[1], found[2], {})
+
+    def judged(
+        self,
+        blob: Blob,
+        result: Array | Failure | None,
+        values: Mapping[str, Array],
+        by_size: Mapping[int, Sequence[str]],
+        tolerance: Tolerance,
+    ) -> _Verdict:
+        if not isinstance(result, np.ndarray):
+            return _verdict(result, None, tolerance, None)
+        name = self.names.get(blob.name, blob.name)
+        named = values.get(name)
+        # Two converters' numbers have nothing to do with each other.
+        if named is not None and (blob.name in self.names or not name.isdigit()):
+            if named.size != result.size:
+                message = f"its shape is {list(result.shape[1:])}, the model's {list(named.shape)}"
+                return _Verdict("wrong", message, name)
+            difference = _aligned(result, named, tolerance)
+            return _Verdict("right" if difference.ok else "wrong", _said(difference), name)
+        for candidate in by_size.get(result.size, ()):
+            value = values[candidate]
+            if _same_range(result, value, tolerance) and _aligned(result, value, tolerance).ok:
+                return _Verdict("right", "", candidate)
+        return _UNKNOWN
+
+    def ways(self, *, exact: bool) -> Iterator[_Results]:
+        """All blobs of the net, for each way to feed it that it takes."""
+        runner = NcnnRunner(
+            self.param,
+            self.bin,
+            worker=self.worker,
+            mode=self.mode,
+            exact=exact,
+            timeout=self.timeout,
+            threads=None,
+        )
+        try:
+            for way in input_slots(self.manifest, self.feeds, runner.input_names()):
+                try:
+                    yield self.blobs(runner, self.graph, way)
+                except UsageError:  # an array that no Mat can hold
+                    continue
+        except RunError:
+            return
+
+    def blobs(self, runner: NcnnRunner, graph: Graph, way: Sequence[Slot]) -> _Results:
+        """Every blob that a layer makes, with its batch in front; asked for in order, so that none is gone already."""
+        fed = {slot.blob: Feed(self.feeds[slot.name], slot.batch_axis) for slot in way}
+        inputs = {blob.name for blob in graph.inputs}
+        wanted = [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
+        return runner.extract(fed, [Fetch(name, 0) for name in wanted])
+
+    def values(self) -> dict[str, Array]:
+        """What ONNX Runtime computes for every node of the model's graph, and its inputs."""
+        proto = onnx.ModelProto.FromString(self.model if isinstance(self.model, bytes) else self.model.read_bytes())
+        names = [name for node in proto.graph.node for name in node.output if name]
+        known = dict(self.feeds)
+        known.update(self.computed(list(dict.fromkeys(names))))
+        return known
+
+    def computed(self, names: Sequence[str]) -> dict[str, Array]:
+        """The values of these names; what cannot be an output, such as a sequence, is left out."""
+        try:
+            runner = OrtRunner(self.model, outputs=names, values=self.loaded.values, timeout=self.timeout)
+            taken = set(runner.input_names())
+            try:
+                return runner.run({name: array for name, array in self.feeds.items() if name in taken})
+            finally:
+                runner.close()
+        except CrashError:
+            raise
+        except RunError:
+            if len(names) == 1:
+                return {}
+            half = len(names) // 2
+            return {**self.computed(names[:half]), **self.computed(names[half:])}
+
+    def stored(self, tolerance: Tolerance) -> Tolerance:
+        """The tolerance for a net with weights in 16 bits."""
+        weights = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
+        for encoding in (Encoding.BF16, Encoding.FP16):
+            if count := sum(encoding in found for found in weights):
+                return with_rounding(ROUNDING[encoding], count, tolerance)
+        return tolerance
+
+    def first_wrong(
+        self,
+        verdicts: Mapping[Blob, _Verdict],
+        results: _Results,
+        origins: Mapping[Layer, tuple[str, ...]],
+    ) -> Located | None:
+        """The first layer from which a way of blobs that are not right leads to a wrong output."""
+        leading: set[Layer] = set()
+        for layer in reversed(self.graph):
+            for blob in layer.outputs:
+                ends = blob.is_output and blob.name in self.wrong
+                if verdicts[blob].status != "right" and (ends or any(user in leading for user in blob.users)):
+                    leading.add(layer)
+        order = [layer for layer in self.graph if layer in leading and layer.type != "Input"]
+        if not order:
+            return None
+        first = order[0]
+        suspects: list[Layer] = []
+        for layer in order:
+            if layer is first or _depends(layer, suspects):
+                suspects.append(layer)
+            if layer in suspects and any(verdicts[blob].status == "wrong" for blob in layer.outputs):
+                break
+        blob = next(blob for blob in suspects[-1].outputs if verdicts[blob].status != "right")
+        if len(suspects) == 1 or verdicts[blob].status != "wrong":
+            blob = next(blob for blob in first.outputs if verdicts[blob].status != "right")
+            suspects = suspects[:1] if verdicts[blob].status == "wrong" else suspects
+        arrays = {b.name: a for b in first.inputs if isinstance(a := self.array(b, results), np.ndarray)}
+        return Located(
+            layer=refs((first,))[0],
+            blob=blob.name,
+            message=verdicts[blob].message,
+            mode=self.mode,
+            value=verdicts[blob].value,
+            origin=origins.get(first, ()),
+            inputs=tuple(
+                Read(
+                    b.name,
+                    refs((b.producer,))[0],
+                    tuple(arrays[b.name].shape) if b.name in arrays else (),
+                    "right" if b.is_input else verdicts[b].status,
+                    b.name if b.is_input else verdicts[b].value,
+                )
+                for b in first.inputs
+                if b.producer is not None
+            ),
+            suspects=refs(tuple(suspects)),
+            arrays=arrays,
+        )
+
+    def array(self, blob: Blob, results: _Results) -> Array | Failure | None:
+        """What a blob held."""
+        if not blob.is_input:
+            return results.get(blob.name)
+        way = input_slots(self.manifest, self.feeds, [b.name for b in self.graph.inputs])[0]
+        return next((self.feeds[slot.name] for slot in way if slot.blob == blob.name), None)
+
+
+def _depends(layer: Layer, suspects: Collection[Layer]) -> bool:
+    return any(blob.producer in suspects for blob in layer.inputs)
+
+
+def _verdict(
+    result: Array | Failure | None, expected: Array | Failure | None, tolerance: Tolerance, value: str | None
+) -> _Verdict:
+    if result is None:  # an input
+        return _RIGHT
+    if isinstance(result, Failure):
+        return _Verdict("wrong", result.reason, value)
+    if not isinstance(expected, np.ndarray):
+        return _UNKNOWN
+    if result.shape != expected.shape:
+        return _Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", value)
+    if result.tobytes() == expected.tobytes():
+        return _Verdict("right", "", value)
+    difference = compare(result, _integers(expected), tolerance)
+    return _Verdict("right" if difference.ok else "wrong", _said(difference), value)
+
+
+def _integers(array: Array) -> Array:
+    """An array of int32 in the bits of float32 as such: as floats they are all subnormal, zero or NaN."""
+    if array.dtype == np.float32 and array.any() and (~(np.abs(array) >= np.finfo(np.float32).tiny)).all():
+        return array.view(np.int32)
+    return array
+
+
+def _said(difference: Difference) -> str:
+    return difference.special or difference.excess
+
+
+def _aligned(result: Array, value: Array, tolerance: Tolerance) -> Difference:
+    """The difference from a value of the model, in the order of axes in which there is none; else in its own order."""
+    flat = result.reshape(-1)
+    plain = compare(flat, value.reshape(-1), tolerance)
+    shape = tuple(size for size in value.shape if size != 1)
+    if plain.ok or not 1 < len(shape) <= _MOST_AXES or not _same_range(flat, value, tolerance):
+        return plain
+    squeezed = value.reshape(shape)
+    for axes in list(permutations(range(len(shape))))[1:]:
+        if (difference := compare(flat, squeezed.transpose(axes).reshape(-1), tolerance)).ok:
+            return difference
+    return plain
+
+
+def _same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
+    """Whether the least and largest numbers agree, as they do in any order."""
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return True
+    ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
+    allowed = max(tolerance.absolute, tolerance.relative * max(map(abs, ends[1])))
+    return all(x == y or abs(x - y) <= allowed for x, y in zip(*ends, strict=True))
+
+
+@dataclass(frozen=True)
+class PassBisection:
+    """What became of the rewrites of a conversion.
+
+    `rewrites` is how many there are. `number` counts to the one that breaks the net, None where the net is right with
+    all of them; 0 says that it is wrong without any. `event` is that rewrite, and `report` the verification of the net
+    after it (or of the whole one, where that is right).
+    """
+
+    rewrites: int
+    number: int | None
+    event: Applied | None
+    report: VerifyReport
+
+
+def bisect_passes(
+    model: Any,
+    *,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+    step: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> PassBisection:
+    """Convert a model, and find the rewrite that breaks the net; `options` are those of `verify_net`.
+
+    Raises what `convert` and `verify_net` raise.
+    """
+    source = exported(model)
+    if not isinstance(source, (str, os.PathLike)):
+        source = reference(source)
+
+    def verified(limit: int | None) -> tuple[tuple[Applied, ...], VerifyReport]:
+        conversion = convert(source, shapes=shapes, values=values, skip=skip, limit=limit)
+        return conversion.applied, conversion.verify(**options)
+
+    step("verifying the net with all rewrites")
+    applied, report = verified(None)
+    if report.ok:
+        return PassBisection(len(applied), None, None, report)
+    step("verifying the net without rewrites")
+    before = verified(0)[1] if applied else report
+    if not before.ok:
+        return PassBisection(len(applied), 0, None, before)
+    right, wrong = 0, len(applied)
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        step(f"verifying the net after {middle} of {len(applied)} rewrites")
+        _, found = verified(middle)
+        if found.ok:
+            right = middle
+        else:
+            wrong, report = middle, found
+    return PassBisection(len(applied), wrong, applied[wrong - 1], report)

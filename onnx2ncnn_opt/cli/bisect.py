@@ -1,0 +1,146 @@
+"""``onnx2ncnn-opt bisect``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx2ncnn_opt.cli.verification import (
+    EXISTING_FILE,
+    failure,
+    output_rows,
+    require_runtimes,
+    target_options,
+    verification_options,
+)
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verify.verify import VerifyReport
+
+
+@click.command(short_help="Where a net goes wrong.")
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
+@click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
+@click.argument("bin", type=EXISTING_FILE, metavar="NET.bin]", required=False)
+@click.option("--passes", is_flag=True, help="Convert MODEL, and find the rewrite that breaks it; takes no net.")
+@click.option(
+    "--manifest",
+    "manifest_path",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
+)
+@click.option(
+    "--skip", multiple=True, metavar="PASS", help="With --passes: leave a pass out; may be given several times."
+)
+@verification_options
+@target_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.bisection`'s results.")
+def bisect(
+    model: Path,
+    param: Path | None,
+    bin: Path | None,
+    passes: bool,
+    manifest_path: Path | None,
+    skip: tuple[str, ...],
+    shapes: dict[str, list[int | str]],
+    values: dict[str, Any],
+    inputs: Path | None,
+    seed: int,
+    on: str | None,
+    modes: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
+
+    The net is verified as `verify` does. Exit codes: 0 it is right, 3 it is wrong.
+    """
+    if passes and (param or manifest_path):
+        raise click.UsageError("--passes converts MODEL itself: give no net and no manifest with it")
+    if not passes and (param is None or bin is None or skip):
+        raise click.UsageError("give MODEL NET.param NET.bin, or --passes MODEL, which --skip goes with")
+    require_runtimes(on, "onnxruntime")
+    from onnx2ncnn_opt.runtime.ort import SHARED
+
+    SHARED.warm_up()
+    options: dict[str, Any] = {"shapes": shapes, "values": values, "feeds": inputs, "seed": seed, "on": on}
+    options["modes"] = modes
+    if passes:
+        _bisect_passes(model, skip, options, as_json=as_json)
+    else:
+        assert param is not None
+        assert bin is not None
+        _bisect_net(model, param, bin, manifest_path, options, as_json=as_json)
+
+
+def _bisect_net(
+    model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any], *, as_json: bool
+) -> None:
+    from onnx2ncnn_opt.api import reference
+    from onnx2ncnn_opt.bisection import bisect_net
+    from onnx2ncnn_opt.manifest import read_manifest
+    from onnx2ncnn_opt.onnx.exported import exported
+    from onnx2ncnn_opt.report.bisection import located_blocks
+    from onnx2ncnn_opt.report.console import Block, show, working
+    from onnx2ncnn_opt.report.difference import difference_blocks
+    from onnx2ncnn_opt.verify.beside import manifest_beside
+
+    manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
+    with working(f"bisecting {param}", sys.stderr) as step:
+        found = bisect_net(reference(exported(model)), param, bin, manifest=manifest, step=step, **options)
+    located = None
+    if found.located is not None:
+        located = {
+            f.name: getattr(found.located, f.name) for f in fields(found.located) if f.name not in ("arrays", "inputs")
+        }
+        located["layer"] = asdict(found.located.layer)
+        located["suspects"] = [asdict(ref) for ref in found.located.suspects]
+        located["inputs"] = [asdict(read) for read in found.located.inputs]
+    if as_json:
+        difference = asdict(found.difference) if found.difference else None
+        click.echo(json.dumps({**_report(found.report), "located": located, "difference": difference}, indent=1))
+    else:
+        blocks: list[Block] = [f"note: {note}"] if note else []
+        blocks += _outputs(found.report)
+        if located is not None:
+            blocks += located_blocks(located)
+        elif not found.report.ok:
+            blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
+        if found.difference is not None and not found.report.ok:
+            blocks += difference_blocks(asdict(found.difference), equal=found.difference.equal)
+        show(blocks, sys.stdout)
+    if not found.report.ok:
+        raise failure(found.report)
+
+
+def _bisect_passes(model: Path, skip: tuple[str, ...], options: dict[str, Any], *, as_json: bool) -> None:
+    from onnx2ncnn_opt.bisection import bisect_passes
+    from onnx2ncnn_opt.report.bisection import pass_lines
+    from onnx2ncnn_opt.report.console import show, working
+
+    with working(f"bisecting the passes on {model}", sys.stderr) as step:
+        found = bisect_passes(model, skip=skip, step=step, **options)
+    if as_json:
+        event = asdict(found.event) if found.event else None
+        data = {"rewrites": found.rewrites, "number": found.number, "event": event}
+        click.echo(json.dumps({**_report(found.report), **data}, indent=1))
+    else:
+        show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))], sys.stdout)
+    if not found.report.ok:
+        raise failure(found.report)
+
+
+def _report(report: VerifyReport) -> dict[str, Any]:
+    outputs = [asdict(output) for output in report.outputs]
+    return {"format_version": 1, "ok": report.ok, "outputs": outputs, "checked": report.checked}
+
+
+def _outputs(report: VerifyReport) -> list[Any]:
+    from onnx2ncnn_opt.report.verification import checked_lines, output_table
+
+    return [output_table(output_rows(report.outputs)), *checked_lines(report.checked)]

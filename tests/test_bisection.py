@@ -1,0 +1,182 @@
+"""Where nets go wrong: faults planted in nets of real models, and rewrites that break one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from exports import ROOT, refilled
+
+sys.path.insert(0, str(Path(__file__).parent / "cli"))
+sys.path.insert(0, str(ROOT / "scripts"))
+from command import SMALL, run, write_model
+from plant_faults import FAULTS, places, plant
+
+from onnx2ncnn_opt import convert, plugins
+from onnx2ncnn_opt.bisection import Bisection, bisect_net, bisect_passes
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.param import files
+from onnx2ncnn_opt.rewrite.events import LayerRef
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+
+def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
+    """MODEL converted to net.ncnn.*, with a fault in wrong.*; the model's path, and the layer."""
+    path = folder / "model.onnx"
+    onnx.save(refilled(ROOT / "fixtures" / "models" / f"{model}.onnx"), path)
+    right = convert(path).save(folder / "net")
+    graph = files.read_net(right.param, right.bin).graph
+    infer_graph(graph)
+    found = places(graph, kind)
+    place = found[len(found) // 2]
+    layer = graph.layers[place]
+    plant(graph, kind, place, np.random.default_rng(5))
+    files.write_net(graph, folder / "wrong.param", folder / "wrong.bin")
+    return path, LayerRef(layer.type, layer.name)
+
+
+def bisected(folder: Path, model: Path, *, with_manifest: bool) -> Bisection:
+    manifest = read_manifest(folder / "net.ncnn.json") if with_manifest else None
+    return bisect_net(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest)
+
+
+FAULTY = [
+    ("residual.ts", "one weight"),
+    ("residual.ts", "another operation"),
+    ("shuffle.dyn", "moved padding"),
+    ("attention.ts", "another permutation"),
+    ("residual.ts", "missing activation"),
+    ("attention.ts", "eps"),
+    ("detector.ts", "slice off by one"),
+]
+
+
+@pytest.mark.parametrize(("model", "kind"), FAULTY)
+def test_the_layer_is_found_in_a_net_with_a_manifest(tmp_path: Path, model: str, kind: str) -> None:
+    assert kind in FAULTS
+    path, layer = planted(tmp_path, model, kind)
+    found = bisected(tmp_path, path, with_manifest=True)
+    assert not found.report.ok
+    assert found.located is not None
+    assert (found.located.layer, found.located.suspects) == (layer, (layer,))
+    assert {read.status for read in found.located.inputs} == {"right"}
+    assert found.located.arrays.keys() == {read.blob for read in found.located.inputs}
+    assert found.located.origin
+    assert found.difference is not None
+    assert [change.after for change in found.difference.changed] == [layer]
+
+
+@pytest.mark.parametrize(("model", "kind"), [case for case in FAULTY if case[1] != "another permutation"])
+def test_the_layer_is_found_by_the_values_of_the_model(tmp_path: Path, model: str, kind: str) -> None:
+    path, layer = planted(tmp_path, model, kind)
+    found = bisected(tmp_path, path, with_manifest=False)
+    assert found.difference is None
+    assert found.located is not None
+    assert layer in found.located.suspects
+
+
+def test_a_layer_that_is_left_out_and_one_too_many(tmp_path: Path) -> None:
+    for kind in ("deleted layer", "another rounding"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        path, layer = planted(folder, "residual.ts", kind)
+        located = bisected(folder, path, with_manifest=True).located
+        assert located is not None
+        assert located.suspects[0].name.startswith(layer.name)
+
+
+def test_a_net_of_pnnx(tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "verify" / "pnnx"
+    graph = files.read_net(folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin").graph
+    convolutions = [layer for layer in graph if layer.type == "Convolution"]
+    wrong = convolutions[-1]
+    wrong.weights["weight_data"] = wrong.weights["weight_data"] * np.float32(1.25)
+    files.write_net(graph, tmp_path / "wrong.param", tmp_path / "wrong.bin")
+    found = bisected(tmp_path, folder / "tiny.onnx", with_manifest=False)
+    assert found.located is not None
+    assert found.located.layer == LayerRef("Convolution", wrong.name)
+    right = bisect_net(folder / "tiny.onnx", folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin")
+    assert right.report.ok
+    assert right.located is None
+
+
+@rewrite(op("Sigmoid", "sigmoid"), exact=False, purpose="a fault")
+def break_sigmoid(sigmoid: Layer) -> Layer:
+    """x ── Sigmoid ──   ⇒   x ── TanH ──"""
+    require(sigmoid.type == "Sigmoid", "it is another layer")
+    return sigmoid.having(type="TanH")
+
+
+def test_the_rewrite_that_breaks_a_net_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_model(tmp_path, SMALL)
+    right = bisect_passes(model)
+    assert right.report.ok
+    assert (right.number, right.event) == (None, None)
+    assert right.rewrites > 0
+    monkeypatch.setattr(plugins, "installed_passes", lambda: (break_sigmoid,))
+    found = bisect_passes(model)
+    assert not found.report.ok
+    assert found.event is not None
+    assert found.event.pass_name == "break_sigmoid"
+    assert found.rewrites > 1
+    assert bisect_passes(model, skip=["break_sigmoid"]).report.ok
+
+
+def test_a_net_that_is_wrong_without_rewrites(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Sin(x) }")
+    feeds = {"x": np.float32([[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]])}
+    found = bisect_passes(model, feeds=feeds)
+    assert (found.number, found.event, found.report.ok) == (0, None, False)
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> tuple[Path, str]:
+    """A folder with a wrong net and its manifest, and the name of the layer."""
+    _, layer = planted(tmp_path, "residual.ts", "slope")
+    (tmp_path / "wrong.json").write_bytes((tmp_path / "net.ncnn.json").read_bytes())
+    return tmp_path, layer.name
+
+
+def test_the_command(wrong: tuple[Path, str]) -> None:
+    folder, name = wrong
+    ended = run(folder, "bisect", "model.onnx", "wrong.param", "wrong.bin", "--modes", "fp16")
+    assert ended.code == 3
+    lines = ended.out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("first wrong layer: "))
+    assert lines[at] == f"first wrong layer: ReLU '{name}', its output '{name}_output_0' in fp16"
+    assert lines[at + 1].startswith("reason: off by up to ")
+    assert lines[at + 3] == f"made from: {name}"
+    assert lines[-1] == "different: 0 layers gone, 0 layers added, 1 layers changed"
+
+
+def test_json(wrong: tuple[Path, str]) -> None:
+    folder, name = wrong
+    ended = run(folder, "bisect", "model.onnx", "wrong.param", "wrong.bin", "--json")
+    data = json.loads(ended.out)
+    assert (ended.code, data["ok"], data["located"]["layer"]["name"]) == (3, False, name)
+    assert [read["status"] for read in data["located"]["inputs"]] == ["right"]
+
+
+def test_a_right_net(wrong: tuple[Path, str]) -> None:
+    right = run(wrong[0], "bisect", "model.onnx", "net.ncnn.param", "net.ncnn.bin")
+    assert (right.code, right.err) == (0, "")
+
+
+def test_the_command_with_passes(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "bisect", "--passes", "model.onnx")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[-1].startswith("right: the net is right with all ")
+
+
+@pytest.mark.parametrize("words", [["model.onnx"], ["--passes", "model.onnx", "model.onnx", "model.onnx"]])
+def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
+    write_model(tmp_path, SMALL)
+    assert run(tmp_path, "bisect", *words).code == 2
