@@ -86,6 +86,7 @@ from onnx2ncnn_opt.passes.replace_convolution3d import replace_convolution3d
 from onnx2ncnn_opt.passes.replace_deconvolution3d import replace_deconvolution3d
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
+from onnx2ncnn_opt.passes.replace_slice_with_crop import replace_slice_with_crop
 from onnx2ncnn_opt.passes.shrink_memorydata import shrink_memorydata
 from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
@@ -111,6 +112,7 @@ PASSES: tuple[Pass, ...] = (
     *replace_convolution_with_innerproduct.PASSES,
     replace_products.replace_matmul_with_gemm,
     replace_products.replace_innerproduct_with_gemm,
+    replace_slice_with_crop,
     fuse_crop_slice,
     eliminate_slice_concat,
     move_crop_before_concat,
