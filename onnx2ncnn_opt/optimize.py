@@ -182,6 +182,8 @@ class Optimized:
     ) -> Verification:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
+        The inputs are plain ones and large ones, for a small net of two more seeds as well, as `verify_net` draws them.
+
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
         to temporary ones. `threads` is the number of cores to use, and `worker` a process to use again. `on` is where
         ncnn runs, and `modes` in which ways, as `verify_net` takes them; the original runs there as well, in fp32.
@@ -197,14 +199,15 @@ class Optimized:
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.runtime.targets import check_modes, find_target
         from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, in_mode, with_rounding
-        from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_feeds, run_reference
+        from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_runs, run_reference
+        from onnx2ncnn_opt.verify.verify import found_at, worst_of
 
         target = worker.target if worker else find_target(on)
         modes = check_modes(modes) or target.modes
-        drawn = draw_feeds(self.graph, self.shapes, seed=seed)
+        runs = list(draw_runs(self.graph, self.shapes, seed=seed))
         opaque = set(self.caches)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob.name not in opaque]
-        given = {self._blobs[blob.name]: array for blob, array in drawn.items()}
+        given = [{self._blobs[blob.name]: array for blob, array in feeds.items()} for _, feeds in runs]
         asked = {self._blobs[blob.name]: blob.name for blob in outputs}
         options: dict[str, Any] = {"timeout": timeout, "threads": threads}
         with (
@@ -215,39 +218,49 @@ class Optimized:
             def runner(paths: NetFiles, *, exact: bool, mode: str = "fp32") -> NcnnRunner:
                 return NcnnRunner(paths.param, paths.bin, worker=process, exact=exact, mode=mode, **options)
 
-            def original(*, exact: bool) -> dict[str, Array]:
-                before = run_reference(runner(self.source, exact=exact), given, list(asked), apart=self._is_cut)
-                return {asked[name]: array for name, array in before.items()}
+            def original(*, exact: bool) -> list[dict[str, Array]]:
+                net = runner(self.source, exact=exact)
+                before = [run_reference(net, feeds, list(asked), apart=self._is_cut) for feeds in given]
+                return [{asked[name]: array for name, array in results.items()} for results in before]
+
+            def merged(each: Iterable[Sequence[OutputReport]], mode: str = "fp32") -> tuple[OutputReport, ...]:
+                """The reports of all runs as one, up to the first that is wrong."""
+                reports: list[list[OutputReport]] = []
+                for (draw, _), found in zip(runs, each, strict=False):
+                    reports.append([found_at(report, str(draw)) for report in found])
+                    if any(report.status not in ("ok", "unproven") for report in found):
+                        break
+                return tuple(replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True))
 
             def judged(
                 paths: NetFiles, known: Mapping[Blob, str], tolerance: Tolerance, mode: str = "fp32"
-            ) -> tuple[OutputReport, ...]:
-                feeds = {known[blob]: array for blob, array in drawn.items()}
+            ) -> Iterator[tuple[OutputReport, ...]]:
                 wanted = {blob.name: known[blob] for blob in outputs}
                 net = runner(paths, exact=exact and mode == "fp32", mode=mode)
-                return compare_outputs(net, feeds, reference, wanted, tolerance)
+                for (_, drawn), before in zip(runs, references, strict=True):
+                    feeds = {known[blob]: array for blob, array in drawn.items()}
+                    yield compare_outputs(net, feeds, before, wanted, tolerance)
 
-            def in_16_bits(written: NetFiles, known: Mapping[Blob, str], mode: str) -> Iterator[OutputReport]:
+            def in_16_bits(written: NetFiles, known: Mapping[Blob, str], mode: str) -> Iterator[list[OutputReport]]:
                 """The net with the kernels that ncnn would choose, against the original in float32."""
                 tolerance = in_mode(mode, rounded)
-                reports = judged(written, known, tolerance, mode)
-                before: tuple[OutputReport, ...] = ()
-                if not self._is_cut and any(report.status != "ok" for report in reports):
-                    own = {name: blob for blob, name in asked.items()}
-                    net = runner(self.source, exact=False, mode=mode)
-                    before = compare_outputs(net, given, reference, own, tolerance)
-                problems = {report.name: report.message for report in before}
-                for report in reports:
-                    problem = problems.get(report.name) if report.status != "ok" else None
-                    addition = f" (before it was optimised: {problem})" if problem else ""
-                    yield replace(report, mode=mode, message=report.message + addition)
+                for reports, feeds, reference in zip(
+                    judged(written, known, tolerance, mode), given, references, strict=True
+                ):
+                    before: tuple[OutputReport, ...] = ()
+                    if not self._is_cut and any(report.status != "ok" for report in reports):
+                        own = {name: blob for blob, name in asked.items()}
+                        net = runner(self.source, exact=False, mode=mode)
+                        before = compare_outputs(net, feeds, reference, own, tolerance)
+                    problems = {report.name: report.message for report in before}
+                    yield [_told(report, problems.get(report.name)) for report in reports]
 
             exact, allowed = True, FOLDING
             try:
-                reference = original(exact=True)
+                references = original(exact=True)
             except RunError:  # some nets run with ncnn's usual kernels only
                 exact, allowed = False, DEFAULT
-                reference = original(exact=False)
+                references = original(exact=False)
             if files is None or names is None:
                 files = NetFiles.at(Path(folder) / "net")
                 names = write_net(self.graph, files.param, files.bin)
@@ -258,11 +271,19 @@ class Optimized:
                 full = NetFiles.at(Path(folder) / "full")
                 with self.storage.reverted():
                     full_names = write_net(self.graph, full.param, full.bin)
-                folded = judged(full, full_names, allowed)
+                folded = merged(judged(full, full_names, allowed))
             reports: list[OutputReport] = []
             for mode in modes:
-                reports += judged(files, names, rounded) if mode == "fp32" else in_16_bits(files, names, mode)
+                each = judged(files, names, rounded) if mode == "fp32" else in_16_bits(files, names, mode)
+                reports += merged(each, mode)
             return Verification(tuple(reports), folded, process.checked(modes))
+
+
+def _told(report: OutputReport, before: str | None) -> OutputReport:
+    """A report of an output that is wrong, with what was wrong `before` the net was optimised."""
+    if report.status == "ok" or not before:
+        return report
+    return replace(report, message=f"{report.message} (before it was optimised: {before})")
 
 
 def optimize(

@@ -32,7 +32,7 @@ from onnx2ncnn_opt.errors import CrashError, Error, RunError  # noqa: E402
 from onnx2ncnn_opt.optimize import NetFiles, Optimized, optimize  # noqa: E402
 from onnx2ncnn_opt.param.files import write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
-from onnx2ncnn_opt.verify.nets import draw_feeds  # noqa: E402
+from onnx2ncnn_opt.verify.nets import draw_runs  # noqa: E402
 
 
 def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, tuple[int, ...]]]:
@@ -94,7 +94,8 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
 def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> bool:
     """Whether a change of the inputs' last bits changes the original's outputs by a tenth of what was found."""
     runner = NcnnRunner(result.source.param, result.source.bin, exact=True, worker=worker, timeout=20)
-    feeds = {blob.name: array for blob, array in draw_feeds(result.graph, result.shapes).items()}
+    _, drawn = next(draw_runs(result.graph, result.shapes))
+    feeds = {blob.name: array for blob, array in drawn.items()}
     noise = np.random.default_rng(1)
     moved = {
         name: (array * (1 + 3e-7 * noise.standard_normal(array.shape))).astype(np.float32)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx_ir
@@ -22,6 +22,7 @@ from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Traits, traits_of
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 class Total(NamedTuple):
@@ -67,6 +68,7 @@ _FARTHEST = 8.0  # times more are the largest numbers among large ones
 _FAR_IN, _ZEROS_IN = 8, 16  # one number of so many is far out, one is a zero
 _HIGHEST = 80.0  # the exp of larger ones is infinite, or what ncnn takes for it
 _NEARLY = 0.95  # of the largest number in a row: what is a little wrong takes it for that
+_MOST_SWEEPS = 60  # further runs that take indexes through a table
 _SHORT = 4  # rows of so few numbers keep their last one
 
 
@@ -87,12 +89,18 @@ class Draw(NamedTuple):
         return f"seed {self.seed}" + (f", inputs times {self.scale:g}" if self.scale != 1 else "")
 
 
-def draws(seed: int, count: int) -> list[Draw]:
-    """The inputs to verify with: plain ones, large ones, and up to `count` of further seeds in turns."""
-    others = (
-        Draw(seed + 1 + n // 2) if n % 2 == 0 else Draw(seed + 1 + n // 2, LARGE, below=True) for n in range(count)
-    )
-    return [Draw(seed, plain=True), Draw(seed, LARGE), *others]
+def draws(seed: int, *, is_small: bool) -> list[Draw]:
+    """The inputs to verify with: plain ones and large ones, and for a small net those of further seeds."""
+    first = [Draw(seed, plain=True), Draw(seed, LARGE)]
+    return [*first, Draw(seed + 1), Draw(seed + 1, LARGE, below=True), Draw(seed + 2)] if is_small else first
+
+
+def sweeps(seed: int, entries: Mapping[T, int], swept: Mapping[T, int]) -> Iterator[Draw]:
+    """Further inputs, until so many indexes were `swept` that each table of so many entries has been read."""
+    for number in range(_MOST_SWEEPS):
+        if all(swept[name] >= size for name, size in entries.items()):
+            break
+        yield Draw(seed + 3 + number)
 
 
 def draw_inputs(
@@ -128,7 +136,9 @@ def draw_inputs(
     drawn = draw or Draw(seed, plain=True)
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     return {
-        info.name: _draw(info, uses[info.name], _shape(info, known), drawn, position, (swept or {}).get(info.name, 0))
+        info.name: draw_array(
+            _dtype(info), uses[info.name], _shape(info, known), drawn, position, (swept or {}).get(info.name, 0)
+        )
         for position, info in enumerate(model.inputs)
     }
 
@@ -266,8 +276,10 @@ class Uses:
         )
 
 
-def _draw(info: InputInfo, uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int) -> Array:
-    dtype = _dtype(info)
+def draw_array(
+    dtype: np.dtype[Any], uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int
+) -> Array:
+    """The array of the input at a position, see `draw_inputs`."""
     # The scale takes part, so that the numbers are others and not larger ones only.
     rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
     if uses.table is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.verify.compare import Tolerance, compare
-from onnx2ncnn_opt.verify.inputs import LARGEST_INPUT
+from onnx2ncnn_opt.verify.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, sweeps
 from onnx2ncnn_opt.verify.verify import OutputReport, Status
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
@@ -35,42 +36,95 @@ _MOVES = frozenset(
 )
 
 
-def draw_feeds(graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0) -> dict[Blob, Array]:
-    """An array for each input that is used, the same for the same seed: N(0,1), or valid indexes for an Embed.
+# Layers that compare their inputs, or pick one of them.
+_SELECTS = frozenset({"Clip", "Threshold"})
+_OPERATIONS = ("BinaryOp", "UnaryOp")
+_SELECTING = frozenset({"max", "min", "sign"})  # as operations
+_DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
+_BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
+_DOMAINS = {
+    **dict.fromkeys(("asin", "acos", "atanh"), _BELOW_ONE),
+    **dict.fromkeys(("log", "log10", "rsqrt"), _POSITIVE),
+    "acosh": (1.1, 4.0),
+    "sqrt": (0.0, 4.0),
+}
+
+# Nets up to so many weights, with so many numbers as inputs, are run more often. ncnn's plain kernels take ten times
+# as long as others, so these are fewer than for verification against ONNX Runtime.
+_SMALL_WEIGHTS, _SMALL_INPUTS = 2**22, 2**14
+
+
+def draw_runs(
+    graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0
+) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
+    """The sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
 
     Caches stay unset, as they are before a first run.
 
     `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one.
     """
-    feeds: dict[Blob, Array] = {}
     unset = caches(graph)
-    for position, blob in enumerate(graph.inputs):
-        if not blob.users or blob in unset:
-            continue
-        shape = shapes.get(blob.name)
-        if shape is None:
-            raise UsageError(
-                f"nothing tells the shape of the input '{blob.name}': give it, like --shape {blob.name}:3,224,224 "
-                "(outermost size first), or leave out the verification with --no-verify"
-            )
-        if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
-            raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
-        rng = np.random.default_rng([seed, position])
-        limit = min(_tables(blob), default=0)
-        feeds[blob] = rng.integers(0, limit, shape, np.int32) if limit else rng.standard_normal(shape, np.float32)
-    return feeds
+    inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
+    sizes = {blob: _shape(blob, shapes) for blob in inputs}
+    uses = {blob: _uses(blob) for blob in inputs}
+    swept: Counter[Blob] = Counter()
+
+    def drawn(draw: Draw) -> tuple[Draw, dict[Blob, Array]]:
+        feeds = {}
+        for blob, number in inputs.items():
+            dtype = np.dtype(np.float32 if uses[blob].table is None else np.int32)
+            feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
+        swept.update({blob: array.size for blob, array in feeds.items()})
+        return draw, feeds
+
+    weights = sum(weight.array.size for layer in graph for _, weight in layer.weights.stored_items())
+    is_small = weights <= _SMALL_WEIGHTS and sum(map(math.prod, sizes.values())) <= _SMALL_INPUTS
+    yield from map(drawn, draws(seed, is_small=is_small))
+    if is_small:
+        entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
+        yield from map(drawn, sweeps(seed, entries, swept))
 
 
-def _tables(blob: Blob) -> Iterable[int]:
-    """The sizes of the tables that the values of a blob are indexes into."""
+def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    shape = shapes.get(blob.name)
+    if shape is None:
+        raise UsageError(
+            f"nothing tells the shape of the input '{blob.name}': give it, like --shape {blob.name}:3,224,224 "
+            "(outermost size first), or leave out the verification with --no-verify"
+        )
+    if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
+        raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
+    return tuple(shape)
+
+
+def _uses(blob: Blob) -> Uses:
+    """What becomes of an input's values in the net, moved about or not."""
     seen, left = {blob}, [blob]
+    tables: list[int] = []
+    domains: list[tuple[float, float]] = []
+    divides = is_guarded = False
     while left:
-        for layer in left.pop().users:
+        read = left.pop()
+        for layer in read.users:
+            operation = _operation(layer)
+            if operation in _DOMAINS:
+                domains.append(_DOMAINS[operation])
+            divides |= read in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
+            is_guarded |= layer.type in _SELECTS or operation in _SELECTING
             if layer.type == "Embed":
-                yield int(layer["input_dim"])
+                tables.append(int(layer["input_dim"]))
             elif layer.type in _MOVES or _is_move(layer):
                 left += [output for output in layer.outputs if output not in seen]
                 seen.update(layer.outputs)
+    domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
+    return Uses(min(tables, default=None), domain, divides, is_guarded)
+
+
+def _operation(layer: Layer) -> str:
+    """What a layer of one or two operands computes, in ncnn's word; empty for other layers."""
+    if layer.type == "Log":
+        return "log"
+    return layer.spec.enums["op_type"].get(layer["op_type"], "") if layer.type in _OPERATIONS and layer.spec else ""
 
 
 def index_blobs(graph: Graph) -> set[Blob]:

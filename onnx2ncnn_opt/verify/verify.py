@@ -33,6 +33,7 @@ from onnx2ncnn_opt.verify.inputs import (
     draws,
     load_inputs,
     open_sizes,
+    sweeps,
     tables,
     totals,
 )
@@ -49,8 +50,6 @@ _MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of th
 
 # Nets up to so many weights, with so many numbers as inputs, are run more often: it takes no longer than to load them.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
-_FURTHER = 3  # after plain inputs and large ones
-_MOST_SWEEPS = 60  # further runs that take indexes through a table
 
 
 UNPROVEN = (
@@ -194,11 +193,11 @@ def verify_net(
                 found = comparison.outputs()
                 if tolerance is None and allowed == DEFAULT and mode == "fp32" and _is_suspect(found):
                     found = comparison.closer(NcnnRunner(param, bin, exact=True, **options)).outputs()
-                reports.append([_at(output, run) for output in found])
+                reports.append([found_at(output, str(run)) for output in found])
                 if any(output.status not in ("ok", "unproven") for output in reports[-1]):
                     wrong = wrong or (mode, run.feeds)
                     break  # it is wrong, whatever else it does
-            merged += [replace(_worst(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
+            merged += [replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
         checked = process.checked(modes)
     return VerifyReport(
         outputs=tuple(merged),
@@ -294,9 +293,8 @@ def _drawn_runs(
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
-    first, *further = draws(seed, _FURTHER)
     step("ONNX Runtime runs the model")
-    settings = _settings(model, runner, manifest, first)
+    settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
     sizes = [run.sizes for run in settings]
     entries = tables(model)
     swept: Counter[str] = Counter()
@@ -313,14 +311,13 @@ def _drawn_runs(
 
     yield count(settings[0])
     is_small = _is_small(model, settings[0].feeds)
+    first, *further = draws(seed, is_small=is_small)
     if len(settings) > 1 and is_small:
         yield drawn(1, first)
-    for number, draw in enumerate(further if is_small else further[:1]):
+    for number, draw in enumerate(further):
         yield drawn(number + 1, draw)
-    for number in range(_MOST_SWEEPS if is_small else 0):
-        if all(swept[name] >= size for name, size in entries.items()):
-            break
-        yield drawn(0, Draw(seed + _FURTHER + number))
+    for draw in sweeps(seed, entries, swept) if is_small else ():
+        yield drawn(0, draw)
 
 
 def _is_small(model: LoadedModel, feeds: Mapping[str, Array]) -> bool:
@@ -420,14 +417,13 @@ def _special_counts(array: Array) -> str:
 _COMPARED = ("ok", "mismatch", "nan")
 
 
-def _at(output: OutputReport, run: _Run) -> OutputReport:
+def found_at(output: OutputReport, where: str) -> OutputReport:
     """The report of an output with the sizes and inputs at which it is wrong."""
-    where = str(run)
     return replace(output, message=f"at {where}: {output.message}") if where and output.message else output
 
 
-def _worst(reports: Sequence[OutputReport]) -> OutputReport:
-    """The report of an output in all runs."""
+def worst_of(reports: Sequence[OutputReport]) -> OutputReport:
+    """The report of an output from those of all runs."""
     # What proves nothing at some inputs is none the worse for that.
     proven = [output for output in reports if output.status != "unproven"] or reports
     worst = max(proven, key=lambda output: get_args(Status).index(output.status))

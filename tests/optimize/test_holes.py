@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from handmade import raw, tagged, write_net
 
-from onnx2ncnn_opt.errors import BinError, RunError, UsageError
+from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.optimize import Optimized, Verification, optimize
 from onnx2ncnn_opt.param.text import format_param
@@ -311,6 +311,40 @@ def test_a_wrong_rewrite_is_caught(tmp_path: Path, worker: NcnnWorker) -> None:
     report: Verification = result.verify(worker=worker)
     assert not report.ok
     assert [output.status for output in report.outputs] == ["mismatch"]
+
+
+def test_a_branch_that_only_large_numbers_reach_is_compared(tmp_path: Path, worker: NcnnWorker) -> None:
+    result = optimize(*write_net(tmp_path, INPUT, "Clip c 1 1 data out 0=-20 1=20"))
+    result.graph.layers[1].params["max"] = 1000.0
+    (output,) = result.verify(worker=worker).outputs
+    assert output.status == "mismatch"
+    assert output.message.startswith("at seed 0, inputs times 8: off by")
+
+
+def test_zeros_are_compared(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = "Input data 0 1 data 0=40 1=3 2=2", "Threshold t 1 1 data out 0=0"
+    result = optimize(*write_net(tmp_path, *lines))
+    result.graph.layers[1].params["threshold"] = -1e-6  # 1 at 0 as well
+    assert not result.verify(worker=worker).ok
+
+
+def test_every_entry_of_a_table_is_compared(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = "Input data 0 1 data 0=6", "Embed e 1 1 data out 0=4 1=70 3=280"
+    result = optimize(*write_net(tmp_path, *lines, weights=tagged(values(280))))
+    table = result.graph.layers[1].weights
+    changed = np.array(table["weight_data"])
+    changed[4 * 33] += 50
+    table["weight_data"] = changed
+    assert not result.verify(worker=worker).ok
+
+
+def test_two_nets_that_give_only_nan_prove_nothing(tmp_path: Path, worker: NcnnWorker) -> None:
+    weights = raw(np.full(2, np.nan, np.float32))
+    result = optimize(*write_net(tmp_path, INPUT, "Bias i 1 1 data out 0=2", weights=weights))
+    report = result.verify(worker=worker)
+    assert [(output.status, output.cosine, output.max_abs) for output in report.outputs] == [("unproven", None, None)]
+    with pytest.raises(VerificationError, match="NaN before as well as after, which proves nothing"):
+        report.check()
 
 
 def test_other_sizes_than_the_stated_ones(tmp_path: Path, worker: NcnnWorker) -> None:
