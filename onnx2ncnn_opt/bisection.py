@@ -402,15 +402,17 @@ class _Search:
                 suspects.append(layer)
             if layer in suspects and any(verdicts[blob].status == "wrong" for blob in layer.outputs):
                 break
-        blob = next(blob for blob in suspects[-1].outputs if verdicts[blob].status != "right")
-        if len(suspects) == 1 or verdicts[blob].status != "wrong":
-            blob = next(blob for blob in first.outputs if verdicts[blob].status != "right")
-            suspects = suspects[:1] if verdicts[blob].status == "wrong" else suspects
+        blob, end = (
+            next(blob for blob in layer.outputs if verdicts[blob].status != "right") for layer in (first, suspects[-1])
+        )
+        message = verdicts[blob].message
+        if end is not blob and verdicts[end].status == "wrong":
+            message += f"; '{end.name}' after it is {verdicts[end].message}"
         arrays = {b.name: a for b in first.inputs if isinstance(a := self.array(b, results), np.ndarray)}
         return Located(
             layer=refs((first,))[0],
             blob=blob.name,
-            message=verdicts[blob].message,
+            message=message,
             mode=self.mode,
             value=verdicts[blob].value,
             origin=origins.get(first, ()),

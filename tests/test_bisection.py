@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from exports import ROOT, refilled
+from handmade import write_net
 
 sys.path.insert(0, str(Path(__file__).parent / "cli"))
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -105,6 +106,27 @@ def test_a_net_of_pnnx(tmp_path: Path) -> None:
     right = bisect_net(folder / "tiny.onnx", folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin")
     assert right.report.ok
     assert right.located is None
+
+
+def test_a_layer_that_kills_ncnn(tmp_path: Path) -> None:
+    """The blob x has two readers and no Split."""
+    graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y, float[1, 2, 3] z) { y = Relu(x) z = Neg(x) }"
+    lines = ("Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
+    located = bisect_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines)).located
+    assert located is not None
+    assert located.layer == LayerRef("UnaryOp", "n")
+    assert "SIGSEGV" in located.message
+
+
+def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "(float[1, 2, 3] x) => (float[1, 2, 3] y) { a = Relu(x) y = Softplus(a) }")
+    lines = ("Input in 0 1 x", "ReLU r 1 1 x 1", "UnaryOp e 1 1 1 2 0=7", "UnaryOp l 1 1 2 y 0=8")
+    located = bisect_net(model, *write_net(tmp_path, *lines)).located
+    assert located is not None
+    assert (located.layer.name, located.blob, located.value) == ("e", "2", None)
+    assert located.message.startswith("the model has no such value; 'y' after it is ")
+    assert [ref.name for ref in located.suspects] == ["e", "l"]
+    assert [(read.blob, read.status, read.value) for read in located.inputs] == [("1", "right", "a")]
 
 
 @rewrite(op("Sigmoid", "sigmoid"), exact=False, purpose="a fault")
