@@ -24,7 +24,9 @@ _HALF_WEIGHTS = frozenset(
     {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )
-_ADD, _SUB, _DIV, _RDIV = 0, 1, 3, 8
+_ADD, _SUB, _DIV, _MAX, _MIN, _RSUB, _RDIV = 0, 1, 3, 4, 5, 7, 8
+# With infinity in the place of a large number their results are wrong only where they are too large themselves.
+_HARMLESS = frozenset({_ADD, _SUB, _MAX, _MIN, _RSUB})
 _SQRT, _RSQRT, _LOG, _RECIPROCAL = 5, 6, 8, 15
 
 
@@ -61,7 +63,7 @@ def prove_masks(graph: Graph, *, fixed: bool) -> dict[Layer, Mask]:
                 add(user, FP32, f"it reads the constant {size:.3g}, and fp16 ends at {LARGEST:g}")
         if layer.type == "BinaryOp" and layer["with_scalar"]:
             size = abs(float(layer["b"]))
-            if LARGEST < size < INFINITE:
+            if LARGEST < size < INFINITE and layer["op_type"] not in _HARMLESS:
                 add(layer, FP32, f"its number is {size:.3g}, and fp16 ends at {LARGEST:g}")
             elif 0 < size < SMALLEST and layer["op_type"] in (_ADD, _SUB) and (risky := _divides(layer.output)):
                 reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
@@ -105,12 +107,13 @@ def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
 
 def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
     """Put masks on layers, beside those they have, and what brings blobs in 32 bits to those that need them so."""
-    for layer, features in masks:
-        layer.params["featmask"] = layer["featmask"] | int(features)
+    given = {layer: layer["featmask"] | int(features) for layer, features in masks}
+    for layer, mask in given.items():
+        layer.params["featmask"] = mask
     entries: dict[Blob, Blob] = {}
     names = {blob.name for layer in graph for blob in layer.outputs}
-    for layer in graph:
-        if not layer["featmask"] & Feature.NO_FP16_STORAGE or layer.type in SOURCES:
+    for layer, mask in given.items():
+        if not mask & Feature.NO_FP16_STORAGE or layer.type in SOURCES:
             continue
         graph.set_inputs(layer, [_in_32_bits(graph, blob, entries, names) for blob in layer.inputs])
 
