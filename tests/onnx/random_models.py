@@ -323,9 +323,8 @@ def _draw(builder: Builder, kind: str, shape: Shape) -> Array:
     if kind == "f":
         array = builder.rng.standard_normal(shape).astype(np.float32)
         if builder.chance(0.3):  # zeros, as masks and ReLUs leave them, and numbers that are equal to others
-            array = np.where(
-                builder.rng.random(shape) < 0.3, np.float32(0), np.where(array > 1, np.round(array), array)
-            )
+            zeros = builder.rng.random(shape) < 0.3
+            array = np.where(zeros & ~zeros.all(), np.float32(0), np.where(array > 1, np.round(array), array))
         return array
     if kind == "b":
         return builder.rng.integers(0, 2, shape).astype(bool)

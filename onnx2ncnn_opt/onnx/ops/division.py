@@ -47,13 +47,31 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
         return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     if _are_rounding(im.readers()):
         return _divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
+    if a is not b:  # x / x is finite or NaN
+        require_untested(im, b)
     return binary(im, DIV, a, _kept_from_zero(im, a, b))
 
 
 @onnx_op("Reciprocal", divisor=0, axes="same")
 def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
+    require_untested(im, x)
     return im.unary(im.tensor(_kept_from_zero(im, number(1), x)), "UnaryOp", op_type=_RECIPROCAL)
+
+
+def require_untested(im: ImportContext, divisor: Operand) -> None:
+    """Refuse a divisor that may be 0 where the model asks whether the quotient is NaN or infinite.
+
+    x86 makes NaN of what is infinite in ONNX.
+    """
+    if isinstance(divisor, Constant) and divisor.array.all():
+        return
+    may_vanish = not isinstance(divisor, Tensor) or im.range_of(divisor).has(0)
+    if may_vanish and any(reader.op_type in ("IsInf", "IsNaN") for reader in im.readers()):
+        raise im.refuse(
+            "a quotient by 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
+            "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
+        )
 
 
 def _kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:

@@ -6,7 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.ops.division import reciprocal
+from onnx2ncnn_opt.onnx.ops.division import reciprocal, require_untested
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, POW, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
@@ -82,6 +82,8 @@ def _floor(im: ImportContext, x: Value) -> Value:
 def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
     if exponent == 1:
         return x
+    if exponent < 0:
+        require_untested(im, x)
     if exponent == -1:
         return reciprocal(im, x)
     if exponent in _POWERS:
