@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api import Conversion, Files, convert
+    from onnx2ncnn_opt.runtime.net import Net
 
 __version__ = "0.1.0"
 
-__all__ = ["Conversion", "Files", "__version__", "convert"]
+__all__ = ["Conversion", "Files", "Net", "__version__", "convert"]
 
 
 def __getattr__(name: str) -> Any:
     """Load the converter when it is first asked for: the command line's `--help` needs none of it."""
+    if name == "Net":
+        from onnx2ncnn_opt.runtime import net
+
+        return net.Net
     if name in __all__:
         from onnx2ncnn_opt import api
 

@@ -316,7 +316,7 @@ def reference(model: Any) -> Path | bytes:
 
 
 def _entry(port: Port, names: Mapping[Blob, str]) -> Tensor:
-    return Tensor(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis)
+    return Tensor(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
 
 
 def _sizes(shape: Shape) -> tuple[int | str | None, ...]:

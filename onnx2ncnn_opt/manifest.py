@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.errors import UsageError
 
 FORMAT = 1
+ELEMENTS = ("float32", "int32")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Tensor:
 
     `shape` and `dtype` (numpy's name) are ONNX's; a size that is known only at run time is a string, or None where it
     has no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None where the array
-    goes in as it is.
+    goes in as it is. `element` is the type of the Mat's elements, "float32" or "int32": what is fed as integers or
+    bools is int32, and so is what comes out of the net as it was fed; what the net computes is float32, integers too.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Tensor:
     shape: tuple[int | str | None, ...]
     dtype: str
     batch_axis: int | None
+    element: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,17 @@ class _Reader:
             shape=shape,
             dtype=self.get(entry, f"{where}.dtype", str),
             batch_axis=axis,
+            element=self.element(entry, where),
         )
+
+    def element(self, entry: Any, where: str) -> str:
+        if "element" not in entry:  # a file of an older version
+            is_fed = where.startswith("inputs") and entry["dtype"].startswith(("int", "uint", "bool"))
+            return "int32" if is_fed else "float32"
+        element: str = self.get(entry, f"{where}.element", str)
+        if element not in ELEMENTS:
+            raise UsageError(f"{self.path}: {where}.element is '{element}', but has to be one of {', '.join(ELEMENTS)}")
+        return element
 
     def value(self, entry: Any, where: str) -> Bound:
         value = self.get(entry, f"{where}.value", bool, int, float, list)

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor, read_manifest
 
 MANIFEST = Manifest(
-    inputs=(Tensor("input ids", "input_ids", (1, "seq", None), "int64", 0), Tensor("t", "t", (), "float32", None)),
+    inputs=(Tensor("input ids", "input_ids", (1, "seq", None), "int64", 0, "int32"), Tensor("t", "t", (), "float32", None)),
     outputs=(Tensor("y", "y", (2, 3), "float32", 1),),
     source=Source("0" * 64, 20),
     tool="onnx2ncnn-opt 0.1.0",
@@ -35,11 +35,21 @@ def test_the_format_that_other_programs_read() -> None:
         "shape": [1, "seq", None],
         "dtype": "int64",
         "batch_axis": 0,
+        "element": "int32",
     }
     assert data["inputs"][1]["batch_axis"] is None
     assert data["source"] == {"sha256": "0" * 64, "opset": 20}
     assert data["layers"] == {"before": 9, "after": 5}
     assert data["passes"] == ["fuse_activation", "eliminate_noop"]
+
+
+def test_a_file_of_an_older_version_says_nothing_of_elements(tmp_path: Path) -> None:
+    data = json.loads(MANIFEST.to_json())
+    for entry in (*data["inputs"], *data["outputs"]):
+        del entry["element"]
+    path = tmp_path / "m.ncnn.json"
+    path.write_text(json.dumps(data))
+    assert read_manifest(path) == MANIFEST
 
 
 def changed(*keys: str | int, value: Any) -> str:
@@ -67,6 +77,7 @@ def changed(*keys: str | int, value: Any) -> str:
         (changed("inputs", value={}), "inputs has to be of type list"),
         (changed("inputs", 1, value="x"), r"inputs\[1\] has to be of type dict"),
         (changed("inputs", 0, "blob", value=...), r"inputs\[0\]\.blob is missing"),
+        (changed("outputs", 0, "element", value="int8"), r"outputs\[0\]\.element is 'int8', but has to be one of float32"),
         (changed("outputs", 0, "batch_axis", value=2), r"outputs\[0\]\.batch_axis is 2, but the shape has 2 axes"),
         (changed("outputs", 0, "batch_axis", value="0"), r"outputs\[0\]\.batch_axis has to be of type int or null"),
         (

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.onnx.registry import OnnxOp, find
 from onnx2ncnn_opt.onnx.schema import misfit
 from onnx2ncnn_opt.onnx.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.structure import read_values
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float, is_float, is_held_as_float
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
 
@@ -40,6 +40,7 @@ class Port:
     """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it.
 
     `batch_axis` is the ONNX axis that is not among the Mat's dims but its batch count; None if the array goes as it is.
+    `element` is the type of the Mat's elements.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Port:
     shape: Shape
     dtype: np.dtype[np.generic]
     batch_axis: int | None
+    element: str
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ class _Walk(ImportContext):
             view = View.of(info.shape, [[axis] for axis in axes] or [[]], [] if batch is None else [batch])
             blob = self.input(info.name, view)
             self._values[info.name] = Tensor(blob, view, dtype)
-            ports.append(Port(info.name, blob, info.shape, dtype, batch))
+            ports.append(Port(info.name, blob, info.shape, dtype, batch, _element(dtype)))
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
@@ -357,7 +359,7 @@ class _Walk(ImportContext):
             self._rename(blob, info.name)
             self.graph.outputs = (*self.graph.outputs, blob)
             dtype = x.dtype if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy()
-            ports.append(Port(info.name, blob, x.shape, dtype, batch))
+            ports.append(Port(info.name, blob, x.shape, dtype, batch, _element(x.dtype)))
         return tuple(ports)
 
     def _output_form(self, x: Tensor) -> tuple[Form, int | None]:
@@ -397,6 +399,11 @@ def _read_names(node: onnx_ir.Node) -> set[str]:
 
 def _node_name(node: onnx_ir.Node) -> str:
     return node.name or next((value.name for value in node.outputs if value.name), node.op_type)
+
+
+def _element(dtype: np.dtype[np.generic]) -> str:
+    """What a Mat of a tensor has as elements."""
+    return "float32" if is_float(dtype) or is_held_as_float(dtype) else "int32"
 
 
 def _text(shape: Shape) -> str:

@@ -1,4 +1,4 @@
-"""The process that ncnn runs in; sent to it over its stdin by runtime/child.py, after _worker.py.
+"""The process that ncnn runs in; sent to it over its stdin by runtime/child.py, after _worker.py and _ncnn_net.py.
 
 A broken net ends this process instead of the caller's. Each output is sent as soon as it is there, so that what was
 computed before a crash is not lost.
@@ -11,17 +11,14 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
     from onnx2ncnn_opt.runtime._worker import Missing, Worker, main
-
-BINARY_MAGIC = (7767517).to_bytes(4, "little")
 
 
 class NcnnProcess(Worker):
     """Holds one net and runs it."""
 
-    # ncnn's own faults reach Python as the first three: a Mat of a kind that it cannot convert, a string that it
-    # cannot decode.
-    errors = (RuntimeError, TypeError, ValueError, *Worker.errors)
+    errors = NCNN_ERRORS
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Take ncnn and, if it is to be used, a GPU; the greeting has their names."""
@@ -30,7 +27,6 @@ class NcnnProcess(Worker):
 
         self.ncnn = ncnn
         self.net: Any = None
-        self.is_binary = False
         greeting = {"ncnn": getattr(ncnn, "__version__", "0"), "machine": platform.machine()}
         self.vulkan = bool(config["vulkan"])
         if self.vulkan:
@@ -67,26 +63,8 @@ class NcnnProcess(Worker):
     def load(self, param: str, bin: str, options: dict[str, Any]) -> None:
         if self.folder is not None:
             param, bin = (os.path.join(self.folder, name) for name in (param, bin))
-        net = self.ncnn.Net()
-        net.opt.use_vulkan_compute = self.vulkan
-        for name, value in {"num_threads": os.cpu_count() or 1, **options}.items():
-            if hasattr(net.opt, name):  # older versions of ncnn have fewer
-                setattr(net.opt, name, value)
-        with open(param, "rb") as file:
-            self.is_binary = file.read(len(BINARY_MAGIC)) == BINARY_MAGIC
-        for step, path in ((net.load_param_bin if self.is_binary else net.load_param, param), (net.load_model, bin)):
-            code = step(path)
-            if code != 0:
-                raise RuntimeError(f"{step.__name__} returned {code}")
-        if self.is_binary:
-            inputs, outputs = map(str, net.input_indexes()), map(str, net.output_indexes())
-        else:
-            inputs, outputs = net.input_names(), net.output_names()
-        self.net = net
-        self.answer({"inputs": list(inputs), "outputs": list(outputs)})
-
-    def blob(self, name: str) -> str | int:
-        return int(name) if self.is_binary else name  # a binary .param has no names
+        self.net = NcnnNet(param, bin, {**options, "use_vulkan_compute": self.vulkan})
+        self.answer({"inputs": self.net.inputs, "outputs": self.net.outputs})
 
     def do_run(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         """Compute outputs, from arrays that follow; an answer that it was fed, then one for each output."""
@@ -97,25 +75,12 @@ class NcnnProcess(Worker):
             self.attempt(self.extract, extractor, output)
 
     def feed(self, feeds: list[dict[str, Any]]) -> Any:
-        extractor = self.net.create_extractor()
-        for feed in feeds:
-            # A Mat made from an array owns nothing: an in-place first layer would free the array, so it is cloned.
-            mat = self.ncnn.Mat(feed["array"], **batch_index(feed)).clone()
-            code = extractor.input(self.blob(feed["blob"]), mat)
-            if code != 0:
-                raise RuntimeError(f"the net has no blob '{feed['blob']}' (input returned {code})")
+        extractor = self.net.feed(feeds)
         self.answer({"fed": len(feeds)})
         return extractor
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> None:
-        import numpy as np
-
-        code, mat = extractor.extract(self.blob(output["blob"]))
-        if code != 0 or mat.dims == 0:
-            raise RuntimeError(f"extract returned {code}" if code else "extract returned an empty Mat")
-        if mat.n > 1 and output["batch_axis"] is None:
-            raise RuntimeError(f"the Mat holds a batch of {mat.n}, but no batch axis was expected")
-        self.answer({}, np.array(mat.numpy(**batch_index(output))))
+        self.answer({}, self.net.extract(extractor, output))
 
     def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], seed: int) -> None:
         """Compute blob after blob, and round each before the next is computed from it; an answer for each."""
@@ -132,7 +97,7 @@ class NcnnProcess(Worker):
         """One blob: rounded as `rounding` says, after errors of the root mean square `noise`."""
         import numpy as np
 
-        code, mat = extractor.extract(self.blob(blob))
+        code, mat = extractor.extract(self.net.blob(blob))
         if code != 0 or mat.dims == 0:
             raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
         batch = {"batch_index": 0} if mat.n > 1 else {}
@@ -150,7 +115,7 @@ class NcnnProcess(Worker):
                 array += random.normal(0.0, noise, array.shape).astype(np.float32) * (array != 0)
                 array = np.maximum(array, 0) if is_positive else array
             array = rounded(array, rounding)
-            extractor.input(self.blob(blob), self.ncnn.Mat(array, **batch).clone())
+            extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
         self.answer(answer, array if send else None)
 
 
@@ -166,10 +131,6 @@ def rounded(array: Any, rounding: str) -> Any:
         even = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return np.where(np.isnan(array), array, even.view(np.float32))
     return array
-
-
-def batch_index(item: dict[str, Any]) -> dict[str, int]:
-    return {} if item["batch_axis"] is None else {"batch_index": item["batch_axis"]}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
@@ -42,6 +43,10 @@ class Fetch:
     batch_axis: int | None = None
     integer: bool = False
 
+    def read(self, array: Array) -> Array:
+        """The elements as what they are."""
+        return array.view(np.int32) if self.integer and array.itemsize == 4 else array
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -67,8 +72,8 @@ def require(package: str) -> None:
     else:
         return
     raise UsageError(
-        f"verification needs the package {package}, which {problem}; `pip install -U onnx2ncnn-opt[verify]` gets it, "
-        f"`--no-verify` does without"
+        f"to run nets or verify them takes the package {package}, which {problem}; "
+        f"`pip install -U onnx2ncnn-opt[verify]` gets it, `--no-verify` does without"
     )
 
 

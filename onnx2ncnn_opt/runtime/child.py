@@ -56,31 +56,39 @@ class TimeUp(Ended):
 class Child:
     """A process that runs a worker.
 
-    `command` starts Python, here or anywhere else; `program` is the worker, after what all have in common. With
-    `remote` the process is reached by something that may end without it. `config` is for the worker; the answer to it
-    is `greeting`, whose "missing" says what the worker lacks. Raises Ended where no worker comes to life, with what was
-    said instead.
+    `command` starts Python, here or anywhere else; `programs` are the worker's files, after what all have in common.
+    With `remote` the process is reached by something that may end without it. `config` is for the worker; the answer to
+    it is `greeting`, whose "missing" says what the worker lacks. Raises Ended where no worker comes to life, with what
+    was said instead.
     """
 
     def __init__(
-        self, command: Sequence[str], program: Path, config: Mapping[str, Any], *, seconds: float, remote: bool = False
+        self,
+        command: Sequence[str],
+        programs: Sequence[Path],
+        config: Mapping[str, Any],
+        *,
+        seconds: float,
+        remote: bool = False,
     ) -> None:
         self._remote = remote
         quoted = shlex.quote(_BOOTSTRAP)
         if command[0] == "ssh":  # it hands its arguments to a shell
-            self._start([*command, "-c", quoted], program, config, seconds)
+            self._start([*command, "-c", quoted], programs, config, seconds)
             return
         try:
-            self._start([*command, "-c", _BOOTSTRAP], program, config, seconds)
+            self._start([*command, "-c", _BOOTSTRAP], programs, config, seconds)
         except Ended as first:
             if not remote or isinstance(first, TimeUp):
                 raise
             try:  # other commands may do so as well (adb shell), and say so by nothing but a syntax error
-                self._start([*command, "-c", quoted], program, config, seconds)
+                self._start([*command, "-c", quoted], programs, config, seconds)
             except Ended:
                 raise first from None
 
-    def _start(self, command: Sequence[str], program: Path, config: Mapping[str, Any], seconds: float) -> None:
+    def _start(
+        self, command: Sequence[str], programs: Sequence[Path], config: Mapping[str, Any], seconds: float
+    ) -> None:
         try:
             self.process = subprocess.Popen(
                 command,
@@ -97,7 +105,7 @@ class Child:
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._stderr = _Printed(self.process.stderr)
         with self.within(seconds):
-            sources = [path.read_bytes() for path in (_COMMON, program)]
+            sources = [path.read_bytes() for path in (_COMMON, *programs)]
             self._stdin.write(b"%d\n" % len(sources))
             for source in sources:
                 self._stdin.write(b"%d\n%s" % (len(source), source))

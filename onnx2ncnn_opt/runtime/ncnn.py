@@ -16,7 +16,7 @@ from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, is_o
 from onnx2ncnn_opt.runtime.child import Child, Ended
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
-_WORKER = Path(__file__).with_name("_ncnn_worker.py")
+_PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
 
 # Winograd alone costs about 3e-4 on a 3x3 convolution. Without these, equal layers give equal bits.
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
@@ -82,7 +82,7 @@ class NcnnWorker:
         config = {"vulkan": target.vulkan, "files": not target.shares_files}
         seconds = _SECONDS_TO_START * target.patience
         try:
-            child = Child(target.command, _WORKER, config, seconds=seconds, remote=target.is_remote)
+            child = Child(target.command, _PROGRAMS, config, seconds=seconds, remote=target.is_remote)
         except Ended as end:
             raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`, which {end}") from end
         greeting, oldest = child.greeting, OLDEST["ncnn"]
@@ -197,7 +197,7 @@ class NcnnRunner:
         All outputs come from one extractor, as a user's program would get them. Once ncnn has died on one of them, the
         ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
         """
-        given = {blob: _feed(blob, feed) for blob, feed in feeds.items()}
+        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         outputs = self.output_names() if outputs is None else outputs
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         request = {
@@ -283,11 +283,10 @@ def _fetched(child: Child, fetch: Fetch) -> Array | Failure:
     answer = child.receive()
     if "error" in answer:
         return Failure(answer["error"] + child.said(answer["mark"]))
-    array = child.receive_array(answer)
-    return array.view(np.int32) if fetch.integer and array.itemsize == 4 else array
+    return fetch.read(child.receive_array(answer))
 
 
-def _feed(blob: str, feed: Feed | Array) -> Feed:
+def as_feed(blob: str, feed: Feed | Array) -> Feed:
     """A feed that the binding takes: float32 or int32, as it crashes on 64 bits, in one to four dimensions."""
     feed = feed if isinstance(feed, Feed) else Feed(feed)
     array = as_ncnn(feed.array)

@@ -47,7 +47,7 @@ class OrtWorker:
             if self._child is None:
                 require("onnxruntime")
                 try:
-                    child = Child((sys.executable,), _WORKER, {"files": False}, seconds=_SECONDS_TO_START)
+                    child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
                 except Ended as end:
                     raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
                 if problem := child.greeting.get("missing"):

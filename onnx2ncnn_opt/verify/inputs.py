@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.manifest import Tensor
 from onnx2ncnn_opt.onnx.binding import InputInfo
 from onnx2ncnn_opt.onnx.given import parsed_size
 from onnx2ncnn_opt.onnx.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import Traits, traits_of
+from onnx2ncnn_opt.runtime.slots import check_arrays
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -178,27 +180,17 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
 
     Inputs that are bound to a value may be among them, with that value.
     """
-    names = [info.name for info in model.inputs]
-    for name, value in model.values.items():
-        if name in arrays and not np.array_equal(arrays[name], value):
-            raise UsageError(f"input {name} is bound to {value.tolist()!r:.80}, but an array of other values is given")
-    arrays = {name: array for name, array in arrays.items() if name not in model.values}
-    if set(arrays) != set(names):
-        raise UsageError(f"the model has the inputs {', '.join(names)}; given are {', '.join(arrays) or 'none'}")
-    sizes: dict[str, int] = {}
-    checked = {}
-    for info in model.inputs:
-        array, dtype = np.asarray(arrays[info.name]), _dtype(info)
-        fits = len(array.shape) == len(info.shape) and all(
-            size == (sizes.setdefault(str(dim), size) if isinstance(dim, Sym) else dim)
-            for size, dim in zip(array.shape, info.shape, strict=True)
+    entries = [
+        Tensor(
+            info.name,
+            info.name,
+            tuple(d if isinstance(d, int) else str(d) for d in info.shape),
+            _dtype(info).name,
+            None,
         )
-        if not fits:
-            raise UsageError(f"the model takes {info}, not an array of shape {list(array.shape)}")
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(f"the model takes {info}, not an array of {array.dtype}")
-        checked[info.name] = array.astype(dtype)
-    return checked
+        for info in model.inputs
+    ]
+    return check_arrays(arrays, entries, model.values)
 
 
 def open_sizes(

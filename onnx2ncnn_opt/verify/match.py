@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.slots import Slot, check_fed
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A blob of the net for an input or output of the model, and the array's axis that is the Mat's batch (or None)."""
-
-    name: str
-    blob: str
-    batch_axis: int | None
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Tensor]) -> list[Slot]:
@@ -28,7 +19,7 @@ def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Tensor]) -
     Raises:
         UsageError: the manifest is that of another model.
     """
-    known = {entry.name: Slot(entry.name, entry.blob, entry.batch_axis) for entry in entries}
+    known = {entry.name: Slot.of(entry) for entry in entries}
     if set(known) != set(names):
         raise UsageError(
             f"the manifest is that of another model: its {kind}s are {', '.join(known) or 'none'}, "
@@ -63,11 +54,7 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
             way = [Slot(name, blob, 0 if is_batched(feeds[name]) else None) for name, blob in pairs.items()]
             if way not in ways:
                 ways.append(way)
-    unfed = set(blobs) - {slot.blob for slot in ways[0]}
-    if unfed:
-        raise VerificationError(
-            f"the net's input {', '.join(sorted(unfed))} is none of the model's, which are {', '.join(feeds)}"
-        )
+    check_fed([slot.blob for slot in ways[0]], blobs, list(feeds))
     return ways
 
 

@@ -17,12 +17,13 @@ import numpy as np
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.given import GivenShapes, parsed_size
+from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.registry import traits_of
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import Slot, alike, feeds_of, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verify.compare import DEFAULT, SUSPECT, Tolerance, compare, in_mode, with_quantisation
 from onnx2ncnn_opt.verify.inputs import (
@@ -37,7 +38,7 @@ from onnx2ncnn_opt.verify.inputs import (
     tables,
     totals,
 )
-from onnx2ncnn_opt.verify.match import Slot, input_slots, manifest_slots, pair
+from onnx2ncnn_opt.verify.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verify.rounding import Rounding
 
 # From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
@@ -173,7 +174,7 @@ def verify_net(
         runs = _drawn_runs(loaded, model_runner, manifest, seed, step)
     else:
         given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
-        if small := _too_small(given, manifest):
+        if small := too_small(manifest, given):
             raise UsageError(small)
         step("ONNX Runtime runs the model")
         runs = iter([_Run({}, None, given, model_runner.run(given))])
@@ -341,8 +342,8 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
             known = open_sizes(model, lengths, batches, total)
             sizes = {name: known[name] for name in open_names}
             feeds = draw_inputs(model, sizes, draw=draw)
-            if too_small := _too_small(feeds, manifest):
-                small = too_small
+            if below := too_small(manifest, feeds):
+                small = below
                 continue
             try:
                 reference = runner.run(feeds)
@@ -370,25 +371,6 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
         f"{problem}; the inputs were made up: --inputs gives others"
         + (f", and --shape says how long {', '.join(open_names)} may be" if open_names else "")
     )
-
-
-def _too_small(feeds: Mapping[str, Array], manifest: Manifest | None) -> str:
-    """What is wrong with arrays of dynamic dimensions that are below the net's minimum; empty where they are not."""
-    if manifest is None or not manifest.minimum:
-        return ""
-    sizes = {
-        dim: size
-        for entry in manifest.inputs
-        for dim, size in zip(entry.shape, feeds[entry.name].shape if entry.name in feeds else (), strict=False)
-        if isinstance(dim, str)
-    }
-    for text, least in manifest.minimum.items():
-        size = parsed_size(text, sizes)
-        if isinstance(size, int) and size < least:
-            return (
-                f"the net is for {text} of {least} or more, not {size}; convert the model with a --shape of that size"
-            )
-    return ""
 
 
 def _notes(model: LoadedModel, runs: Sequence[_Run]) -> Iterator[str]:
@@ -517,10 +499,10 @@ class _Comparison:
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
         """Feed the net in this way, and judge what comes out of it; `blobs` are its outputs."""
-        arrays = {slot.blob: Feed(self.feeds[slot.name], slot.batch_axis) for slot in way}
+        arrays = feeds_of(way, self.feeds)
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
-            results = self.runner.extract(arrays, [Fetch(slot.blob, slot.batch_axis) for slot in slots])
+            results = self.runner.extract(arrays, [slot.fetch for slot in slots])
             return [self.judge(slot, results[slot.blob], exact_shape=True) for slot in slots]
         # A name of the model's that is no output of the net may still be a blob inside it. Those are asked for first:
         # once a consumer has run, a blob is gone.
@@ -541,13 +523,15 @@ class _Comparison:
         reference = self.reference[slot.name]
         if isinstance(result, Failure):
             return OutputReport(slot.name, slot.blob, "crashed" if result.crashed else "missing", result.reason)
-        dims = reference.ndim - (slot.batch_axis is not None)
-        # A Mat cannot have the rank of a scalar, or one above 4.
-        exact_shape = exact_shape and 1 <= dims <= 4
-        if (result.shape != reference.shape) if exact_shape else not _alike(result, reference):
+        if exact_shape:
+            array = slot.restored(result, reference.shape)
+        else:
+            array = result.reshape(reference.shape) if _alike(result, reference) else None
+        if array is None:
             message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
             return OutputReport(slot.name, slot.blob, "shape", message)
-        result = result.reshape(reference.shape)
+        # A manifest says what the elements are, and is not to be helped where it is wrong.
+        result = array.astype(np.float64) if exact_shape and reference.dtype.kind in "iub" else array
         difference = compare(result, reference, self.tolerance)
         if not difference.ok:
             difference = compare(result, reference, self.tolerance, self.spread[slot.name])
@@ -564,10 +548,7 @@ class _Comparison:
 
 
 def _alike(result: Array | Failure, reference: Array) -> bool:
-    """Whether shapes agree but for sizes of 1."""
-    if isinstance(result, Failure):
-        return False
-    return [size for size in result.shape if size != 1] == [size for size in reference.shape if size != 1]
+    return not isinstance(result, Failure) and alike(result.shape, reference.shape)
 
 
 def _severity(outputs: Sequence[OutputReport]) -> list[int]:

@@ -230,7 +230,7 @@ def test_vulkan_runs_or_says_what_is_missing(tmp_path: Path) -> None:
     assert checked.startswith("Vulkan fp32 (")
 
 
-@pytest.mark.parametrize("name", ["_worker.py", "_ncnn_worker.py"])
+@pytest.mark.parametrize("name", ["_worker.py", "_ncnn_net.py", "_ncnn_worker.py"])
 def test_workers_run_in_python_3_8(name: str) -> None:
     source = (Path(child.__file__).parent / name).read_text()
     tree = ast.parse(source, feature_version=(3, 8))

@@ -1,0 +1,72 @@
+"""One net in ncnn's Python package; sent to workers like _ncnn_worker.py, and imported where it runs in this process.
+
+It runs in any Python from 3.8 on, with nothing of this package.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BINARY_MAGIC = (7767517).to_bytes(4, "little")
+
+# What ncnn's own faults reach Python as: a Mat of a kind that it cannot convert, a string that it cannot decode.
+NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
+
+
+class NcnnNet:
+    """A loaded net. `options` are those of ncnn.Option; raises one of NCNN_ERRORS where it does not load."""
+
+    def __init__(self, param: str, bin: str, options: dict[str, Any]) -> None:
+        import ncnn  # type: ignore[import-untyped]
+
+        self.ncnn = ncnn
+        self.net = net = ncnn.Net()
+        for name, value in {"num_threads": os.cpu_count() or 1, **options}.items():
+            if hasattr(net.opt, name):  # older versions of ncnn have fewer
+                setattr(net.opt, name, value)
+        with open(param, "rb") as file:
+            self.is_binary = file.read(len(BINARY_MAGIC)) == BINARY_MAGIC
+        for step, path in ((net.load_param_bin if self.is_binary else net.load_param, param), (net.load_model, bin)):
+            code = step(path)
+            if code != 0:
+                raise RuntimeError(f"{step.__name__} returned {code}")
+        if self.is_binary:
+            inputs, outputs = map(str, net.input_indexes()), map(str, net.output_indexes())
+        else:
+            inputs, outputs = net.input_names(), net.output_names()
+        self.inputs, self.outputs = list(inputs), list(outputs)
+
+    def blob(self, name: str) -> str | int:
+        """What ncnn calls a blob."""
+        return int(name) if self.is_binary else name  # a binary .param has no names
+
+    def feed(self, feeds: list[dict[str, Any]]) -> Any:
+        """An extractor with these inputs: each has a "blob", an "array" and a "batch_axis"."""
+        extractor = self.net.create_extractor()
+        for feed in feeds:
+            # A Mat made from an array owns nothing: an in-place first layer would free the array, so it is cloned.
+            mat = self.ncnn.Mat(feed["array"], **batch_index(feed)).clone()
+            code = extractor.input(self.blob(feed["blob"]), mat)
+            if code != 0:
+                raise RuntimeError(f"the net has no blob '{feed['blob']}' (input returned {code})")
+        return extractor
+
+    def extract(self, extractor: Any, output: dict[str, Any]) -> np.ndarray[Any, Any]:
+        """One output, which has a "blob" and a "batch_axis"."""
+        import numpy as np
+
+        code, mat = extractor.extract(self.blob(output["blob"]))
+        if code != 0 or mat.dims == 0:
+            raise RuntimeError(f"extract returned {code}" if code else "extract returned an empty Mat")
+        if mat.n > 1 and output["batch_axis"] is None:
+            raise RuntimeError(f"the Mat holds a batch of {mat.n}, but no batch axis was expected")
+        return np.array(mat.numpy(**batch_index(output)))
+
+
+def batch_index(item: dict[str, Any]) -> dict[str, int]:
+    """The argument of ncnn's binding for a batch axis."""
+    return {} if item["batch_axis"] is None else {"batch_index": item["batch_axis"]}

@@ -1,0 +1,266 @@
+"""A net on disk that runs on arrays by their ONNX names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import RunError, UsageError, check_options
+from onnx2ncnn_opt.manifest import Manifest, Tensor, read_manifest
+from onnx2ncnn_opt.onnx.given import parsed_size
+from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, require
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed
+from onnx2ncnn_opt.runtime.slots import (
+    Slot,
+    check_arrays,
+    check_fed,
+    described,
+    feeds_of,
+    np_dtype,
+    sizes_of,
+    too_small,
+)
+from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
+
+
+class Net:
+    """A net that `convert` wrote, or any other, ready to run.
+
+    `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin lies beside it unless `bin`
+    names it. The manifest, NET.json beside NET.param, says how the model's arrays go in and out; without one, arrays
+    have the names of blobs and the dims of their Mats, outermost first.
+
+    `mode` is "fp32", as nets are verified by default, "fp16" or "bf16". `threads` are all cores by default. ncnn runs
+    in a process of its own, which a bad net ends instead of this one; `timeout` is in seconds for each run. `on` is
+    another place to run, as for `verify_net`. With `isolated=False` ncnn runs in this process: faster for small nets,
+    and not for nets that nobody has verified. Use it as a context manager, or `close` it. It is for one thread at a
+    time.
+
+    Raises UsageError where files, manifest or options make no sense, or ncnn is missing, RunError where ncnn does not
+    load the net.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        bin: str | os.PathLike[str] | None = None,
+        mode: str = "fp32",
+        threads: int | None = None,
+        on: str | None = None,
+        isolated: bool = True,
+        timeout: float = 300.0,
+    ) -> None:
+        check_modes([mode])
+        check_options(counts={"threads": threads})
+        if threads == 0:
+            raise UsageError("threads has to be 1 or more, or None for all cores")
+        self.param, self.bin, self.manifest = _files(Path(path), None if bin is None else Path(bin))
+        self._runner: _Runner
+        if isolated:
+            target = find_target(on)
+            target.require()
+            self._worker = NcnnWorker(target)
+            self._runner = NcnnRunner(
+                self.param, self.bin, mode=mode, threads=threads, timeout=timeout, worker=self._worker
+            )
+        elif on is not None:
+            raise UsageError(f"isolated=False runs the net in this process, which is not on '{on}'")
+        else:
+            require("ncnn")
+            options: dict[str, Any] = {**MODES[mode], **({} if threads is None else {"num_threads": threads})}
+            self._runner = _InProcess(self.param, self.bin, options)
+        try:
+            self._check_blobs()
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        if self.manifest is None:
+            return f"Net({self.param}, no manifest)"
+        described_all = (", ".join(map(described, entries)) for entries in (self.inputs, self.outputs))
+        return f"Net({self.param}: {' -> '.join(described_all)})"
+
+    def __enter__(self) -> Net:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End ncnn's process, or let go of the net in this one; a later run starts again."""
+        self._runner.close()
+        if isinstance(self._runner, NcnnRunner):
+            self._worker.close()
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The model's inputs; empty without a manifest."""
+        return self.manifest.inputs if self.manifest else ()
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """The model's outputs; empty without a manifest."""
+        return self.manifest.outputs if self.manifest else ()
+
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """The outputs by name, all of them by default, in the model's shapes and types.
+
+        `inputs` are arrays, or what numpy makes arrays of, by name. Inputs that the conversion bound to a value may be
+        left out.
+
+        Raises:
+            UsageError: a name, shape or type is not the model's.
+            RunError: ncnn could not compute an output; CrashError where its process died or took too long.
+        """
+        check_options(tables={"inputs": inputs}, lists={"outputs": outputs})
+        if self.manifest is None:
+            return self._run_blobs(inputs, outputs)
+        manifest = self.manifest
+        arrays = check_arrays(inputs, manifest.inputs, {value.name: value.array() for value in manifest.values})
+        if problem := too_small(manifest, arrays):
+            raise UsageError(problem)
+        wanted = {entry.name: entry for entry in manifest.outputs}
+        if outputs is not None:
+            _check_names("outputs", outputs, wanted)
+            wanted = {name: wanted[name] for name in outputs}
+        blobs = self._runner.input_names()
+        fed = [slot for slot in map(Slot.of, manifest.inputs) if slot.blob in blobs]
+        slots = [Slot.of(entry) for entry in wanted.values()]
+        results = _all_there(self._runner.extract(feeds_of(fed, arrays), [slot.fetch for slot in slots]), self.param)
+        sizes = sizes_of(manifest.inputs, arrays)
+        return {slot.name: _as_output(wanted[slot.name], slot, results[slot.blob], sizes) for slot in slots}
+
+    def _run_blobs(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> dict[str, Array]:
+        names = self._runner.input_names()
+        if set(inputs) != set(names):
+            raise UsageError(f"the net has the inputs {', '.join(names)}; given are {', '.join(inputs) or 'none'}")
+        feeds = {name: Feed(np.asarray(array)) for name, array in inputs.items()}
+        wanted = self._runner.output_names() if outputs is None else outputs
+        return _all_there(self._runner.extract(feeds, [Fetch(blob) for blob in wanted]), self.param)
+
+    def _check_blobs(self) -> None:
+        """Raise UsageError where the manifest is not about this net."""
+        inputs, outputs = self._runner.input_names(), self._runner.output_names()
+        if self.manifest is None:
+            return
+        # An output that is also read inside the net is none of ncnn's output_names.
+        words = set(self.param.read_text(errors="replace").split())
+        missing = [
+            entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in {*words, *inputs, *outputs}
+        ]
+        if missing:
+            raise UsageError(
+                f"the manifest beside {self.param} is that of another net: there is no blob '{missing[0]}'"
+            )
+        check_fed([entry.blob for entry in self.inputs], inputs, [entry.name for entry in self.inputs])
+
+
+class _Runner(Protocol):
+    def input_names(self) -> list[str]: ...
+    def output_names(self) -> list[str]: ...
+    def extract(
+        self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str]
+    ) -> dict[str, Array | Failure]: ...
+    def close(self) -> None: ...
+
+
+class _InProcess:
+    """A net in this process, which dies with it."""
+
+    def __init__(self, param: Path, bin: Path, options: dict[str, Any]) -> None:
+        self._param, self._bin, self._options = param, bin, options
+        self._net: NcnnNet | None = None
+
+    def _loaded(self) -> NcnnNet:
+        if self._net is None:
+            try:
+                self._net = NcnnNet(os.fspath(self._param), os.fspath(self._bin), self._options)
+            except NCNN_ERRORS as error:
+                raise RunError(f"ncnn refuses {self._param}: {error}") from error
+        return self._net
+
+    def input_names(self) -> list[str]:
+        return self._loaded().inputs
+
+    def output_names(self) -> list[str]:
+        return self._loaded().outputs
+
+    def extract(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str]) -> dict[str, Array | Failure]:
+        net = self._loaded()
+        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
+        requests = [{"blob": blob, "array": feed.array, "batch_axis": feed.batch_axis} for blob, feed in given.items()]
+        try:
+            extractor = net.feed(requests)
+        except NCNN_ERRORS as error:
+            raise RunError(f"ncnn refuses {self._param}: {error}") from error
+        results: dict[str, Array | Failure] = {}
+        for output in outputs:
+            fetch = output if isinstance(output, Fetch) else Fetch(output)
+            try:
+                results[fetch.blob] = fetch.read(
+                    net.extract(extractor, {"blob": fetch.blob, "batch_axis": fetch.batch_axis})
+                )
+            except NCNN_ERRORS as error:
+                results[fetch.blob] = Failure(str(error))
+        return results
+
+    def close(self) -> None:
+        self._net = None
+
+
+def _files(path: Path, bin: Path | None) -> tuple[Path, Path, Manifest | None]:
+    """The .param and .bin of a net, and the manifest if there is one; raises UsageError where there is no net."""
+    if path.name.endswith((".param", ".param.bin")):
+        param = path
+    else:
+        prefix = str(path).removesuffix(".ncnn")
+        tried = [Path(f"{prefix}.ncnn.param"), Path(f"{prefix}.param")]
+        found = [candidate for candidate in tried if candidate.is_file()]
+        if not found:
+            raise UsageError(f"there is no net at {path}: neither {tried[0]} nor {tried[1]} is a file")
+        param = found[0]
+    stem = str(param).removesuffix(".bin").removesuffix(".param")
+    bin = Path(f"{stem}.bin") if bin is None else bin
+    for file in (param, bin):
+        if not file.is_file():
+            raise UsageError(f"there is no file {file}")
+    manifest = Path(f"{stem}.json")
+    return param, bin, read_manifest(manifest) if manifest.is_file() else None
+
+
+def _check_names(kind: str, names: Sequence[str], known: Mapping[str, object]) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"the model has no output '{name}'; its {kind} are {', '.join(known)}")
+
+
+def _all_there(results: Mapping[str, Array | Failure], param: Path) -> dict[str, Array]:
+    if failures := [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]:
+        raise RunError(f"ncnn could not compute outputs of {param}:\n" + "\n".join(failures))
+    return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
+
+
+def _as_output(entry: Tensor, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
+    """What was fetched, in the model's shape and type; raises RunError where it has another shape, or no number."""
+    shape = [_size(dim, sizes) for dim in entry.shape]
+    array = slot.restored(result, shape)
+    if array is None:
+        raise RunError(f"ncnn's {entry.name} has the shape {list(result.shape)}, the model's is {described(entry)}")
+    dtype = np_dtype(entry)
+    if dtype.kind in "iu" and array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise RunError(f"ncnn's {entry.name} is not finite everywhere, but {entry.dtype} in the model")
+        array = np.rint(array)
+    return array.astype(dtype, copy=False)
+
+
+def _size(dim: int | str | None, sizes: Mapping[str, int]) -> int | None:
+    size = parsed_size(dim, sizes) if isinstance(dim, str) else dim
+    return size if isinstance(size, int) else None

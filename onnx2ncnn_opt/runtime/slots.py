@@ -1,0 +1,153 @@
+"""How the model's arrays go into a net and come out of it: what a user's run and a verification do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError, VerificationError
+from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.onnx.given import parsed_size
+from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A blob of the net for an input or output of the model, and the array's axis that is the Mat's batch (or None).
+
+    `integer` is about an output whose elements are int32 instead of float32.
+    """
+
+    name: str
+    blob: str
+    batch_axis: int | None
+    integer: bool = False
+
+    @classmethod
+    def of(cls, entry: Tensor) -> Slot:
+        """The slot of a manifest's entry."""
+        return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32")
+
+    @property
+    def fetch(self) -> Fetch:
+        """The blob as it is read."""
+        return Fetch(self.blob, self.batch_axis, self.integer)
+
+    def restored(self, array: Array, shape: Sequence[int | None]) -> Array | None:
+        """What was fetched as an array of the model's shape (None for a size that is not known), or None if it has
+        another one. A Mat cannot have the rank of a scalar, nor one above 4: there sizes of 1 do not count."""
+        dims = len(shape) - (self.batch_axis is not None)
+        if 1 <= dims <= 4:
+            fits = array.ndim == len(shape) and all(w in (None, n) for n, w in zip(array.shape, shape, strict=True))
+            return array if fits else None
+        known = [size for size in shape if size is not None]
+        if len(known) == len(shape):
+            return array.reshape(known) if alike(array.shape, known) else None
+        return array.reshape(-1) if len(shape) == 1 and alike(array.shape, [array.size]) else None
+
+
+def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether shapes agree but for sizes of 1."""
+    return [size for size in shape if size != 1] == [size for size in other if size != 1]
+
+
+def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[str]) -> None:
+    """Raise VerificationError where a blob of the net would be left without a value, on which ncnn crashes."""
+    if unfed := set(blobs) - set(fed):
+        raise VerificationError(
+            f"the net's input {', '.join(sorted(unfed))} is none of the model's, which are {', '.join(names)}"
+        )
+
+
+def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
+    """The arrays by the blobs that take them."""
+    return {slot.blob: Feed(arrays[slot.name], slot.batch_axis) for slot in slots}
+
+
+def check_arrays(
+    arrays: Mapping[str, Any], entries: Sequence[Tensor], values: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """The arrays in the order and element types of the model's inputs; UsageError where they do not fit these.
+
+    `values` are inputs that are bound to a value. They may be among the arrays, with that value.
+    """
+    values = values or {}
+    for name, value in values.items():
+        if name in arrays and not np.array_equal(arrays[name], value):
+            raise UsageError(f"input {name} is bound to {value.tolist()!r:.80}, but an array of other values is given")
+    arrays = {name: array for name, array in arrays.items() if name not in values}
+    names = [entry.name for entry in entries]
+    if set(arrays) != set(names):
+        raise UsageError(f"the model has the inputs {', '.join(names)}; given are {', '.join(arrays) or 'none'}")
+    sizes: dict[str, int] = {}
+    checked = {}
+    for entry in entries:
+        array, dtype = _array(entry, arrays[entry.name]), np_dtype(entry)
+        fits = len(array.shape) == len(entry.shape) and all(
+            dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+            for size, dim in zip(array.shape, entry.shape, strict=True)
+        )
+        if not fits:
+            known = {size: value for size, value in sizes.items() if size in entry.shape}
+            where = f" ({', '.join(f'{name} is {size}' for name, size in known.items())})" if known else ""
+            raise UsageError(f"the model takes {described(entry)}{where}, not an array of shape {list(array.shape)}")
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise UsageError(f"the model takes {described(entry)}, not an array of {array.dtype}")
+        checked[entry.name] = array.astype(dtype, copy=False)
+    for text, size in sizes.items():  # P+S has to be that
+        meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
+        if isinstance(meant, int) and meant != size:
+            raise UsageError(f"{text} has to be {meant} beside the other sizes, but an array has {size}")
+    return checked
+
+
+def described(entry: Tensor) -> str:
+    """An input or output as people read it: ``x: float32[1, 3, N, ?]``."""
+    return f"{entry.name}: {entry.dtype}[{', '.join('?' if size is None else str(size) for size in entry.shape)}]"
+
+
+def np_dtype(entry: Tensor) -> np.dtype[Any]:
+    """numpy's type of an entry; raises UsageError for one that is none of numbers."""
+    try:
+        import ml_dtypes  # noqa: F401  makes bfloat16 known to numpy
+
+        dtype = np.dtype(entry.dtype)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind not in "biuf" and dtype.name != "bfloat16":
+        raise UsageError(f"{entry.name}: {entry.dtype} is no type of arrays that ncnn has anything for")
+    return dtype
+
+
+def _array(entry: Tensor, given: Any) -> Array:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise UsageError(f"the model takes {described(entry)}, and what is given is no array: {error}") from error
+
+
+def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str, int]:
+    """The dynamic dimensions, as far as arrays for entries say them."""
+    return {
+        dim: size
+        for entry in entries
+        for dim, size in zip(entry.shape, arrays[entry.name].shape if entry.name in arrays else (), strict=False)
+        if isinstance(dim, str)
+    }
+
+
+def too_small(manifest: Manifest | None, arrays: Mapping[str, Array]) -> str:
+    """What is wrong with arrays of dynamic dimensions that are below the net's minimum; empty where they are not."""
+    if manifest is None or not manifest.minimum:
+        return ""
+    sizes = sizes_of(manifest.inputs, arrays)
+    for text, least in manifest.minimum.items():
+        size = parsed_size(text, sizes)
+        if isinstance(size, int) and size < least:
+            return (
+                f"the net is for {text} of {least} or more, not {size}; convert the model with a --shape of that size"
+            )
+    return ""

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from handmade import write_net
+
+from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = '<ir_version: 8, opset_import: ["" : 18]> g '
+# Every type: integers and bools that are fed and come out as they are, and that are computed; scalars; a dynamic size.
+MIXED = """(int64[N, 5] i, float[N, 5] x, bool[N, 5] m, float s)
+    => (float[N, 5] y, int64[N, 5] j, int64[N] k, bool[N, 5] b, float t, int64[N, 5] same, bool[N, 5] flags)
+    <int64 one = {1}>
+    { f = Cast<to = 1>(i) fx = Mul(f, x) y = Where(m, fx, x) j = Add(i, one) k = ArgMax<axis = 1, keepdims = 0>(x)
+      b = Not(m) r = ReduceSum<keepdims = 0>(x) t = Add(r, s) same = Identity(i) flags = Identity(m) }"""
+RNG = np.random.default_rng(0)
+FEEDS: dict[str, Any] = {
+    "i": np.arange(-4, 6).reshape(2, 5),
+    "x": RNG.standard_normal((2, 5), np.float32),
+    "m": RNG.random((2, 5)) > 0.5,
+    "s": np.asarray(2.5, np.float32),
+}
+
+
+def save(folder: Path, graph: str, stem: str = "net", **options: Any) -> bytes:
+    model: bytes = onnx.parser.parse_model(HEADER + graph).SerializeToString()
+    convert(model, **options).save(folder / stem)
+    return model
+
+
+def expected(model: bytes | str, feeds: dict[str, Any]) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(model)
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    folder = tmp_path_factory.mktemp("mixed")
+    return folder / "net", save(folder, MIXED)
+
+
+@pytest.fixture(scope="module")
+def net(mixed: tuple[Path, bytes]) -> Iterator[Net]:
+    with Net(mixed[0]) as net:
+        yield net
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_it_gives_what_onnx_runtime_gives_types_and_shapes_too(mixed: tuple[Path, bytes], isolated: bool) -> None:
+    prefix, model = mixed
+    with Net(prefix, isolated=isolated, threads=1) as net:
+        results = net.run(FEEDS)
+    reference = expected(model, FEEDS)
+    assert list(results) == list(reference)
+    for name, array in reference.items():
+        array = np.asarray(array)
+        assert (results[name].dtype, results[name].shape) == (array.dtype, array.shape), name
+        np.testing.assert_allclose(results[name], array, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_what_numpy_makes_arrays_of_will_do_and_some_outputs(net: Net) -> None:
+    feeds = {"i": [[1, 2, 3, 4, 5]], "x": [[0.5] * 5], "m": [[True] * 5], "s": 1}
+    results = net.run(feeds, outputs=["same", "t"])
+    assert list(results) == ["same", "t"]
+    assert results["same"].tolist() == [[1, 2, 3, 4, 5]]
+    assert results["t"].tolist() == 3.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.zeros((2, 4))}, r"the model takes x: float32\[N, 5\] \(N is 2\), not an array of shape \[2, 4\]"),
+        ({"x": np.zeros((3, 5))}, r"x: float32\[N, 5\] \(N is 2\), not an array of shape \[3, 5\]"),
+        ({"i": np.zeros((2, 5))}, r"the model takes i: int64\[N, 5\], not an array of float64"),
+        ({"i": np.full((2, 5), 2**40)}, "integers have 32 bits"),
+        ({"z": 1.0}, "the model has the inputs i, x, m, s; given are i, x, m, s, z"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "what is given is no array"),
+    ],
+)
+def test_what_does_not_fit_is_told(net: Net, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        net.run({**FEEDS, **change})
+
+
+def test_names_that_the_model_does_not_have(net: Net) -> None:
+    with pytest.raises(UsageError, match="the model has no output 'q'; its outputs are y, j, k, b, t, same, flags"):
+        net.run(FEEDS, outputs=["q"])
+    with pytest.raises(UsageError, match="outputs has to be a list"):
+        net.run(FEEDS, outputs="y")
+    with pytest.raises(UsageError, match="given are none"):
+        net.run({})
+
+
+def test_a_batch_and_a_mode(tmp_path: Path) -> None:
+    conv = (
+        "(float[N, 3, 9, 7] x) => (float[N, 4, 9, 7] y) <float[4, 3, 3, 3] w> { y = Conv<pads = [1, 1, 1, 1]>(x, w) }"
+    )
+    model = onnx.parser.parse_model(HEADER + conv.replace(" <float[4, 3, 3, 3] w>", ""))
+    weights = RNG.standard_normal((4, 3, 3, 3), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    saved = convert(model).save(tmp_path / "net")
+    x = RNG.standard_normal((3, 3, 9, 7), np.float32)
+    right = expected(model.SerializeToString(), {"x": x})["y"]
+    for mode, relative in (("fp32", 1e-3), ("bf16", 3e-2)):
+        with Net(saved.param, mode=mode) as net:
+            got = net.run({"x": x})["y"]
+        assert got.shape == right.shape
+        assert np.abs(got - right).max() <= relative * np.abs(right).max()
+        assert (mode == "fp32") == (np.abs(got - right).max() <= 1e-4 * np.abs(right).max())
+
+
+def test_a_net_without_a_manifest_has_the_names_of_blobs(tmp_path: Path) -> None:
+    write_net(tmp_path, "Input in 0 1 in0", "ReLU r 1 1 in0 out0")
+    x = np.array([[-1, 2], [3, -4]], np.float32)
+    for isolated in (True, False):
+        with Net(tmp_path / "net", isolated=isolated) as net:
+            assert net.run({"in0": x})["out0"].tolist() == [[0, 2], [3, 0]]
+            with pytest.raises(UsageError, match="the net has the inputs in0; given are x"):
+                net.run({"x": x})
+            with pytest.raises(RunError, match="could not compute outputs"):
+                net.run({"in0": x}, ["out1"])
+
+
+def test_sizes_that_are_said_in_others_have_to_be_that(tmp_path: Path) -> None:
+    save(
+        tmp_path,
+        "(float[1, P] past, float[1, S] new, float[1, T] mask) => (float[1, T] y) "
+        "{ all = Concat<axis = 1>(past, new) y = Mul(all, mask) }",
+        shapes={"past": (1, "P"), "new": (1, "S"), "mask": (1, "P+S")},
+    )
+    with Net(tmp_path / "net") as net:
+        assert net.run({"past": [[1, 2]], "new": [[3]], "mask": [[1, 0, 1]]})["y"].tolist() == [[1, 0, 3]]
+        with pytest.raises(UsageError, match=r"has to be 3 beside the other sizes, but an array has 4"):
+            net.run({"past": [[1, 2]], "new": [[3]], "mask": [[1, 0, 1, 1]]})
+
+
+def test_inputs_that_were_bound(tmp_path: Path) -> None:
+    save(tmp_path, "(float[1, 4] x, float k) => (float[1, 4] y) { y = Mul(x, k) }", values={"k": 3})
+    with Net(tmp_path / "net") as net:
+        assert net.run({"x": [[1, 2, 3, 4]]})["y"].tolist() == [[3, 6, 9, 12]]
+        assert net.run({"x": [[1, 2, 3, 4]], "k": 3})["y"].tolist() == [[3, 6, 9, 12]]
+        with pytest.raises(UsageError, match="input k is bound to 3"):
+            net.run({"x": [[1, 2, 3, 4]], "k": 4})
+
+
+def test_nets_that_are_not_there_or_not_what_the_manifest_says(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no net at"):
+        Net(tmp_path / "none")
+    save(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }")
+    manifest = tmp_path / "net.ncnn.json"
+    data = json.loads(manifest.read_text())
+    data["outputs"][0]["blob"] = "other"
+    manifest.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="that of another net: there is no blob 'other'"):
+        Net(tmp_path / "net")
+    (tmp_path / "net.ncnn.bin").unlink()
+    with pytest.raises(UsageError, match="there is no file"):
+        Net(tmp_path / "net")
+    with pytest.raises(UsageError, match="there is no mode 'int8'"):
+        Net(tmp_path / "net", mode="int8")
+
+
+def test_a_crash_is_an_error_here(tmp_path: Path) -> None:
+    write_net(tmp_path, "Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")
+    with Net(tmp_path / "net") as net:
+        with pytest.raises(RunError, match="crashed"):
+            net.run({"x": np.ones((2, 3), np.float32)}, ["y", "z"])
+        assert net.run({"x": np.ones((2, 3), np.float32)}, ["y"])["y"].tolist() == [[1] * 3] * 2
+    assert issubclass(CrashError, RunError)
+
+
+def test_not_in_this_process_on_a_device(mixed: tuple[Path, bytes]) -> None:
+    with pytest.raises(UsageError, match="isolated=False runs the net in this process, which is not on 'vulkan'"):
+        Net(mixed[0], on="vulkan", isolated=False)
