@@ -173,6 +173,7 @@ def convert(
         verified=rows,
         sizes=[] if report is None else output_sizes(report),
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
+        prefix=str(prefix),
         seconds=time.perf_counter() - start,
         checked="" if report is None else report.checked,
         notes=() if report is None else report.notes,

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.cli.bisect import bisect
 from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.diff import diff
+from onnx2ncnn_opt.cli.example import example
 from onnx2ncnn_opt.cli.inspect import inspect
 from onnx2ncnn_opt.cli.mixed import mixed
 from onnx2ncnn_opt.cli.ops import ops
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, optimize, verify, bisect, mixed, diff, inspect, passes, ops):
+for _command in (convert, optimize, verify, bisect, mixed, diff, inspect, example, passes, ops):
     cli.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 class ConversionSummary:
     """A conversion that is done.
 
-    `files` are paths and sizes in bytes; `verified` is None if nothing was, `sizes` are the open ones that it was run
-    at, `checked` says where and in which modes, `notes` what was seen besides. `custom` are the operators that became
-    layers of their own, `lost` the model's outputs that no chosen one leads to, `equal` the dynamic dimensions that
-    became one, `cost` what a dynamic batch costs. `storage` is a name and the number of weights stored so, `kept` those
-    that were not.
+    `prefix` is that of the `files`, which are paths and sizes in bytes; `verified` is None if nothing was, `sizes`
+    are the open ones that it was run at, `checked` says where and in which modes, `notes` what was seen besides.
+    `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one leads
+    to, `equal` the dynamic dimensions that became one, `cost` what a dynamic batch costs. `storage` is a name and
+    the number of weights stored so, `kept` those that were not.
     """
 
     model: str
@@ -38,6 +39,7 @@ class ConversionSummary:
     sizes: Sequence[str]
     files: Sequence[tuple[str, int]]
     seconds: float
+    prefix: str = ""
     checked: str = ""
     notes: Sequence[str] = ()
     masks: Sequence[str] = ()
@@ -74,7 +76,12 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
-    return [*blocks, *checked_lines(summary.checked, bool(summary.estimated))]
+    blocks += checked_lines(summary.checked, bool(summary.estimated))
+    if summary.checked and not summary.estimated and "fp16" not in summary.checked:
+        blocks.append("note: ARM and GPUs compute in fp16 unless told otherwise; --on or --modes fp16 checks that")
+    if summary.files:
+        blocks.append(f"run: onnx2ncnn-opt example {shlex.quote(summary.prefix)} prints a program that runs the net")
+    return blocks
 
 
 def _port(kind: str, tensor: Tensor) -> str:

@@ -35,7 +35,7 @@ def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[st
 
 
 def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
-    """Where nets ran and in which modes, the last line of a summary; none where nothing ran."""
+    """Where nets ran and in which modes, for the end of a summary; none where nothing ran."""
     estimated = "; estimated for fp16" if is_estimated and "fp16" not in checked else ""
     return [f"checked: {checked}{estimated}"] if checked else []
 

@@ -234,7 +234,7 @@ class NcnnRunner:
         `steps` are all blobs to be rounded, in the order of the file's layers: a blob is gone once it has been read.
         Raises RunError if a blob cannot be had, and CrashError.
         """
-        given = {blob: _feed(blob, feed) for blob, feed in feeds.items()}
+        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         request = {"do": "walk", "feeds": _described(given), "steps": [asdict(step) for step in steps], "seed": seed}
         with self._worker.session(self) as child:
             child.send(request, *(feed.array for feed in given.values()))

@@ -60,7 +60,7 @@ class Net:
         check_options(counts={"threads": threads})
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
-        self.param, self.bin, self.manifest = _files(Path(path), None if bin is None else Path(bin))
+        self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
         self._runner: _Runner
         if isolated:
             target = find_target(on)
@@ -215,7 +215,7 @@ class _InProcess:
         self._net = None
 
 
-def _files(path: Path, bin: Path | None) -> tuple[Path, Path, Manifest | None]:
+def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest | None]:
     """The .param and .bin of a net, and the manifest if there is one; raises UsageError where there is no net."""
     if path.name.endswith((".param", ".param.bin")):
         param = path

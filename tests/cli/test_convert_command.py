@@ -48,7 +48,7 @@ def test_the_summary_is_plain_lines(tmp_path: Path) -> None:
     assert names(tmp_path) == {"model.onnx"} | net_files("net")
     assert [line.split(":")[0] for line in ended.out.splitlines()] == [
         *("model", "layers", "pass", "output", "output", "fp16 (estimated)", "ncnn", "wrote", "wrote", "wrote", "time"),
-        "checked",
+        *("checked", "run"),
     ]
     assert ended.lines("model") == [["model.onnx", "(opset", "18,", "unknown)"]]
     assert ended.lines("layers") == [["8", "->", "7"]]

@@ -1,0 +1,26 @@
+"""``onnx2ncnn-opt example``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnx2ncnn_opt.cli.verification import shape_option
+from onnx2ncnn_opt.errors import UsageError
+
+
+@click.command(short_help="A program that runs a net, in C++ or Python.")
+@click.argument("path", type=click.Path(path_type=Path), metavar="PREFIX")
+@click.option("--cpp", "language", flag_value="cpp", default=True, help="In C++.  [default]")
+@click.option("--python", "language", flag_value="python", help="In Python, with numpy and ncnn.")
+@shape_option("NAME:SIZES", "Sizes for an input that has dynamic dimensions, e.g. x:1,3,320,320.")
+def example(path: Path, language: str, shapes: dict[str, list[int]]) -> None:
+    """Print a complete small program that runs PREFIX.ncnn.param: every input and output, with shapes and types."""
+    from onnx2ncnn_opt.report import example as report
+    from onnx2ncnn_opt.runtime.net import net_files
+
+    param, bin, manifest = net_files(path)
+    if manifest is None:
+        raise UsageError(f"{param} has no manifest beside it, which would say how arrays go in and out")
+    click.echo(report.example(manifest, param, bin, language=language, shapes=shapes), nl=False)

@@ -1,0 +1,351 @@
+"""A small program that runs one net in ncnn: in C++, or in Python with nothing but numpy and ncnn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.onnx.given import parsed_size
+from onnx2ncnn_opt.runtime.slots import np_dtype
+
+# Sizes for what the model leaves open, unless somebody says others: those of an image, and of anything else.
+_IMAGE, _LENGTH = 224, 16
+
+# What a program sets to compute as nets are verified; ARM and Vulkan would compute in fp16.
+_FP32 = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_packed", "use_bf16_storage")
+
+
+@dataclass(frozen=True)
+class _Mat:
+    """An input or output with numbers for all sizes; `dims` are the Mat's, outermost first, `batch` its count."""
+
+    entry: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(size for axis, size in enumerate(self.shape) if axis != self.entry.batch_axis) or (1,)
+
+    @property
+    def batch(self) -> int:
+        return 1 if self.entry.batch_axis is None else self.shape[self.entry.batch_axis]
+
+    @property
+    def is_integer(self) -> bool:
+        return self.entry.dtype.startswith(("int", "uint", "bool"))
+
+    @property
+    def is_image(self) -> bool:
+        return not self.is_integer and self.batch == 1 and len(self.dims) == 3 and self.dims[0] in (1, 3)
+
+    @property
+    def text(self) -> str:
+        sizes = ", ".join("?" if size is None else _plain(size) for size in self.entry.shape)
+        return f"{_plain(self.entry.name)}: {_plain(self.entry.dtype)}[{sizes}]"
+
+
+def example(
+    manifest: Manifest, param: Path, bin: Path, *, language: str, shapes: Mapping[str, Sequence[int]] | None = None
+) -> str:
+    """The program in "cpp" or "python" for a net and its manifest.
+
+    `shapes` are sizes for inputs that have dynamic dimensions; others are made up. Raises UsageError where they do not
+    fit.
+    """
+    for entry in (*manifest.inputs, *manifest.outputs):
+        if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
+            raise UsageError(f"the manifest says of {_Mat(entry, ()).text} what no Mat is")
+    inputs = _inputs(manifest, shapes or {})
+    files = (param.as_posix(), bin.as_posix())
+    return (_cpp if language == "cpp" else _python)(inputs, manifest.outputs, *files)
+
+
+def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
+    for name in shapes:
+        if name not in {entry.name for entry in manifest.inputs}:
+            known = ", ".join(entry.name for entry in manifest.inputs)
+            raise UsageError(f"the net has no input '{name}'; its inputs are {known}")
+    sizes: dict[str, int] = {}
+    for entry in manifest.inputs:
+        given = shapes.get(entry.name)
+        if given is None:
+            continue
+        fits = len(given) == len(entry.shape) and all(
+            dim is None or size == (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+            for size, dim in zip(given, entry.shape, strict=True)
+        )
+        if not fits:
+            raise UsageError(f"--shape {entry.name}:{','.join(map(str, given))} is no shape of {_Mat(entry, ()).text}")
+    # Names first, as others may be sums of them.
+    found: list[tuple[Tensor, list[int]]] = []
+    for entry in sorted(manifest.inputs, key=_is_sum):
+        is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
+        shape = []
+        for axis, dim in enumerate(entry.shape):
+            if isinstance(dim, int):
+                shape.append(dim)
+                continue
+            usual = 1 if axis == (entry.batch_axis or 0) else _IMAGE if is_image else _LENGTH
+            if entry.name in shapes:
+                shape.append(shapes[entry.name][axis])
+            elif dim is None:
+                shape.append(usual)
+            else:
+                meant = parsed_size(dim, sizes)
+                least = max(usual, manifest.minimum.get(dim, 1))
+                shape.append(sizes.setdefault(dim, meant if isinstance(meant, int) else least))
+        found.append((entry, shape))
+    by_name = {entry.name: _Mat(entry, tuple(shape)) for entry, shape in found}
+    return [by_name[entry.name] for entry in manifest.inputs]
+
+
+def _is_sum(entry: Tensor) -> bool:
+    return any(isinstance(dim, str) and not dim.isidentifier() for dim in entry.shape)
+
+
+def _plain(text: object) -> str:
+    """A name from somebody's model as one line of a comment, that no name can end."""
+    return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
+
+
+# Python ----------------------------------------------------------------------------------------------------------
+
+
+def _python(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: str) -> str:
+    feeds = [line for mat in inputs for line in _python_feed(mat)]
+    fetches = [line for entry in outputs for line in _python_fetch(entry)]
+    arrays = [f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs]
+    return "\n".join(
+        [
+            "import ncnn",
+            "import numpy as np",
+            "",
+            f"PARAM = {param!a}",
+            f"BIN = {bin!a}",
+            "",
+            "",
+            "def load():",
+            "    net = ncnn.Net()",
+            "    # float32, as the net was verified. Without these lines ARM computes in fp16, where it can.",
+            *(f"    net.opt.{option} = False" for option in _FP32),
+            "    if net.load_param(PARAM) != 0 or net.load_model(BIN) != 0:",
+            '        raise SystemExit(f"{PARAM} and {BIN} cannot be loaded")',
+            "    return net",
+            "",
+            "",
+            "def feed(extractor, blob, array, batch_axis=None):",
+            "    array = np.atleast_1d(np.ascontiguousarray(array))",
+            "    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.",
+            "    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)",
+            "    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it",
+            '        raise SystemExit(f"{blob} is no blob of the net")',
+            "",
+            "",
+            "def fetch(extractor, blob, batch_axis=None):",
+            "    code, mat = extractor.extract(blob)",
+            "    if code != 0:",
+            '        raise SystemExit(f"ncnn cannot compute {blob}")',
+            "    return np.array(mat.numpy() if batch_axis is None else mat.numpy(batch_index=batch_axis))",
+            "",
+            "",
+            "def run(net, arrays):",
+            "    extractor = net.create_extractor()",
+            *feeds,
+            "    results = {}",
+            *fetches,
+            "    return results",
+            "",
+            "",
+            'if __name__ == "__main__":',
+            "    random = np.random.default_rng(0)",
+            "    arrays = {  # put yours here",
+            *arrays,
+            "    }",
+            "    for name, array in run(load(), arrays).items():",
+            "        print(name, array.dtype, array.shape, array.reshape(-1)[:5])",
+            "",
+        ]
+    )
+
+
+def _python_array(mat: _Mat) -> str:
+    if mat.entry.dtype == "bool":
+        return f"np.ones({list(mat.shape)}, bool)"
+    if mat.is_integer:
+        return f"np.zeros({list(mat.shape)}, np.{mat.entry.dtype})"
+    return f"random.standard_normal({list(mat.shape)}, np.float32)"
+
+
+def _axis(entry: Tensor) -> str:
+    return "" if entry.batch_axis is None else f", batch_axis={entry.batch_axis}"
+
+
+def _python_feed(mat: _Mat) -> list[str]:
+    name, kind = ascii(mat.entry.name), "int32" if mat.is_integer else "float32"
+    why = f"  # {mat.entry.dtype} goes in as int32" if mat.is_integer else ""
+    call = f"feed(extractor, {mat.entry.blob!a}, np.asarray(arrays[{name}]).astype(np.{kind}){_axis(mat.entry)})"
+    return [f"    {call}{why}"]
+
+
+def _python_fetch(entry: Tensor) -> list[str]:
+    value = f"fetch(extractor, {entry.blob!a}{_axis(entry)})"
+    rank = len(entry.shape)
+    if rank - (entry.batch_axis is not None) == 0:  # no Mat has the rank of a scalar
+        value += ".reshape(-1)" if rank else ".reshape(())"
+    why = ""
+    if entry.element == "int32":
+        value, why = f"{value}.view(np.int32).astype({entry.dtype!a})", "  # its Mat holds int32"
+    elif entry.dtype == "bool":
+        value, why = f"{value} != 0", "  # its Mat holds 0.0 and 1.0"
+    elif entry.dtype.startswith(("int", "uint")):
+        value, why = f"np.rint({value}).astype({entry.dtype!a})", f"  # {entry.dtype}, its Mat holds floats"
+    return [f"    results[{entry.name!a}] = {value}{why}"]
+
+
+# C++ -------------------------------------------------------------------------------------------------------------
+
+
+def _cpp(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: str) -> str:
+    lines = [
+        "// g++ example.cpp -I<ncnn>/include/ncnn -L<ncnn>/lib -lncnn -fopenmp",
+        '#include "net.h"',
+        "",
+        "#include <cmath>",
+        "#include <cstdio>",
+        "#include <vector>",
+        "",
+        "int main()",
+        "{",
+        "    ncnn::Net net;",
+        "    // float32, as the net was verified. Without these lines ARM computes in fp16, where it can.",
+        *(f"    net.opt.{option} = false;" for option in _FP32),
+        f"    if (net.load_param({_c(param)}) != 0 || net.load_model({_c(bin)}) != 0)",
+        "        return 1;",
+        "    ncnn::Extractor ex = net.create_extractor();",
+    ]
+    for number, mat in enumerate(inputs):
+        lines += ["", *_cpp_feed(f"in{number}", mat)]
+    for number, entry in enumerate(outputs):
+        lines += ["", *_cpp_fetch(f"out{number}", entry)]
+    return "\n".join([*lines, "    return 0;", "}", ""])
+
+
+_DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
+
+
+def _cpp_feed(name: str, mat: _Mat) -> list[str]:
+    said = ", ".join(f"{dim} = {size}" for dim, size in zip(_DIMS[len(mat.dims)], mat.dims, strict=True))
+    if mat.entry.batch_axis is not None:
+        said += f", n = {mat.batch} (axis {mat.entry.batch_axis})"
+    lines = [f"// {mat.text}", f"// Mat: {said}", *_dynamic(mat)]
+    if mat.is_image:
+        lines += _cpp_image(name, mat)
+    else:
+        lines += _cpp_fill(name, mat)
+    lines += [f"if (ex.input({_c(mat.entry.blob)}, {name}) != 0)", "    return 1;"]
+    return [f"    {line}" for line in lines]
+
+
+def _dynamic(mat: _Mat) -> list[str]:
+    """A line that says which sizes may be others."""
+    sizes = [
+        f"{'?' if dim is None else _plain(dim)} = {size}"
+        for dim, size in zip(mat.entry.shape, mat.shape, strict=True)
+        if not isinstance(dim, int)
+    ]
+    return [f"// dynamic, other sizes will do: {', '.join(sizes)}"] if sizes else []
+
+
+def _cpp_image(name: str, mat: _Mat) -> list[str]:
+    channels, height, width = mat.dims
+    kind = "PIXEL_RGB" if channels == 3 else "PIXEL_GRAY"
+    other = "PIXEL_BGR2RGB for OpenCV's" if channels == 3 else "PIXEL_BGR2GRAY for OpenCV's"
+    ones, means = ", ".join(["1 / 255.f"] * channels), ", ".join(["0.f"] * channels)
+    return [
+        f"const int {name}_w = 640, {name}_h = 480; // your image; decode it with stb_image, OpenCV, ...",
+        f"std::vector<unsigned char> {name}_pixels({name}_w * {name}_h * {channels}, 127); // {kind}, {other}",
+        f"ncnn::Mat {name} = ncnn::Mat::from_pixels_resize(",
+        f"    {name}_pixels.data(), ncnn::Mat::{kind}, {name}_w, {name}_h, {width}, {height});",
+        "// (pixel - mean) * norm, of pixels 0..255; torchvision's mean and std become mean * 255, 1 / (std * 255)",
+        f"const float {name}_mean[{channels}] = {{{means}}};",
+        f"const float {name}_norm[{channels}] = {{{ones}}};",
+        f"{name}.substract_mean_normalize({name}_mean, {name}_norm);",
+    ]
+
+
+def _cpp_fill(name: str, mat: _Mat) -> list[str]:
+    sizes = ", ".join(map(str, reversed(mat.dims[1:])))
+    sizes = f"{sizes}, {mat.dims[0]}" if sizes else str(mat.dims[0])
+    kind = "int" if mat.is_integer else "float"
+    batch = f", (size_t)4u, 1, {mat.batch}" if mat.batch > 1 else ""
+    count = math.prod(mat.shape)
+    order = "the model's order" if mat.entry.batch_axis in (None, 0) else f"axis {mat.entry.batch_axis} outermost"
+    value = "1" if mat.entry.dtype == "bool" else "0" if mat.is_integer else "0.5f"
+    why = f", {_plain(mat.entry.dtype)} as int" if mat.is_integer else ""
+    planes = mat.dims[0] if len(mat.dims) > 2 else 1
+    part = math.prod(mat.dims) // planes
+    whole = f"{name}.batch(b)" if mat.batch > 1 else name
+    lines = [
+        f"std::vector<{kind}> {name}_data({count}, {value}); // yours, in {order}{why}",
+        f"ncnn::Mat {name}({sizes}{batch});",
+        f"const {kind}* {name}_from = {name}_data.data();",
+    ]
+    # A Mat's channels and images begin at multiples of 16 bytes and more: they are copied one by one.
+    loops = [(f"for (int b = 0; b < {mat.batch}; b++)", mat.batch), (f"for (int q = 0; q < {planes}; q++)", planes)]
+    used = [loop for loop, times in loops if times > 1]
+    lines += ["    " * depth + loop for depth, loop in enumerate(used)]
+    indent = "    " * (len(used) - 1)
+    target = f"{whole}.channel(q)" if planes > 1 else whole
+    lines += [
+        f"{indent}{{",
+        f"{indent}    {kind}* to = {target};",
+        f"{indent}    for (int i = 0; i < {part}; i++)",
+        f"{indent}        to[i] = *{name}_from++;",
+        f"{indent}}}",
+    ]
+    return lines
+
+
+def _cpp_fetch(name: str, entry: Tensor) -> list[str]:
+    mat = _Mat(entry, ())
+    dims = len(entry.shape) - (entry.batch_axis is not None)
+    batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"
+    holds = "int32" if entry.element == "int32" else "floats"
+    kind, value, read = ("int", "%d", "p[i]") if entry.element == "int32" else ("float", "%g", "p[i]")
+    if mat.is_integer and holds == "floats":
+        holds, value, read = f"floats of the values of {_plain(entry.dtype)}", "%ld", "std::lround(p[i])"
+    # ncnn knows batches from 2026 on, so that programs do without where there is one image.
+    is_batched = entry.batch_axis is not None and entry.shape[entry.batch_axis] != 1
+    loops = [
+        f"    for (int q = 0; q < {name}.c; q++)",
+        "    {",
+        f"        const ncnn::Mat plane = {name}{'.batch(b)' if is_batched else ''}.channel(q);",
+        f"        const {kind}* p = plane;",
+        f"        for (int i = 0; i < {name}.w * {name}.h * {name}.d; i++)",
+        f'            printf("{value} ", {read});',
+        "    }",
+    ]
+    if is_batched:
+        loops = [f"    for (int b = 0; b < {name}.n; b++)", *(f"    {line}" for line in loops)]
+    return [
+        f"    // {mat.text}",
+        f"    // Mat: {', '.join(_DIMS[dims or 1])}{batch}; it holds {holds}",
+        f"    ncnn::Mat {name};",
+        f"    if (ex.extract({_c(entry.blob)}, {name}) != 0)",
+        "        return 1;",
+        *loops,
+        '    printf("\\n");',
+    ]
+
+
+def _c(text: str) -> str:
+    """A string literal of C."""
+    escaped = "".join(
+        chr(byte) if (chr(byte).isalnum() and byte < 128) or chr(byte) in " _./:-+" else f"\\{byte:03o}"
+        for byte in text.encode()
+    )
+    return f'"{escaped}"'

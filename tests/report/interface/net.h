@@ -1,0 +1,83 @@
+// What programs that `example` prints use of ncnn's interface, as net.h, mat.h and option.h of 1.0.20261020 declare it.
+#ifndef NET_H
+#define NET_H
+
+#include <cstddef>
+
+namespace ncnn {
+
+class Allocator;
+
+class Mat
+{
+public:
+    enum PixelType
+    {
+        PIXEL_RGB = 1,
+        PIXEL_BGR = 2,
+        PIXEL_GRAY = 3
+    };
+
+    Mat();
+    Mat(int w, size_t elemsize = 4u, Allocator* allocator = 0);
+    Mat(int w, int h, size_t elemsize = 4u, Allocator* allocator = 0);
+    Mat(int w, int h, int c, size_t elemsize = 4u, Allocator* allocator = 0);
+    Mat(int w, int h, int d, int c, size_t elemsize = 4u, Allocator* allocator = 0);
+    Mat(int w, size_t elemsize, int elempack, Allocator* allocator = 0);
+    Mat(int w, int h, size_t elemsize, int elempack, Allocator* allocator = 0);
+    Mat(int w, int h, int c, size_t elemsize, int elempack, Allocator* allocator = 0);
+    Mat(int w, int h, int d, int c, size_t elemsize, int elempack, Allocator* allocator = 0);
+    Mat(int w, size_t elemsize, int elempack, int n, Allocator* allocator = 0);
+    Mat(int w, int h, size_t elemsize, int elempack, int n, Allocator* allocator = 0);
+    Mat(int w, int h, int c, size_t elemsize, int elempack, int n, Allocator* allocator = 0);
+    Mat(int w, int h, int d, int c, size_t elemsize, int elempack, int n, Allocator* allocator = 0);
+    Mat(int w, void* data, size_t elemsize = 4u, Allocator* allocator = 0);
+    Mat(const Mat& m);
+    ~Mat();
+
+    Mat channel(int c);
+    const Mat channel(int c) const;
+    Mat batch(int b);
+    const Mat batch(int b) const;
+    template<typename T>
+    operator T*();
+    template<typename T>
+    operator const T*() const;
+
+    static Mat from_pixels_resize(const unsigned char* pixels, int type, int w, int h, int target_width,
+                                  int target_height, Allocator* allocator = 0);
+    void substract_mean_normalize(const float* mean_vals, const float* norm_vals);
+
+    int dims, w, h, d, c, n;
+};
+
+struct Option
+{
+    bool use_fp16_packed, use_fp16_storage, use_fp16_arithmetic, use_bf16_packed, use_bf16_storage;
+};
+
+class Extractor
+{
+public:
+    Extractor(const Extractor&);
+    ~Extractor();
+    int input(const char* blob_name, const Mat& in);
+    int input(int blob_index, const Mat& in);
+    int extract(const char* blob_name, Mat& feat, int type = 0);
+    int extract(int blob_index, Mat& feat, int type = 0);
+};
+
+class Net
+{
+public:
+    Net();
+    ~Net();
+    Option opt;
+    int load_param(const char* protopath);
+    int load_model(const char* modelpath);
+    Extractor create_extractor() const;
+};
+
+} // namespace ncnn
+
+#endif // NET_H

@@ -1,0 +1,150 @@
+"""Programs that `example` prints: the Python one runs and is right; the C++ one is held against ncnn's interface."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.report.example import example
+
+HERE = Path(__file__).parent
+HEADER = '<ir_version: 8, opset_import: ["" : 18]> g '
+MODELS = {
+    "types": """(int64[N, 5] i, float[N, 5] x, bool[N, 5] m, float s)
+        => (float[N, 5] y, int64[N, 5] j, int64[N] k, bool[N, 5] b, float t, int64[N, 5] same) <int64 one = {1}>
+        { f = Cast<to = 1>(i) fx = Mul(f, x) y = Where(m, fx, x) j = Add(i, one)
+          k = ArgMax<axis = 1, keepdims = 0>(x) b = Not(m) r = ReduceSum<keepdims = 0>(x) t = Add(r, s)
+          same = Identity(i) }""",
+    "image": """(float[1, 3, 20, 30] image, float[1, 1, 8, 9] gray) => (float[1, 3, 1, 1] y, float[1, 1, 8, 9] z)
+        { y = GlobalAveragePool(image) z = Relu(gray) p = MaxPool<kernel_shape = [2, 2]>(gray) }""",
+    "batch": """(float[4, 3, 7, 9] x, float[N, 2, H, W] v) => (float[4, 3, 1, 1] y, float[N, 2, 1, 1] z)
+        { y = GlobalAveragePool(x) z = GlobalAveragePool(v) }""",
+    "dims": """(float[2, 4, 5, 6] v, int64[3, 2, 5] k, float[7] l)
+        => (float[2, 4, 5, 6] c, int64[3, 2, 5] d, float[7] n)
+        { c = Neg(v) d = Add(k, k) n = Exp(l) }""",
+}
+
+
+def saved(folder: Path, name: str) -> tuple[Manifest, Path, Path]:
+    files = convert(onnx.parser.parse_model(HEADER + MODELS[name])).save(folder / "net")
+    return read_manifest(files.manifest), files.param, files.bin
+
+
+def drawn(manifest: Manifest) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Any] = {}
+    for entry in manifest.inputs:
+        shape = [size if isinstance(size, int) else {"N": 3}.get(str(size), 6) for size in entry.shape]
+        feeds[entry.name] = (rng.standard_normal(shape) * 3).astype(entry.dtype)
+    return feeds
+
+
+@pytest.mark.parametrize("name", ["types", "image", "batch", "dims"])
+def test_the_python_one_gives_what_a_verified_run_gives(tmp_path: Path, name: str) -> None:
+    manifest, param, bin = saved(tmp_path, name)
+    program = tmp_path / "program.py"
+    program.write_text(example(manifest, param, bin, language="python"))
+    feeds = drawn(manifest)
+    parts = runpy.run_path(str(program))
+    results = parts["run"](parts["load"](), feeds)
+    with Net(tmp_path / "net") as net:
+        reference = net.run(feeds)
+    assert list(results) == list(reference)
+    for output, array in reference.items():
+        assert (results[output].dtype, results[output].shape) == (array.dtype, array.shape)
+        assert np.array_equal(results[output], array), output
+
+
+@pytest.mark.parametrize("name", ["types", "batch"])
+def test_the_python_one_runs_as_it_is(tmp_path: Path, name: str) -> None:
+    program = tmp_path / "program.py"
+    manifest, param, bin = saved(tmp_path, name)
+    program.write_text(example(manifest, param, bin, language="python"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [entry.name for entry in manifest.outputs]
+
+
+def headers() -> Path | None:
+    """Where ncnn's headers are installed, if they are."""
+    given = os.environ.get("NCNN_INCLUDE")
+    places = [given] if given else ["/usr/include/ncnn", "/usr/local/include/ncnn"]
+    return next((Path(place) for place in places if (Path(place) / "net.h").is_file()), None)
+
+
+@pytest.mark.parametrize("name", ["types", "image", "batch", "dims"])
+def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str) -> None:
+    program = tmp_path / "program.cpp"
+    program.write_text(example(*saved(tmp_path, name), language="cpp"))
+    compiler = shutil.which("g++")
+    found = headers()
+    if compiler is None or found is None:
+        missing = (
+            "there is no g++" if compiler is None else "ncnn's headers are not installed (NCNN_INCLUDE names them)"
+        )
+        say = f"\ntests/report/test_example.py: {name} is not compiled against ncnn's own headers: {missing}\n"
+        print(say, file=sys.__stderr__)
+    if compiler is None:
+        return
+    for folder in filter(None, (HERE / "interface", found)):
+        flags = ["-std=c++11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-isystem", folder]
+        done = subprocess.run([compiler, *flags, program], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), folder
+
+
+def test_the_cpp_one_makes_mats_of_the_right_shape(tmp_path: Path) -> None:
+    text = example(*saved(tmp_path, "image"), language="cpp")
+    assert "in0_pixels.data(), ncnn::Mat::PIXEL_RGB, in0_w, in0_h, 30, 20);" in text
+    assert "in1_pixels.data(), ncnn::Mat::PIXEL_GRAY, in1_w, in1_h, 9, 8);" in text
+    assert "in0.substract_mean_normalize(in0_mean, in0_norm);" in text
+    text = example(*saved(tmp_path, "batch"), language="cpp", shapes={"v": (2, 2, 5, 6)})
+    assert "ncnn::Mat in0(9, 7, 3, (size_t)4u, 1, 4);" in text
+    assert "ncnn::Mat in1(6, 5, 2, (size_t)4u, 1, 2);" in text
+    assert "float* to = in0.batch(b).channel(q);" in text
+    assert "dynamic, other sizes will do: N = 2, H = 5, W = 6" in text
+    text = example(*saved(tmp_path, "dims"), language="cpp")
+    assert "ncnn::Mat in0(6, 5, 4, 2);" in text
+    assert "std::vector<int> in1_data(30, 0);" in text
+    assert 'printf("%ld ", std::lround(p[i]));' in text
+    assert "ncnn::Mat in2(7);" in text
+
+
+def test_sizes_that_do_not_fit_and_manifests_that_lie(tmp_path: Path) -> None:
+    manifest, param, bin = saved(tmp_path, "batch")
+    with pytest.raises(UsageError, match="the net has no input 'q'; its inputs are x, v"):
+        example(manifest, param, bin, language="cpp", shapes={"q": (1,)})
+    with pytest.raises(UsageError, match=r"--shape x:4,3,7,8 is no shape of x: float32\[4, 3, 7, 9\]"):
+        example(manifest, param, bin, language="cpp", shapes={"x": (4, 3, 7, 8)})
+    liar = replace(manifest, inputs=(replace(manifest.inputs[0], dtype="int8); import os; (0"), *manifest.inputs[1:]))
+    with pytest.raises(UsageError, match="is no type of arrays"):
+        example(liar, param, bin, language="python")
+
+
+@pytest.mark.parametrize("language", ["cpp", "python"])
+def test_names_cannot_end_a_string_or_a_comment(tmp_path: Path, language: str) -> None:
+    manifest, param, bin = saved(tmp_path, "image")
+    evil = 'a"\n); import os; exit(7) # \\'
+    entry = replace(manifest.inputs[0], name=evil, shape=(1, 3, evil, 30))
+    text = example(replace(manifest, inputs=(entry, manifest.inputs[1])), param, bin, language=language)
+    assert not any(line.lstrip().startswith(");") for line in text.splitlines())
+    if language == "python":
+        compile(text, "program", "exec")
+        program = tmp_path / "program.py"
+        program.write_text(text)
+        assert evil in runpy.run_path(str(program))["run"].__code__.co_consts
+    else:
+        assert not any(line.endswith("\\") for line in text.splitlines())
