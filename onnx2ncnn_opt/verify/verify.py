@@ -20,7 +20,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.registry import traits_of
-from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, feeds_of, too_small
@@ -271,7 +271,7 @@ def net_feeds(
         runner = NcnnRunner(param, bin, timeout=timeout, threads=None, worker=worker)
         way, outputs = _Comparison(runner, given, reference, manifest, tolerance_of(loaded), rounding).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
-    return {slot.blob: Feed(given[slot.name], slot.batch_axis) for slot in way}
+    return feeds_of(way, given)
 
 
 @dataclass(frozen=True)

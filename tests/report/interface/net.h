@@ -1,4 +1,4 @@
-// What programs that `example` prints use of ncnn's interface, as net.h, mat.h and option.h of 1.0.20261020 declare it.
+// What programs that `example` prints use of ncnn's interface, as net.h, mat.h and option.h of 2026-07-22 declare it.
 #ifndef NET_H
 #define NET_H
 
