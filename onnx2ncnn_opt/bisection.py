@@ -28,12 +28,13 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.storage import ROUNDING
 from onnx2ncnn_opt.rewrite.events import Applied, LayerRef, refs
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verify.compare import SUSPECT, Difference, Tolerance, compare, in_mode, with_rounding
-from onnx2ncnn_opt.verify.match import Slot, input_slots
+from onnx2ncnn_opt.verify.match import input_slots
 from onnx2ncnn_opt.verify.verify import VerifyReport, tolerance_of, verify_net
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
@@ -341,7 +342,7 @@ class _Search:
 
     def blobs(self, runner: NcnnRunner, graph: Graph, way: Sequence[Slot]) -> _Results:
         """Every blob that a layer makes, with its batch in front; asked for in order, so that none is gone already."""
-        fed = {slot.blob: Feed(self.feeds[slot.name], slot.batch_axis) for slot in way}
+        fed = feeds_of(way, self.feeds)
         inputs = {blob.name for blob in graph.inputs}
         wanted = [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
         return runner.extract(fed, [Fetch(name, 0) for name in wanted])
