@@ -214,11 +214,11 @@ class _Search:
         assert self.report.wrong is not None
         self.mode, self.feeds = self.report.wrong
         wrong = [o for o in self.report.outputs if o.mode == self.mode and o.status not in ("ok", "unproven")]
-        self.wrong = {output.blob for output in wrong}
+        self.wrong = {output.blob: output.message for output in wrong if output.blob}
         self.names = {output.blob: output.name for output in self.report.outputs if output.blob}
         # A net that dies as a whole has no output that is to blame.
-        if None in self.wrong:
-            self.wrong |= {blob.name for blob in self.graph.outputs}
+        if any(output.blob is None for output in wrong):
+            self.wrong = {blob.name: "" for blob in self.graph.outputs} | self.wrong
 
     def located(self, fresh: _Fresh | None) -> Located | None:
         """The layer, found in the first way that finds one."""
@@ -313,6 +313,8 @@ class _Search:
                 message = f"its shape is {list(result.shape[1:])}, the model's {list(named.shape)}"
                 return _Verdict("wrong", message, name)
             difference = _aligned(result, named, tolerance)
+            if difference.ok and blob.name in self.wrong:  # an output has to have the model's order of axes
+                return _Verdict("wrong", self.wrong[blob.name], name)
             return _Verdict("right" if difference.ok else "wrong", _said(difference), name)
         for candidate in by_size.get(result.size, ()):
             value = values[candidate]

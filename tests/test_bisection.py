@@ -129,6 +129,17 @@ def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
     assert [(read.blob, read.status, read.value) for read in located.inputs] == [("1", "right", "a")]
 
 
+def test_an_output_in_another_order_of_axes(tmp_path: Path) -> None:
+    model = write_model(
+        tmp_path, "(float[1, 2, 3] x) => (float[1, 3, 2] y) { a = Relu(x) y = Transpose<perm=[0,2,1]>(a) }"
+    )
+    lines = ("Input in 0 1 x", "ReLU r 1 1 x a", "Permute p 1 1 a y 0=0")
+    located = bisect_net(model, *write_net(tmp_path, *lines)).located
+    assert located is not None
+    assert (located.layer.name, located.suspects) == ("p", (located.layer,))
+    assert "shape" in located.message
+
+
 @rewrite(op("Sigmoid", "sigmoid"), exact=False, purpose="a fault")
 def break_sigmoid(sigmoid: Layer) -> Layer:
     """x ── Sigmoid ──   ⇒   x ── TanH ──"""
