@@ -31,7 +31,7 @@ def installed_passes() -> tuple[Pass, ...]:
     names = {p.name for p in passes.PASSES}
     for point, item in _items(PASSES_GROUP):
         if not isinstance(item, (Rewrite, GraphPass)):
-            raise UsageError(f"{_origin(point)} is no pass, but {type(item).__name__}")
+            raise UsageError(f"{_origin(point)} is not a pass, but {type(item).__name__}")
         if item.name in names:
             raise UsageError(f"{_origin(point)}: there is a pass called {item.name} already")
         names.add(item.name)
@@ -45,7 +45,7 @@ def installed_layers() -> tuple[LayerSpec, ...]:
     found: list[LayerSpec] = []
     for point, item in _items(LAYERS_GROUP):
         if not isinstance(item, LayerSpec):
-            raise UsageError(f"{_origin(point)} is no LayerSpec, but {type(item).__name__}")
+            raise UsageError(f"{_origin(point)} is not a LayerSpec, but {type(item).__name__}")
         try:
             with plugged(f"{_origin(point)}: its declaration", Error):
                 with_custom([item])
@@ -62,12 +62,10 @@ def installed_ops() -> tuple[OnnxOp, ...]:
     for point, item in _items(OPS_GROUP):
         ops = registered(item)
         if not ops:
-            raise UsageError(f"{_origin(point)} is no importer made with @onnx_op, but {type(item).__name__}")
+            raise UsageError(f"{_origin(point)} is not an importer made with @onnx_op, but {type(item).__name__}")
         for op in ops:
             if parameter := op.unannotated:
-                raise UsageError(
-                    f"{_origin(point)}: the importer of {op.qualified_name} does not say what {parameter} is"
-                )
+                raise UsageError(f"{_origin(point)}: the importer of {op.qualified_name} does not annotate {parameter}")
             if (op.qualified_name, op.since) in found:
                 raise UsageError(f"{_origin(point)}: there is an importer of {op.qualified_name} already")
             found[op.qualified_name, op.since] = op

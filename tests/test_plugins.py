@@ -132,7 +132,7 @@ def test_importers_of_the_page(tmp_path: Path) -> None:
     assert "made.up::Gain" in listed.out
     refused = run(tmp_path, "convert", "model.onnx", "--no-verify")
     assert refused.code == 1
-    assert "made.up::Gain 'a', made.up::Twice 'b': ncnn has no form of this operator" in refused.err
+    assert "made.up::Gain 'a', made.up::Twice 'b': ncnn has no equivalent of this operator" in refused.err
 
 
 OUR_RELU = """
@@ -159,8 +159,8 @@ def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> No
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("X = print", "of my-plugin is no importer made with @onnx_op, but builtin_function_or_method"),
-        (OUR_RELU.format(since=1).replace("x: Tensor", "x") + "X = relu", "of Relu does not say what x is"),
+        ("X = print", "of my-plugin is not an importer made with @onnx_op, but builtin_function_or_method"),
+        (OUR_RELU.format(since=1).replace("x: Tensor", "x") + "X = relu", "of Relu does not annotate x"),
         (OUR_RELU.format(since=1) + "X = [relu, relu]", "there is an importer of Relu already"),
     ],
 )
@@ -182,8 +182,8 @@ def test_broken_importers_are_named(tmp_path: Path, code: str, message: str) -> 
             "cannot be loaded: its import failed: ModuleNotFoundError: No module named 'no_such_module'",
         ),
         ("X = 1 +", {"passes": "my_plugin:X"}, "cannot be loaded: its import failed: SyntaxError: invalid syntax"),
-        ("X = [print]", {"passes": "my_plugin:X"}, "of my-plugin is no pass, but builtin_function_or_method"),
-        ("X = 'ReLU'", {"layers": "my_plugin:X"}, "of my-plugin is no LayerSpec, but str"),
+        ("X = [print]", {"passes": "my_plugin:X"}, "of my-plugin is not a pass, but builtin_function_or_method"),
+        ("X = 'ReLU'", {"layers": "my_plugin:X"}, "of my-plugin is not a LayerSpec, but str"),
         (
             "from onnx2ncnn_opt.ir.layers import LAYERS; X = LAYERS['ReLU']",
             {"layers": "my_plugin:X"},

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 _NO_PREFIX = (".param", ".bin", ".ncnn.json")
 
 
-@click.command(short_help="A model to a verified ncnn net.")
+@click.command(short_help="Convert a model to a verified ncnn net.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.option(
     "-o",
     "output",
     metavar="PREFIX",
-    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files of the model's name into the folder "
-    "PREFIX.  [default: the model's path without .onnx or .pt2]",
+    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files with the model's name into the "
+    "folder PREFIX.  [default: the model's path without .onnx or .pt2]",
 )
 @verification_options
 @target_options
@@ -50,14 +50,14 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     "--outputs",
     multiple=True,
     metavar="NAME,...",
-    help="Convert the part of the model up to these values, instead of its outputs.",
+    help="Convert only the part of the model up to these values.",
 )
 @click.option(
     "--batch-axis",
     "batch_axes",
     multiple=True,
     metavar="NAME:K",
-    help="Axis of an input that is the Mat's batch count, or NAME:none; found by itself otherwise.",
+    help="Axis of an input that is the batch, or NAME:none.  [default: found in the model]",
 )
 @release_option()
 @storage_options
@@ -65,14 +65,14 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     "--custom",
     multiple=True,
     metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
-    help="Let an operator become a layer of your own, its attributes parameters 0, 1, ...; needs --no-verify.",
+    help="Convert an operator to a layer of your own; its attributes become parameters 0, 1, ...  Needs --no-verify.",
 )
-@click.option("--no-masks", is_flag=True, help="Leave out the feature masks for layers that fp16 is not enough for.")
-@click.option("--no-verify", is_flag=True, help="Do not run the net against ONNX Runtime.")
-@click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification, for study.")
-@click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
-@click.option("--no-optimize", is_flag=True, help="Leave all passes out.")
-@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and those that nearly were, with the reason.")
+@click.option("--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the net with ONNX Runtime.")
+@click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
+@click.option("--skip", multiple=True, metavar="PASS", help="Skip a pass; may be given several times.")
+@click.option("--no-optimize", is_flag=True, help="Skip all passes.")
+@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 def convert(
     model: Path,
     output: str | None,
@@ -96,13 +96,11 @@ def convert(
 ) -> None:
     """Convert MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
 
-    The files appear only when all of it has succeeded.
+    The files appear only after all steps have succeeded.
     """
     start = time.perf_counter()
     if no_verify and (inputs or keep_failed or on or modes):
-        raise click.UsageError(
-            "--inputs, --on, --modes and --keep-failed are about verification, but --no-verify leaves that out"
-        )
+        raise click.UsageError("--inputs, --on, --modes and --keep-failed need verification, which --no-verify skips")
     from onnx2ncnn_opt import api
     from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.onnx.pt2 import is_pt2
@@ -182,7 +180,7 @@ def convert(
     )
     show(conversion_blocks(summary, verbose=verbose), sys.stdout)
     if report is not None and not report.ok:
-        raise failure(report, "the files are kept for study" if written else "no files are written (see --keep-failed)")
+        raise failure(report, "the files are kept" if written else "no files are written (see --keep-failed)")
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.cli.verification import EXISTING_FILE
 from onnx2ncnn_opt.errors import ConversionError, UsageError
 
 
-@click.command(short_help="What changed between two nets.")
+@click.command(short_help="Show the differences between two nets.")
 @click.argument("a", type=EXISTING_FILE, metavar="A.param")
 @click.argument("b", type=EXISTING_FILE, metavar="B.param")
 @click.option(
@@ -25,7 +25,7 @@ from onnx2ncnn_opt.errors import ConversionError, UsageError
 @click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.difference.NetDiff`.")
 def diff(a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...], as_json: bool) -> None:
-    """Say which layers, parameters and weights differ between two ncnn nets, whoever made them.
+    """Show which layers, parameters and weights differ between two ncnn nets.
 
     Layers are matched by what they are and where they stand in the data flow, not by name. Exit codes: 0 the nets are
     equal, 1 they differ, 2 trouble.

@@ -13,16 +13,16 @@ import click
 from onnx2ncnn_opt.cli.verification import EXISTING_FILE, binding_options
 
 
-@click.command(short_help="What a model or net has in it.")
+@click.command(short_help="Show the contents of a model or net.")
 @click.argument("file", type=EXISTING_FILE, metavar="FILE")
 @binding_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.inspection.Inspection`."
 )
 def inspect(file: Path, shapes: dict[str, list[int | str]], values: dict[str, Any], as_json: bool) -> None:
-    """Say what an .onnx, .pt2 or .param file has in it.
+    """Show the contents of an .onnx, .pt2 or .param file.
 
-    Nodes that ncnn cannot compute are listed, and are no error.
+    Nodes that ncnn cannot compute are listed; they are not an error.
     """
     from onnx2ncnn_opt import inspection
     from onnx2ncnn_opt.errors import lines_by_reason

@@ -26,7 +26,7 @@ from onnx2ncnn_opt.errors import UsageError
     default=1e-2,
     show_default=True,
     metavar="ERROR",
-    help="What an output may be off by in fp16, in units of its largest value.",
+    help="The largest error of an output in fp16, in units of its largest value.",
 )
 @click.option("--on", metavar="TARGET", help="Find out on a device: vulkan, qemu-aarch64, ssh:user@host or a command.")
 @click.option(
@@ -52,7 +52,7 @@ def mixed(
 ) -> None:
     """Give any net the fewest feature masks that fp16 needs.
 
-    The files appear only when all of it has succeeded.
+    The files appear only after all steps have succeeded.
     """
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.optimize import NetFiles

@@ -7,7 +7,7 @@ import sys
 import click
 
 
-@click.command(short_help="The ONNX operators that can be converted.")
+@click.command(short_help="List the ONNX operators that can be converted.")
 def ops() -> None:
     """List the ONNX operators that can be converted, those of plug-ins included."""
     from onnx2ncnn_opt.onnx.registry import all_ops

@@ -31,25 +31,25 @@ _NO_PREFIX = (".param", ".bin")
 @click.argument("param", type=EXISTING_FILE, metavar="IN.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="IN.bin")
 @click.option("-o", "output", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
-@click.option("--binary/--text", default=None, help="Form of the .param; PREFIX.param.bin if binary.  [default: as IN]")
-@shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as IN states]")
-@click.option("--fixed-shapes", is_flag=True, help="The net will never be fed other sizes: let passes rely on them.")
+@click.option(
+    "--binary/--text", default=None, help="Format of the .param; PREFIX.param.bin if binary.  [default: as IN]"
+)
+@shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN]")
+@click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
 @seed_option()
 @target_options
-@click.option("--no-masks", is_flag=True, help="Leave out the feature masks for layers that fp16 is not enough for.")
+@click.option("--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16.")
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
-@click.option("--only", multiple=True, metavar="PASS", help="Use no other pass; may be given several times.")
-@click.option("--skip", multiple=True, metavar="PASS", help="Leave a pass out; may be given several times.")
-@click.option(
-    "--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find one that is wrong."
-)
+@click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")
+@click.option("--skip", multiple=True, metavar="PASS", help="Skip a pass; may be given several times.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find a wrong one.")
 @storage_options
 @release_option()
 @click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
 @click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
-@click.option("-v", "--verbose", is_flag=True, help="List what nearly was a rewrite as well, with the reason.")
+@click.option("-v", "--verbose", is_flag=True, help="List near misses as well, with the reason.")
 def optimize(
     param: Path,
     bin: Path,
@@ -73,13 +73,13 @@ def optimize(
     custom: tuple[str, ...],
     verbose: bool,
 ) -> None:
-    """Optimise an ncnn net, whoever made it, and verify that it computes the same.
+    """Optimise any ncnn net, and verify that it computes the same.
 
-    The files appear only when all of it has succeeded.
+    The files appear only after all steps have succeeded.
     """
     clock = time.perf_counter()
     if no_verify and (on or modes):
-        raise click.UsageError("--on and --modes are about verification, but --no-verify leaves that out")
+        raise click.UsageError("--on and --modes need verification, which --no-verify skips")
     from onnx2ncnn_opt import optimize as api
     from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.report.console import show, working

@@ -7,7 +7,7 @@ import sys
 import click
 
 
-@click.command(short_help="The optimisation passes, in their order.")
+@click.command(short_help="List the optimisation passes, in their order.")
 def passes() -> None:
     """List the optimisation passes, in the order in which they run, those of plug-ins first."""
     from onnx2ncnn_opt.plugins import pipeline

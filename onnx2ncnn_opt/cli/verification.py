@@ -84,7 +84,7 @@ def seed_option() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --shape and --value, as `shapes` and `values`."""
-    help = "Shape of an input, e.g. x:1,3,224,224, or x:1,3,?,W to leave and name sizes; for each input."
+    help = "Shape of an input, e.g. x:1,3,224,224, or x:1,3,?,W (? stays dynamic, W names a size); for each input."
     shape = shape_option("NAME:SIZES", help, are_open=True)
     value = click.option(
         "--value",
@@ -92,7 +92,7 @@ def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         callback=_values,
         metavar="NAME=VALUE",
-        help="Bind an input to a number, true, false, or numbers with commas: it is no input of the net then.",
+        help="Bind an input to a number, true, false, or numbers with commas. The net does not have it.",
     )
     return shape(value(command))
 
@@ -100,7 +100,7 @@ def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `binding_options`, and --inputs and --seed, as `inputs` and `seed`."""
     inputs = click.option(
-        "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays to verify with, by the inputs' names."
+        "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays for verification, by the inputs' names."
     )
     return binding_options(inputs(seed_option()(command)))
 
@@ -116,14 +116,14 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     on = click.option(
         "--on",
         metavar="TARGET",
-        help="Run the net there: vulkan, qemu-aarch64, ssh:user@host, or a command that starts a Python with numpy and "
-        "ncnn.  [default: this machine's CPU]",
+        help="Run the net on a device: vulkan, qemu-aarch64, ssh:user@host, or a command that starts a Python with "
+        "numpy and ncnn.  [default: this machine's CPU]",
     )
     modes = click.option(
         "--modes",
         callback=_modes,
         metavar="MODE,...",
-        help="Verify in each of fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's own default there]",
+        help="Verify in each of fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]",
     )
     return on(modes(command))
 
@@ -168,8 +168,8 @@ def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("--fp16 and --bf16 are two ways to store a weight; give one of them")
         return command(*args, storage="fp16" if fp16 else "bf16" if bf16 else None, **options)
 
-    fp16 = click.option("--fp16", is_flag=True, help="Store weights as fp16 where they survive it.")
-    bf16 = click.option("--bf16", is_flag=True, help="Store weights as bf16 where they survive it.")
+    fp16 = click.option("--fp16", is_flag=True, help="Store weights as fp16, if they fit.")
+    bf16 = click.option("--bf16", is_flag=True, help="Store weights as bf16, if they fit.")
     return fp16(bf16(with_storage))
 
 

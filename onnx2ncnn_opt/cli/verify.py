@@ -18,7 +18,7 @@ from onnx2ncnn_opt.cli.verification import (
 )
 
 
-@click.command(short_help="Hold any net against its model.")
+@click.command(short_help="Compare any net with its model.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
@@ -43,7 +43,7 @@ def verify(
     on: str | None,
     modes: tuple[str, ...],
 ) -> None:
-    """Run a net against MODEL (.onnx or .pt2) in ONNX Runtime, whatever converted it."""
+    """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import reference
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.onnx.exported import exported

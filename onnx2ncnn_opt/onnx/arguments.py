@@ -76,7 +76,7 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
             return tuple(map(int, listed))
         return operand if declared.type == Constant else operand.array
     if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
-        raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn calculates with floats only here")
+        raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn computes in floats only here")
     if declared.type == Tensor or (isinstance(operand, Formula) and Formula not in get_args(declared.type)):
         return im.tensor(operand)
     return operand

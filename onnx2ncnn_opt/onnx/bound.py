@@ -54,7 +54,7 @@ def _array(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of different lengths
-        raise UsageError(f"the value of input '{name}' is no array: {error}") from None
+        raise UsageError(f"the value of input '{name}' is not an array: {error}") from None
     if array.dtype.kind not in "biuf" or array.size == 0:
         raise UsageError(f"the value of input '{name}' has to be a number, a bool or a list of them, not {value!r:.80}")
     return array

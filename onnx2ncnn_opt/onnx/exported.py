@@ -90,7 +90,7 @@ def _loaded(path: Path) -> Any:
     import torch
 
     if not path.is_file():
-        raise ModelError(f"{path} {'is no plain file' if path.exists() else 'does not exist'}")
+        raise ModelError(f"{path} {'is not a plain file' if path.exists() else 'does not exist'}")
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         safe = Path(folder) / "model.pt2"
         with safe.open("wb") as file:

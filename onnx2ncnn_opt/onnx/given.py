@@ -48,16 +48,16 @@ def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim |
         names = {} if tree is None else {n.id: symbol(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)}
         meant = parsed_size(size.strip(), {**names, **symbols})
         if meant is None:
-            raise UsageError(f"{where}: '{size}' is no size; give a number, a name, a sum such as P+S, or ?")
+            raise UsageError(f"{where}: '{size}' is not a size; give a number, a name, a sum such as P+S, or ?")
         size = meant
     if isinstance(size, Sym):
         return size
     try:
         number = operator.index(size)
     except TypeError:
-        raise UsageError(f"{where}: {size!r:.80} is no size; give a number, a name or None") from None
+        raise UsageError(f"{where}: {size!r:.80} is not a size; give a number, a name or None") from None
     if isinstance(size, bool) or not 0 < number <= LARGEST_SIZE:
-        raise UsageError(f"{where}: {size} is no possible size")
+        raise UsageError(f"{where}: {size} is not a possible size")
     return number
 
 

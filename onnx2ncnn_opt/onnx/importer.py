@@ -216,7 +216,7 @@ class _Walk(ImportContext):
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
         op = find(node.domain, node.op_type, self._model.opsets.get(node.domain, 1))
         if op is None:
-            raise Refusal("ncnn has no form of this operator")
+            raise Refusal("ncnn has no equivalent of this operator")
         return op
 
     def _results(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None]:

@@ -145,7 +145,7 @@ def _open(source: Any) -> _Source:
     if isinstance(proto, onnx.ModelProto):
         return _open(proto)
     raise UsageError(
-        f"a {type(source).__name__} is no model; give a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
+        f"a {type(source).__name__} is not a model; give a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
     )
 
 
@@ -174,7 +174,7 @@ def _open_path(path: Path) -> _Source:
 
 def _parse(data: bytes, where: str) -> onnx.ModelProto:
     if not data:
-        raise ModelError(f"{where}: no ONNX model, but empty")
+        raise ModelError(f"{where}: not an ONNX model: the file is empty")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -187,7 +187,7 @@ def _parse(data: bytes, where: str) -> onnx.ModelProto:
                 f"{where}: it is in ONNX Runtime's own format; convert the .onnx file that it was made from"
             )
         hint = next((hint for start, hint in _NOT_ONNX if data[:64].lstrip().startswith(start)), "")
-        raise ModelError(f"{where}: no ONNX model, or truncated; {hint or 'was it written or downloaded fully?'}")
+        raise ModelError(f"{where}: not an ONNX model, or truncated; {hint or 'was it written or downloaded fully?'}")
     return proto
 
 

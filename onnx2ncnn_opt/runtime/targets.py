@@ -86,7 +86,7 @@ def find_target(on: str | None) -> Target:
     try:
         command = tuple(shlex.split(on))
     except ValueError as error:
-        raise UsageError(f"--on '{on}' is no command: {error}") from error
+        raise UsageError(f"--on '{on}' is not a command: {error}") from error
     if not command:
         raise UsageError(f"--on takes {_NAMES}")
     return Target(command, note=on, shares_files=False, is_remote=True)

@@ -161,7 +161,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
         with path.open("rb") as file:
             data = np.load(file, allow_pickle=False)
             if not isinstance(data, np.lib.npyio.NpzFile):
-                raise UsageError(f"{path} is no .npz file; write one with numpy.savez(path, name=array, ...)")
+                raise UsageError(f"{path} is not an .npz file; write one with numpy.savez(path, name=array, ...)")
             arrays = {name: data[name] for name in data.files}
     # MemoryError: an array that says that it is larger than any memory.
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:

@@ -156,9 +156,9 @@ def run_reference(
             return {name: runner.run(feeds, [name])[name] for name in outputs}
         results = runner.extract(feeds, outputs)
     except CrashError as error:
-        raise CrashError(f"the net dies in ncnn before anything is optimised: {error}") from error
+        raise CrashError(f"the net crashes ncnn before any optimisation: {error}") from error
     except RunError as error:
-        raise RunError(f"ncnn cannot run the net as it is, before anything is optimised: {error}") from error
+        raise RunError(f"ncnn cannot run the original net: {error}") from error
     failures = {name: result for name, result in results.items() if isinstance(result, Failure)}
     if failures:
         lines = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())

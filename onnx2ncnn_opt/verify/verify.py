@@ -368,7 +368,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     if problem is None:
         raise UsageError(small)
     raise RunError(
-        f"{problem}; the inputs were made up: --inputs gives others"
+        f"{problem}; the inputs were random; --inputs gives others"
         + (f", and --shape says how long {', '.join(open_names)} may be" if open_names else "")
     )
 

@@ -163,7 +163,7 @@ def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.splitlines() == [
         "Error: cannot express 2 nodes in ncnn:",
-        "  2 nodes, made.up::Odd 'odd', Bernoulli 'dice': ncnn has no form of this operator",
+        "  2 nodes, made.up::Odd 'odd', Bernoulli 'dice': ncnn has no equivalent of this operator",
         "convert the 1 of 5 nodes before them with --outputs v and do the rest outside ncnn",
     ]
     assert names(tmp_path) == {"model.onnx"}
@@ -194,7 +194,7 @@ def test_a_truncated_model(tmp_path: Path) -> None:
         model.write_bytes(whole[:length])
         ended = run(tmp_path, "convert", "model.onnx", "--no-verify")
         assert ended.code == 1
-        assert "model.onnx: no ONNX model, or truncated" in ended.err
+        assert "model.onnx: not an ONNX model, or truncated" in ended.err
         assert names(tmp_path) == {"model.onnx"}
 
 
@@ -261,7 +261,7 @@ def test_a_failed_net_is_kept_on_demand(tmp_path: Path) -> None:
     assert ended.code == 3
     assert names(tmp_path) == {"model.onnx", "in.npz"} | net_files("model")
     assert len(ended.lines("wrote")) == 3
-    assert ended.err == "Error: 1 of 2 outputs differ from ONNX Runtime's; the files are kept for study\n"
+    assert ended.err == "Error: 1 of 2 outputs differ from ONNX Runtime's; the files are kept\n"
 
 
 def test_inputs_and_seeds_are_what_is_verified_with(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_what_would_be_refused(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[1, 4] x) => (float[n] y, float[1, 4] z) { z = Relu(x) y = Unique(z) }")
     ended = run(tmp_path, "inspect", "model.onnx")
     assert ended.code == 0
-    assert "refused: Unique 'y': ncnn has no form of this operator" in ended.out
+    assert "refused: Unique 'y': ncnn has no equivalent of this operator" in ended.out
     assert "hint: convert the 1 of 2 nodes before them with --outputs z" in ended.out
     data = json.loads(run(tmp_path, "inspect", "model.onnx", "--json").out)
     assert [node["operator"] for node in data["refused"]] == ["Unique"]

@@ -350,7 +350,7 @@ def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
         (node("FusedMatMul", ["x", "x"], transBatchA=1), "transBatchA"),
         (node("Attention", ["x", "w", "", "g"], num_heads=2), "a mask of shape [8]"),
         (node("Attention", ["x", "w"], num_heads=2, do_rotary=1), "rotary embeddings"),
-        (node("NoSuchOperator", ["x"]), "ncnn has no form of this operator"),
+        (node("NoSuchOperator", ["x"]), "ncnn has no equivalent of this operator"),
     ],
 )
 def test_refused(made: Any, reason: str) -> None:

@@ -299,7 +299,7 @@ def test_without_the_request_it_is_refused() -> None:
     node = helper.make_node("Op", ["x"], ["y"], domain="made.up")
     value = helper.make_tensor_value_info
     graph = helper.make_graph([node], "g", [value("x", 1, [1, 8])], [value("y", 1, [1, 8])])
-    with pytest.raises(Error, match=r"made.up::Op 'y': ncnn has no form of this operator"):
+    with pytest.raises(Error, match=r"made.up::Op 'y': ncnn has no equivalent of this operator"):
         convert(
             helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("made.up", 1)])
         )

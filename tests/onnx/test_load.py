@@ -133,7 +133,7 @@ class TestSources:
 
     @pytest.mark.parametrize("source", [None, 3, object(), SimpleNamespace(model=3)])
     def test_no_model(self, source: object) -> None:
-        with pytest.raises(UsageError, match="is no model"):
+        with pytest.raises(UsageError, match="is not a model"):
             load_model(source)
 
 
@@ -575,9 +575,9 @@ class TestBinding:
             ),
             ({"x": (3, 4, 4)}, "has 3 sizes, the model wants 4"),
             ({"x": (1, 4, 4, 4)}, "axis 1 is 3 in the model, not 4"),
-            ({"x": (0, 3, 4, 4)}, "0 is no possible size"),
-            ({"x": (-1, 3, 4, 4)}, "-1 is no possible size"),
-            ({"x": (2**31, 3, 4, 4)}, "2147483648 is no possible size"),
+            ({"x": (0, 3, 4, 4)}, "0 is not a possible size"),
+            ({"x": (-1, 3, 4, 4)}, "-1 is not a possible size"),
+            ({"x": (2**31, 3, 4, 4)}, "2147483648 is not a possible size"),
             ({"x": (1, 3, 4, 4), "ids": (2, 7)}, "size 'N' cannot be both 1 and 2"),
         ],
     )

@@ -189,7 +189,7 @@ def test_16_bits_are_used_only_in_their_modes(tmp_path: Path) -> None:
         ("ssh:", "takes user@host"),
         ("ssh:-oProxyCommand=x", "takes user@host"),
         ("ssh:a b", "takes user@host"),
-        ("'", "is no command"),
+        ("'", "is not a command"),
         ("", "takes vulkan, qemu-aarch64"),
     ],
 )
