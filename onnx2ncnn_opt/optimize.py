@@ -157,9 +157,10 @@ class Optimized:
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
         from onnx2ncnn_opt.verify.estimate import Estimator
         from onnx2ncnn_opt.verify.masks import find_masks, measure
-        from onnx2ncnn_opt.verify.nets import draw_feeds
+        from onnx2ncnn_opt.verify.nets import draw_runs
 
-        feeds = {blob: Feed(array) for blob, array in draw_feeds(self.graph, self.shapes, seed=seed).items()}
+        _, plain = next(draw_runs(self.graph, self.shapes, seed=seed))
+        feeds = {blob: Feed(array) for blob, array in plain.items()}
         with Estimator(self.graph, feeds) as estimator:
             if self._is_masked or not masks:
                 return replace(self, precision=measure(estimator))
