@@ -175,7 +175,7 @@ def test_every_unsupported_node_is_named(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"PK\x03\x04 a checkpoint", "zip file"),
         (b"\x08\x08\x3a\xff\xff\xff\x7f", "truncated"),
-        (bytes(range(256)) * 40, "no ONNX model"),
+        (bytes(range(256)) * 40, "not an ONNX model"),
     ],
 )
 def test_broken_models(tmp_path: Path, content: bytes, message: str) -> None:

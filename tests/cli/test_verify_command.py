@@ -89,7 +89,7 @@ def test_a_broken_model_is_no_failed_verification(tmp_path: Path) -> None:
     write_net(tmp_path, *RIGHT)
     ended = run(tmp_path, "verify", "model.onnx", "net.param", "net.bin")
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("Error: model.onnx: no ONNX model")
+    assert ended.err.startswith("Error: model.onnx: not an ONNX model")
 
 
 def convert(folder: Path) -> tuple[str, str, str]:

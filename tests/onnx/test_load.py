@@ -615,14 +615,14 @@ class TestBrokenFiles:
         ("data", "message"),
         [
             (b"", "empty"),
-            (b"hello, world\n" * 20, "no ONNX model"),
+            (b"hello, world\n" * 20, "not an ONNX model"),
             (b"7767517\n2 2\n", "ncnn .param file"),
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
             (b"PK\x03\x04" + bytes(60), "torch.onnx.export"),
             (b"\x80\x02}q\x00.", "torch.onnx.export"),
             (b"<!DOCTYPE html><html></html>", "HTML"),
-            (bytes(1000), "no ONNX model"),
-            (b"\x08\x0a", "no ONNX model"),
+            (bytes(1000), "not an ONNX model"),
+            (b"\x08\x0a", "not an ONNX model"),
         ],
     )
     def test_no_model_at_all(self, data: bytes, message: str, tmp_path: Path) -> None:
