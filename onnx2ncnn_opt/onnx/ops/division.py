@@ -22,6 +22,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, 
 
 _ABS, _NEG, _FLOOR, _RECIPROCAL, _ROUND, _TRUNC, _SIGN = 0, 1, 2, 15, 18, 19, 20  # of UnaryOp
 _HALF_BITS = 12  # a product of two numbers of so many bits is exact
+_LARGEST_WHOLE = 2**20
 _BEYOND = 2.0**30  # every float32 from here on is even
 
 _ROUNDS = ("Ceil", "Floor", "Round")
@@ -46,10 +47,31 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
         return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     if _are_rounding(im.readers()):
-        return _divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
+        return divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
+    if isinstance(b, Constant) and isinstance(a, Tensor) and _is_whole(b) and _is_rounding_scale(im):
+        return by_whole(im, a, b)
     if a is not b:  # x / x is finite or NaN
         require_untested(im, b)
     return binary(im, DIV, a, _kept_from_zero(im, a, b))
+
+
+def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
+    """a / b to the last bit, for a whole number b: a scale's last bit decides which way ties between two steps go."""
+    inverse = Constant(1 / im.f32(b.array).astype(np.float64))
+    near = binary(im, MUL, a, inverse)
+    return binary(im, ADD, near, binary(im, MUL, rest_of(im, a, im.tensor(b), near), inverse))
+
+
+def _is_whole(b: Constant) -> bool:
+    return bool(b.scalar is not None and b.scalar == np.rint(b.scalar) and 0 < abs(b.scalar) < _LARGEST_WHOLE)
+
+
+def _is_rounding_scale(im: ImportContext) -> bool:
+    """Whether the quotient is what others are divided by before they are rounded."""
+    return any(
+        reader.op_type == "QuantizeLinear" or (reader.op_type == "Div" and _are_rounding(reader.outputs[0].consumers()))
+        for reader in im.readers()
+    )
 
 
 @onnx_op("Reciprocal", divisor=0, axes="same")
@@ -148,7 +170,7 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
             "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
             "export torch.remainder(x, y) instead, which divides",
         )
-    rest = im.tensor(_rest(im, a, im.unary(binary(im, DIV, a, b), "UnaryOp", op_type=_ROUND), b))
+    rest = im.tensor(rest_of(im, a, im.unary(binary(im, DIV, a, b), "UnaryOp", op_type=_ROUND), b))
     side = _applied(im, a if fmod else b, _SIGN, np.sign)
     other = im.unary(binary(im, MUL, rest, arithmetic(im, MUL, side, number(-1))), "Threshold", threshold=0.0)
     turn = arithmetic(im, MUL, _applied(im, b, _ABS, np.abs), side)
@@ -174,16 +196,16 @@ def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool
     )
 
 
-def _divided(im: ImportContext, a: Value, b: Value) -> Value:
+def divided(im: ImportContext, a: Value, b: Value) -> Value:
     """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
     half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, MUL, b, number(0.5))
     twice = im.unary(binary(im, MUL, binary(im, DIV, a, b), number(2)), "UnaryOp", op_type=_ROUND)
     # Cut off, so that the rest of an infinity is infinite.
     twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
-    return binary(im, ADD, binary(im, MUL, twice, number(0.5)), binary(im, DIV, _rest(im, a, twice, half), b))
+    return binary(im, ADD, binary(im, MUL, twice, number(0.5)), binary(im, DIV, rest_of(im, a, twice, half), b))
 
 
-def _rest(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
+def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
     """a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
     step = number(2.0**_HALF_BITS)
     many = binary(im, MUL, im.unary(binary(im, MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=_TRUNC), step)

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.ops.convolution import conv
+from onnx2ncnn_opt.onnx.ops.division import by_whole, divided
 from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, arithmetic, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
@@ -23,7 +24,6 @@ from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 
 _ROUND = 18  # half to even
-_BEYOND = 2.0**18
 
 # The quantised types and their numbers.
 _RANGES = {
@@ -83,14 +83,15 @@ def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
     """Reductions for the range, then as QuantizeLinear to uint8."""
     low = binary(im, MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
     high = binary(im, MAX, reduce(im, x, "ReduceMax", None, 0), number(0))
-    width = im.tensor(binary(im, DIV, binary(im, SUB, high, low), number(255)))
+    span = binary(im, SUB, high, low)
+    width = im.tensor(by_whole(im, span, number(255)))
     # A range of nothing but zeros has the scale 1.
     empty = binary(im, SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
     scale = binary(im, ADD, width, empty)
     lowest = binary(im, SUB, number(0), binary(im, DIV, low, scale))
     zero = im.unary(im.unary(lowest, "Clip", min=0.0, max=255.0), "UnaryOp", op_type=_ROUND)
     zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
-    return quantized(im, _divided(im, x, scale), zero, _UINT8), scale, zero
+    return quantized(im, divided(im, x, scale), zero, _UINT8), scale, zero
 
 
 @onnx_op("MatMulInteger", since=10, integers=True)
@@ -236,10 +237,7 @@ def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
         if not np.isfinite(factor).all():
             raise im.refuse("a scale of 0", "quantise the model with scales above 0")
         return binary(im, MUL, x, Constant(factor))
-    # Cut off, so that the rest of an infinity is infinite: what is beyond is beyond every type.
-    near = im.unary(binary(im, DIV, x, scale), "Clip", min=-_BEYOND, max=_BEYOND)
-    rest = binary(im, SUB, x, binary(im, MUL, near, scale))
-    return binary(im, ADD, near, binary(im, DIV, rest, scale))
+    return divided(im, x, scale)
 
 
 def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
