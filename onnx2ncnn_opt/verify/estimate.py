@@ -7,6 +7,7 @@ measured on a sample of each layer, and added as random errors of that size.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ class Estimator:
             for blob, top in zip(line.layer.outputs, line.tops, strict=True)
         }
         self._public = listing.names
-        self._runner = NcnnRunner(param, bin, worker=self.worker, timeout=self.timeout)
+        threads = os.cpu_count() or 1
+        self._runner = NcnnRunner(param, bin, worker=self.worker, timeout=self.timeout, threads=threads)
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph)
         return self
 
