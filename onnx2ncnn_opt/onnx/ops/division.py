@@ -89,11 +89,19 @@ def require_untested(im: ImportContext, divisor: Operand) -> None:
     if isinstance(divisor, Constant) and divisor.array.all():
         return
     may_vanish = not isinstance(divisor, Tensor) or im.range_of(divisor).has(0)
-    if may_vanish and any(reader.op_type in ("IsInf", "IsNaN") for reader in im.readers()):
+    tests = [reader for reader in im.readers() if reader.op_type in ("IsInf", "IsNaN")]
+    if may_vanish and tests and not _is_any_test(tests):
         raise im.refuse(
             "a quotient by 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
             "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
         )
+
+
+def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
+    """Whether the model asks in one whether a number is NaN or infinite: then it does not matter which."""
+    readers = [reader for test in tests for reader in test.outputs[0].consumers()]
+    both = sorted(test.op_type for test in tests) == ["IsInf", "IsNaN"] and not any(test.attributes for test in tests)
+    return both and len(readers) == 2 and readers[0] is readers[1] and readers[0].op_type == "Or"
 
 
 def _kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
