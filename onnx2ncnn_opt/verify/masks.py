@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -186,24 +187,13 @@ def _mask_errors(
         kept = {layer: noise[layer] for layer in candidates[count:]}
         return error_of(estimator.run("fp16", kept), reference)
 
-    count = _least(len(candidates), lambda count: error_without(count) <= target)
+    least = 1 + bisect_left(range(1, len(candidates)), True, key=lambda count: error_without(count) <= target)
+    count = min(least, len(candidates))
     for layer in candidates[:count]:
         largest = _largest(reference, layer)
         reason = f"{inner[layer][0].how} in fp16: errors of {relative(layer):.1%} of the largest value"
         found.add(layer, Feature.NO_FP16_ARITHMETIC, reason, largest)
     return Precision(error_without(count), accepted)
-
-
-def _least(most: int, suits: Callable[[int], bool]) -> int:
-    """The least count up to `most` that suits, as far as one that suits is followed by none that does not."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        if suits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
 
 
 def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found) -> bool:

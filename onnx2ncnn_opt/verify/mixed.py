@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,7 +215,8 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         step(f"the {count} layers that cost most in fp32")
         return judge.error({**dict.fromkeys(order[:count], _FULL), **fixed}) <= budget
 
-    masks: dict[Layer, Feature] = {**dict.fromkeys(order[: _least(len(order), enough)], _FULL), **fixed}
+    count = bisect_left(range(len(order)), True, key=enough)
+    masks: dict[Layer, Feature] = {**dict.fromkeys(order[:count], _FULL), **fixed}
     for layer in [layer for layer in reversed(order) if layer in masks]:
         milder: Sequence[Feature] = (Feature(0), _MILD) if winograd_tile(layer) else (Feature(0),)
         for features in (*milder, Feature.NO_FP16_ARITHMETIC):
@@ -242,18 +244,6 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         chosen.append(Chosen(replace(mask, features=features), alone.get(layer, math.nan), cost))
     put_masks(graph, masks.items())
     return Mixed(graph, tuple(chosen), before, after, judge.checked, seconds)
-
-
-def _least(most: int, suits: Callable[[int], bool]) -> int:
-    """The least count up to `most` that suits, as far as one that suits is followed by none that does not."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        if suits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
 
 
 def mixed(
