@@ -5,6 +5,10 @@
 
 A FOLDER has models NAME.onnx, and NAME.npz with the inputs in_0, in_1, ... where they are not to be drawn. The
 reference is ONNX Runtime (for nets of fixtures/passes, the net before any pass in ncnn on this machine, in fp32).
+Nets of models have the feature masks that `convert` gives them. In fp16 a net is right within 2e-2 of the largest
+value of an output, or within four times what rounding of every blob to fp16 costs there; "named" is what is not, but
+`convert` says so itself.
+
 RESULTS.jsonl gets a line for each net; a later run skips nets that are there, with the same bytes and inputs, and did
 run everywhere. `--table` prints the table of docs/measurements.md, and the names of all that is not right.
 """
@@ -15,11 +19,13 @@ import argparse
 import collections
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +35,17 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api import convert
-from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError
+from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, VerificationError
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare, in_mode
+from onnx2ncnn_opt.verify.estimate import Estimator
 from onnx2ncnn_opt.verify.inputs import draw_inputs
+from onnx2ncnn_opt.verify.masks import error_of
 from onnx2ncnn_opt.verify.verify import tolerance_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +59,7 @@ from run_snippets import VARIANTS, kept  # noqa: E402
 MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
 SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
+_ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class Net:
     feeds: Mapping[str, Feed]
     references: Mapping[Fetch, Array]
     tolerance: Tolerance = DEFAULT
+    conversion: Conversion | None = None
 
     def key(self) -> str:
         """Changes with everything that the outcome depends on, but ncnn."""
@@ -69,6 +79,19 @@ class Net:
         for feed in self.feeds.values():
             digest.update(np.ascontiguousarray(feed.array).tobytes())
         return digest.hexdigest()[:16]
+
+    def is_named(self) -> bool:
+        """Whether `convert` says that fp16 is not enough for it."""
+        precision = None if self.conversion is None else self.conversion.precision
+        return precision is not None and not precision.ok
+
+    def rounding(self) -> float:
+        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN where it is not known."""
+        if self.conversion is None:
+            return math.nan
+        ports = zip(self.conversion.inputs, self.feeds.values(), strict=True)
+        with Estimator(self.conversion.graph, {port.blob: feed for port, feed in ports}) as estimator:
+            return error_of(estimator.run("fp16"), estimator.run())
 
 
 # A suite's cases by name; each writes its net into a folder, or gives None if it is refused on purpose.
@@ -145,6 +168,8 @@ def of_model(
         conversion = convert(model)
     except UnsupportedError:
         return None
+    with suppress(RunError, VerificationError):  # as `convert` does
+        conversion = conversion.estimated()
     feeds = draw_inputs(conversion.model) if given is None else given()
     try:
         runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
@@ -162,11 +187,12 @@ def of_model(
         {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs},
         {Fetch(e.blob, e.batch_axis): np.asarray(reference[e.name]) for e in manifest.outputs},
         tolerance_of(conversion.model),
+        conversion,
     )
 
 
 def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
-    """Right, off, nan or failed; the largest error as a share of the largest value; and what is said of it."""
+    """Right, off, nan, failed or named; the largest error as a share of the largest value; and what is said of it."""
     runner = NcnnRunner(net.param, net.bin, mode=mode, timeout=SECONDS, threads=1, worker=worker)
     try:
         results = runner.extract(net.feeds, list(net.references))
@@ -183,14 +209,25 @@ def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None,
         worst = max(worst, difference.max_rel or 0.0)
         if difference.special or (difference.excess and kind == "right"):
             kind, said = "nan" if difference.special else "off", difference.special or difference.excess
+    if mode == "fp16" and kind == "off" and worst <= _ROUNDINGS * net.rounding():
+        kind = "right"
+    if mode == "fp16" and kind != "right" and net.is_named():
+        kind, said = "named", f"{kind}: {said}"
     return kind, worst, said
 
 
-def campaign(suites: Mapping[str, Cases], on: Sequence[str], path: Path, part: str, shard: tuple[int, int]) -> None:
+def campaign(
+    suites: Mapping[str, Cases],
+    on: Sequence[str],
+    modes: Sequence[str],
+    path: Path,
+    part: str,
+    shard: tuple[int, int],
+) -> None:
     """Run every n-th case, and append what comes out."""
     known = {(line["suite"], line["name"]): line for line in lines(path)}
     workers = {HERE: NcnnWorker(), **{target: NcnnWorker(find_target(target)) for target in on}}
-    columns = [(target, mode) for target in workers for mode in ("fp32", "fp16") if target != HERE or mode == "fp32"]
+    columns = [(HERE, "fp32"), *((target, mode) for target in on for mode in modes)]
     cases = [(suite, name, write) for suite, of_suite in suites.items() for name, write in of_suite if part in name]
     for suite, name, write in cases[shard[0] :: shard[1]]:
         with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
@@ -245,6 +282,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("folders", type=Path, nargs="*")
     parser.add_argument("--on", action="append", default=[], help="targets, as convert takes them")
+    parser.add_argument("--modes", default="fp32,fp16", help="by comma")
     parser.add_argument("--suites", default="ops,models,snippets,passes", help="of the fixtures, by comma")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("-k", dest="part", default="", help="only cases whose name contains this")
@@ -264,7 +302,7 @@ def main() -> None:
         chosen = {suite: fixtures[suite]() for suite in filter(None, options.suites.split(","))}
         chosen |= {folder.name: models(folder) for folder in options.folders}
         on = options.on or ["vulkan", "qemu-aarch64"]
-        campaign(chosen, on, options.results, options.part, (job, options.jobs))
+        campaign(chosen, on, options.modes.split(","), options.results, options.part, (job, options.jobs))
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     jobs = [multiprocessing.get_context("fork").Process(target=run, args=(job,)) for job in range(options.jobs)]
