@@ -1,6 +1,6 @@
 """Random valid ONNX models through `convert`: what ncnn computes is what ONNX Runtime does, or the model is refused.
 
-    python scripts/fuzz_models.py [--count 10000] [--seed 0] [--first 0] [--reasons]
+    python scripts/fuzz_models.py [--count 10000] [--seed 0] [--first 0] [--reasons]      --first goes on where one ended
     python scripts/fuzz_models.py --only N [--seed 0]     one model, cut down to what goes wrong
 
 The models (tests/onnx/random_models.py) are put together of whatever operators fit, on one to three inputs of any rank;
@@ -270,6 +270,8 @@ def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> 
     for number, outcome, seconds in outcomes:
         counts[outcome.kind] += 1
         slowest = max(slowest, seconds)
+        if counts.total() % BATCH == 0:
+            print(f"up to {number}: {dict(counts.most_common())}", file=sys.stderr, flush=True)
         if outcome.is_bad:
             print(f"{number}: {outcome.kind} {outcome.reason}", flush=True)
         elif outcome.kind == "refused":

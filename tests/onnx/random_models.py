@@ -252,10 +252,14 @@ def build(
     opset: int = 23,
     kinds: str = "f",
     is_open: bool = False,
+    rows: float = 0.15,
 ) -> RandomModel:
-    """A model of about so many nodes, made of these steps; what no node reads is an output."""
+    """A model of about so many nodes, made of these steps; what no node reads is an output.
+
+    `rows` says how often an input's last axis is one of LENGTHS.
+    """
     builder = Builder(rng, opset)
-    _draw_inputs(builder, kinds, is_open)
+    _draw_inputs(builder, kinds, is_open, rows)
     for _ in range(6 * length):
         if len(builder.nodes) >= length:
             break
@@ -277,11 +281,11 @@ def build(
     return model.cut(outputs)
 
 
-def _draw_inputs(builder: Builder, kinds: str, is_open: bool) -> None:
+def _draw_inputs(builder: Builder, kinds: str, is_open: bool, rows: float) -> None:
     """One to three inputs; later ones often have to do with the first."""
     sizes: dict[str, list[int]] = {}
     for number in range(builder.choice((1, 1, 2, 2, 3))):
-        fixed = _input_shape(builder)
+        fixed = _input_shape(builder, rows)
         shape: Declared = fixed
         if is_open:
             shape = tuple(_open(builder, size, sizes) if builder.chance(0.4) else size for size in fixed)
@@ -293,10 +297,10 @@ def _draw_inputs(builder: Builder, kinds: str, is_open: bool) -> None:
         builder.values[f"x{number}"] = [_draw(builder, kind, run) for run in runs]
 
 
-def _input_shape(builder: Builder) -> Shape:
+def _input_shape(builder: Builder, rows: float) -> Shape:
     rank = builder.choice((0, 1, 2, 3, 3, 4, 4, 4, 5) if builder.chance(0.3) else (2, 3, 4))
     shape = [builder.choice(SIZES) for _ in range(rank)]
-    if shape and builder.chance(0.15):
+    if shape and builder.chance(rows):
         shape[-1] = builder.choice(LENGTHS)
     while math.prod(shape) > MOST_ELEMENTS // 4:
         shape[builder.number(0, rank - 1)] = 1
@@ -324,7 +328,8 @@ def _draw(builder: Builder, kind: str, shape: Shape) -> Array:
         array = builder.rng.standard_normal(shape).astype(np.float32)
         if builder.chance(0.3):  # zeros, as masks and ReLUs leave them, and numbers that are equal to others
             zeros = builder.rng.random(shape) < 0.3
-            array = np.where(zeros & ~zeros.all(), np.float32(0), np.where(array > 1, np.round(array), array))
+            signed = np.copysign(np.float32(0), builder.rng.standard_normal(shape).astype(np.float32))
+            array = np.where(zeros & ~zeros.all(), signed, np.where(array > 1, np.round(array), array))
         return array
     if kind == "b":
         return builder.rng.integers(0, 2, shape).astype(bool)

@@ -889,10 +889,15 @@ EVERYTHING: tuple[Step, ...] = (
 
 
 def random_model(seed: int, number: int, *, is_open: bool | None = None) -> RandomModel:
-    """Model `number` of a seed, of a few kinds of steps, so that these meet often; every third has open sizes."""
+    """Model `number` of a seed, of a few kinds of steps, so that these meet often; every third has open sizes.
+
+    Every fifth is of guards, mostly over rows of any length.
+    """
     rng = np.random.default_rng([seed, number])
-    kinds = (IMAGES, ARITHMETIC, EVERYTHING, EVERYTHING, (*GUARDS, *GUARDS, unary, binary, *MOVES))[number // 3 % 5]
+    guarded = (*GUARDS, *GUARDS, unary, binary, *MOVES)
+    kinds = (IMAGES, ARITHMETIC, EVERYTHING, EVERYTHING, guarded)[number // 3 % 5]
     steps = [steps[int(i)] for steps in (kinds, EVERYTHING) for i in rng.permutation(len(steps))[:9]]
     length, opset = int(rng.integers(3, 16)), int(rng.choice([13, 17, 18, 20, 23, 23]))
     given = number % 3 == 0 if is_open is None else is_open
-    return build(rng, steps, length, opset=opset, kinds="fffffffffffffflib", is_open=given)
+    rows = 0.7 if kinds is guarded else 0.15
+    return build(rng, steps, length, opset=opset, kinds="fffffffffffffflib", is_open=given, rows=rows)
