@@ -1,6 +1,6 @@
 """Random valid ONNX models through `convert`: what ncnn computes is what ONNX Runtime does, or the model is refused.
 
-    python scripts/fuzz_models.py [--count 10000] [--seed 0] [--first 0] [--reasons]      --first goes on where one ended
+    python scripts/fuzz_models.py [--count 10000] [--seed 0] [--first 0] [--reasons]
     python scripts/fuzz_models.py --only N [--seed 0]     one model, cut down to what goes wrong
 
 The models (tests/onnx/random_models.py) are put together of whatever operators fit, on one to three inputs of any rank;
@@ -320,7 +320,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first model")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first model, as after a stop")
     parser.add_argument("--reasons", action="store_true", help="say how often each reason to refuse came")
     parser.add_argument("--only", type=int, help="one model, cut down to what goes wrong")
     parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)

@@ -1,12 +1,13 @@
 """Random nets through `optimize`: every output stays in the real runtime, and a second run finds nothing to do.
 
-    python scripts/fuzz_optimize.py [--count 10000] [--seed 0]
+    python scripts/fuzz_optimize.py [--count 10000] [--seed 0] [--first 0]
 
-A net is of one of three kinds: layers of the whole table (tests/optimize/random_layers.py), the layers that passes know
-best (tests/passes/random_cnn.py), or text with everything that the format allows (tests/param/runnable_nets.py). It is
-optimised with some of the options, verified as the command does it, and optimised again. Where outputs differ, the
-original is run on inputs that differ in their last bits: a net that magnifies those as much is ill-conditioned, and
-only counted.
+A net is of one of three kinds: layers of the whole table (tests/optimize/random_layers.py, guards and rows of every
+length among them), the layers that passes know best (tests/passes/random_cnn.py), or text with everything that the
+format allows (tests/param/runnable_nets.py). It is optimised with some of the options, verified as the command does it
+(with ncnn's plain kernels), run with packing and all other kernels as well, and optimised again. Where outputs differ,
+the original is run on inputs that differ in their last bits: a net that magnifies those as much is ill-conditioned, and
+only counted, as are those whose original gives something else with packing than without.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -29,10 +31,12 @@ from random_layers import RandomNet  # noqa: E402
 from runnable_nets import SHAPE, Net  # noqa: E402
 
 from onnx2ncnn_opt.errors import CrashError, Error, RunError  # noqa: E402
+from onnx2ncnn_opt.ir.graph import Blob  # noqa: E402
 from onnx2ncnn_opt.optimize import NetFiles, Optimized, optimize  # noqa: E402
 from onnx2ncnn_opt.param.files import write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
-from onnx2ncnn_opt.verify.nets import draw_runs  # noqa: E402
+from onnx2ncnn_opt.verify.compare import DEFAULT, compare  # noqa: E402
+from onnx2ncnn_opt.verify.nets import compare_outputs, draw_runs, run_reference  # noqa: E402
 
 
 def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, tuple[int, ...]]]:
@@ -71,6 +75,7 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     try:
         with result.drafts(folder / "out") as (drafts, names):
             report = result.verify(drafts, names, worker=worker, threads=1, timeout=20)
+            packed = "" if options["storage"] else packing(result, drafts, names, worker)
     except CrashError:
         return "original crashes"
     except RunError:
@@ -82,6 +87,8 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
         wrong = [f"{o.name} {o.status} {o.message}" for o in outputs if o.status != "ok"]
         passes = ", ".join(dict.fromkeys(event.pass_name for event in result.applied))
         return f"MISMATCH after {passes}: {'; '.join(wrong)}"
+    if packed:
+        return packed
     out = NetFiles.at(folder / "out", binary=result.is_binary)
     again = optimize(out.param, out.bin, **{**options, "storage": None})  # type: ignore[arg-type]
     if options["storage"] and {event.pass_name for event in again.applied} == {"merge_equal_layers"}:
@@ -89,6 +96,35 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     if again.applied:
         return f"SECOND RUN: {again.applied[0]}"
     return "ill-conditioned" if not is_same else "same" if report.ok else "same, but not in 16 bits"
+
+
+def packing(result: Optimized, files: NetFiles, names: Mapping[Blob, str], worker: NcnnWorker) -> str:
+    """What is wrong with the net when ncnn packs, and uses winograd and the like; empty if nothing is."""
+    wanted = {blob.name: names[blob] for blob in result.graph.outputs if not blob.is_input}
+    paths = (result.source, result.source, files)
+    plain, before, after = (
+        NcnnRunner(path.param, path.bin, exact=not number, worker=worker, timeout=20)
+        for number, path in enumerate(paths)
+    )
+    for draw, drawn in draw_runs(result.graph, result.shapes):
+        feeds = {blob.name: array for blob, array in drawn.items()}
+        try:
+            reference = run_reference(before, feeds, list(wanted), apart=False)
+            unpacked = run_reference(plain, feeds, list(wanted), apart=False)
+        except RunError:  # which is the original's fault
+            return ""
+        renamed = {names[blob]: array for blob, array in drawn.items()}
+        reports = compare_outputs(after, renamed, reference, wanted, DEFAULT)
+        wrong = [report for report in reports if report.status not in ("ok", "unproven")]
+        if not wrong:
+            continue
+        if not all(compare(reference[o.name], unpacked[o.name]).ok for o in wrong):
+            return "original differs with packing"
+        if is_ill_conditioned(result, worker, max(o.max_rel or 0.0 for o in wrong)):
+            return "ill-conditioned"
+        passes = ", ".join(dict.fromkeys(event.pass_name for event in result.applied))
+        return f"PACKING at {draw} after {passes}: {'; '.join(f'{o.name} {o.status} {o.message}' for o in wrong)}"
+    return ""
 
 
 def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> bool:
@@ -115,7 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first net")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first net, as after a stop")
     options = parser.parse_args()
     ends: Counter[str] = Counter()
     start = time.perf_counter()
@@ -128,6 +164,8 @@ def main() -> int:
             if end.split()[0].rstrip(":").isupper():
                 print(f"{number}: {end}", flush=True)
             ends[end.split()[0].rstrip(":") if end[0].isupper() else end] += 1
+            if ends.total() % 100 == 0:
+                print(f"up to {number}: {dict(ends.most_common())}", file=sys.stderr, flush=True)
     print(f"{options.count} nets in {time.perf_counter() - start:.0f} s: {dict(ends.most_common())}")
     return int(any(end.isupper() for end in ends))
 

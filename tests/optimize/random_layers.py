@@ -1,8 +1,8 @@
 """Random nets over the layer table: one to four dimensions, shared blobs, outputs inside, constants, broadcasts.
 
 Every layer is drawn with parameters that make sense and kept if the shape rules accept its inputs. Functions with
-jumps (Floor, Sign, comparisons) and those that grow without bound (Exp) are left out: there a difference in the last
-bit of an input becomes any difference at all, and says nothing about a rewrite.
+jumps (Floor, Sign) and those that grow without bound (Exp) are left out: there a difference in the last bit of an input
+becomes any difference at all, and says nothing about a rewrite. Comparisons are in guards alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.param.binary import weight_blocks
 
 INPUTS = ((6,), (12,), (5, 6), (4, 8), (4, 5, 6), (8, 4, 4), (4, 6, 6), (1, 6, 8), (3, 2, 4, 4), (4, 2, 3, 4))
+LENGTHS = range(1, 34)  # of a row: whole packs of 4, 8 and 16, and what is left over
 LARGEST = 4000  # elements of a blob
 
 Params = dict[str, Any]
@@ -241,6 +242,18 @@ def _number(op_type: int, b: float, of: int) -> Step:
     return "BinaryOp", (of,), {"op_type": op_type, "with_scalar": 1, "b": b}
 
 
+def _function(op_type: int, of: int) -> Step:
+    return "UnaryOp", (of,), {"op_type": op_type}
+
+
+def _operation(op_type: int, *of: int) -> Step:
+    return "BinaryOp", of, {"op_type": op_type}
+
+
+def _above(low: float, of: int) -> Step:
+    return _number(4, low, of)
+
+
 def _over_rows(operation: int) -> Step:
     return "Reduction", (0,), {"operation": operation, "reduce_all": 0, "axes": (-1,), "keepdims": 1, "fixbug0": 1}
 
@@ -268,6 +281,42 @@ WRITTEN_OUT: tuple[tuple[Step, ...], ...] = (
     (_over_rows(4), ("BinaryOp", (0, 1), {"op_type": 1}), ("Softmax", (2,), {"axis": -1, "fixbug0": 1})),
 )
 
+ADD, SUB, MUL, DIV, MIN, POW, RSUB = 0, 1, 2, 3, 5, 6, 7
+SQRT, RSQRT, LOG, RECIPROCAL = 5, 6, 8, 15
+_SIGN_BIT: Step = ("Threshold", (0,), {"threshold": 0.0})
+# Functions that are not finite everywhere, guarded as nets without a select do it, or not guarded.
+GUARDS: tuple[tuple[Step, ...], ...] = (
+    (_operation(DIV, 0, 0),),
+    (_function(SQRT, 0),),
+    (("AbsVal", (0,), {}), _above(0.1, 1), _operation(DIV, 0, 2)),
+    (_operation(MUL, 0, 0), _number(ADD, 0.01, 1), _operation(DIV, 0, 2)),
+    (_above(0.0, 0), _number(ADD, 0.01, 1), _function(SQRT, 2), _operation(MUL, 0, 3)),
+    (("AbsVal", (0,), {}), _number(ADD, 0.01, 1), _function(RSQRT, 2), _operation(MUL, 0, 3)),
+    (("AbsVal", (0,), {}), _above(0.25, 1), _function(RECIPROCAL, 2)),
+    (("ReLU", (0,), {}), _number(ADD, 0.1, 1), _number(POW, 0.3, 2)),
+    (_above(0.01, 0), _function(LOG, 1)),
+    # log(x) where x is above 0, as the logarithm of 1 elsewhere; and x * log|x|, NaN at 0
+    (_SIGN_BIT, _operation(MUL, 0, 1), _number(RSUB, 1.0, 1), _operation(ADD, 2, 3), _function(LOG, 4)),
+    (("AbsVal", (0,), {}), ("Log", (1,), {}), _operation(MUL, 0, 2)),
+    # smooth L1, and the focal loss
+    (
+        ("AbsVal", (0,), {}),
+        _number(MIN, 1.0, 1),
+        _number(MUL, 0.5, 2),
+        _operation(SUB, 1, 3),
+        _operation(MUL, 2, 4),
+    ),
+    (
+        ("Sigmoid", (0,), {}),
+        ("Clip", (1,), {"min": 0.001, "max": 0.999}),
+        _function(LOG, 2),
+        _number(RSUB, 1.0, 2),
+        _operation(MUL, 4, 4),
+        _operation(MUL, 5, 3),
+        _number(MUL, -1.0, 6),
+    ),
+)
+
 
 class RandomNet:
     """A graph, grown layer by layer; the seed is all it depends on."""
@@ -277,6 +326,8 @@ class RandomNet:
         self.graph, self.blobs = Graph(), list[Blob]()
         for _ in range(self.rng.choice((1, 1, 2))):
             shape = self.rng.choice(INPUTS)
+            if self.rng.random() < 0.4:
+                shape = (*shape[:-1], self.rng.choice(LENGTHS))
             axes = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}[len(shape)]
             self.add("Input", [], dict(zip(axes, shape, strict=True)))
         size = self.rng.randint(1, 16)
@@ -312,9 +363,9 @@ class RandomNet:
             self.add("Noop", [x, self.pick()], {}, tops=2)
         elif kind < 0.38:
             self.pad(x)
-        elif kind < 0.41:
+        elif kind < 0.46:
             results = [x]
-            for type, operands, given in rng.choice(WRITTEN_OUT):
+            for type, operands, given in rng.choice(WRITTEN_OUT if kind < 0.41 else GUARDS):
                 results.append(self.add(type, [results[i] for i in operands], given) or x)
         else:
             type, draw = rng.choice(ONE)
