@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api import Conversion, Files, convert
+    from onnx2ncnn_opt.api.convert import Conversion, Files, convert
     from onnx2ncnn_opt.runtime.net import Net
 
 __version__ = "0.1.0"
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return net.Net
     if name in __all__:
-        from onnx2ncnn_opt import api
+        from onnx2ncnn_opt.api import convert as api
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

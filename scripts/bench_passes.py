@@ -20,10 +20,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from onnx2ncnn_opt.api.optimize import NetFiles, optimize
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.optimize import NetFiles, optimize
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.passes import run
 

@@ -26,7 +26,7 @@ from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.load import load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.inputs import draw_inputs
+from onnx2ncnn_opt.verification.inputs import draw_inputs
 
 MODELS = sorted((Path(__file__).parents[1] / "fixtures" / "models").glob("*.onnx"))
 RELEASES = ("20240102", "20240410", "20240820", "20241226", "20250503", "20250916", "20260526", "20261020")

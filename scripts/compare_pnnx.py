@@ -23,8 +23,8 @@ from refill import refill
 
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.load import load_model
-from onnx2ncnn_opt.verify.inputs import draw_inputs
-from onnx2ncnn_opt.verify.verify import verify_net
+from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.verify import verify_net
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "pnnx.md"

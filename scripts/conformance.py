@@ -33,12 +33,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.api.convert import Conversion, convert
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.compare import INFINITE
+from onnx2ncnn_opt.verification.compare import INFINITE
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
 HEADER = f"case\toutcome\twith onnx {onnx.__version__}"

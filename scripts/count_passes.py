@@ -19,9 +19,9 @@ import onnx
 from measured import FIRINGS, ROOT, SOURCES, Rows, read_table, write_table
 from refill import refill
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.rewrite.events import Applied
 

@@ -40,13 +40,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "onnx"))
 from random_models import NoFit, RandomModel, evaluate
 from random_steps import random_model
 
-from onnx2ncnn_opt.api import Conversion, Files, convert
+from onnx2ncnn_opt.api.convert import Conversion, Files, convert
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import CrashError, Error, UnsupportedError
-from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.runtime.base import Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.compare import compare
+from onnx2ncnn_opt.verification.compare import compare
 
 SECONDS = 20
 BATCH = 100

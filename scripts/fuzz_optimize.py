@@ -30,13 +30,13 @@ from random_cnn import CnnBuilder  # noqa: E402
 from random_layers import RandomNet  # noqa: E402
 from runnable_nets import SHAPE, Net  # noqa: E402
 
+from onnx2ncnn_opt.api.optimize import NetFiles, Optimized, optimize  # noqa: E402
 from onnx2ncnn_opt.errors import CrashError, Error, RunError  # noqa: E402
 from onnx2ncnn_opt.ir.graph import Blob  # noqa: E402
-from onnx2ncnn_opt.optimize import NetFiles, Optimized, optimize  # noqa: E402
 from onnx2ncnn_opt.param.files import write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
-from onnx2ncnn_opt.verify.compare import DEFAULT, compare  # noqa: E402
-from onnx2ncnn_opt.verify.nets import compare_outputs, draw_runs, run_reference  # noqa: E402
+from onnx2ncnn_opt.verification.compare import DEFAULT, compare  # noqa: E402
+from onnx2ncnn_opt.verification.nets import compare_outputs, draw_runs, run_reference  # noqa: E402
 
 
 def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, tuple[int, ...]]]:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "onnx"))
 
 from op_cases import Case, load_cases
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.registry import OnnxOp

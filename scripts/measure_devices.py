@@ -35,18 +35,18 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.api.convert import Conversion, convert
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, VerificationError
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, compare, in_mode
-from onnx2ncnn_opt.verify.estimate import Estimator
-from onnx2ncnn_opt.verify.inputs import draw_inputs
-from onnx2ncnn_opt.verify.masks import error_of
-from onnx2ncnn_opt.verify.verify import tolerance_of
+from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.estimate import Estimator
+from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.masks import error_of
+from onnx2ncnn_opt.verification.verify import tolerance_of
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("onnx", "passes")]

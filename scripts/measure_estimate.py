@@ -17,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from onnx2ncnn_opt import api
+from onnx2ncnn_opt.api import convert as api
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.load import load_model
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verify.estimate import Estimator, Walk
-from onnx2ncnn_opt.verify.masks import error_of
-from onnx2ncnn_opt.verify.verify import any_feeds
+from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.masks import error_of
+from onnx2ncnn_opt.verification.verify import any_feeds
 
 
 def inputs_of(model: Path) -> dict[str, Array] | None:

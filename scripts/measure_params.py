@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import Error, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.binary import weight_blocks, write_weights
 from onnx2ncnn_opt.param.text import parse_param
 

@@ -25,10 +25,10 @@ sys.path.append(str(ROOT / "tests" / "passes"))
 
 from pass_cases import Case, load
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
-from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.passes.eliminate_orphaned_memorydata import eliminate_orphaned_memorydata

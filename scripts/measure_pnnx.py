@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 from latency import Latency, compare
 
+from onnx2ncnn_opt.api.optimize import Optimized, optimize
 from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.optimize import Optimized, optimize
 
 _NOISE = 0.03  # of the ratio of two times
 

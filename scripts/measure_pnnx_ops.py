@@ -33,7 +33,7 @@ from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.registry import all_ops
-from onnx2ncnn_opt.verify.verify import verify_net
+from onnx2ncnn_opt.verification.verify import verify_net
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "pnnx_ops.tsv"
 CASES = 2  # of each operator

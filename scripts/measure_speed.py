@@ -28,8 +28,8 @@ import numpy as np
 from measure_pnnx import convert as convert_with_pnnx
 from measure_pnnx import input_shapes
 
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.optimize import optimize
 
 _COLUMNS = ("ours", "before", "pnnx", "pnnx optimized", "ONNX Runtime")
 _LEAST_TURNS = 3

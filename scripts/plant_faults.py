@@ -40,7 +40,7 @@ from exports import refilled  # noqa: E402
 from op_cases import load_cases  # noqa: E402
 
 from onnx2ncnn_opt import convert  # noqa: E402
-from onnx2ncnn_opt.api import Conversion, Files, reference  # noqa: E402
+from onnx2ncnn_opt.api.convert import Conversion, Files, reference  # noqa: E402
 from onnx2ncnn_opt.errors import Error  # noqa: E402
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer  # noqa: E402
 from onnx2ncnn_opt.ir.shapes import infer_graph  # noqa: E402
@@ -48,9 +48,9 @@ from onnx2ncnn_opt.param.files import read_net, write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
 from onnx2ncnn_opt.runtime.ort import OrtRunner  # noqa: E402
-from onnx2ncnn_opt.verify.compare import INFINITE  # noqa: E402
-from onnx2ncnn_opt.verify.inputs import Draw, draw_inputs  # noqa: E402
-from onnx2ncnn_opt.verify.rounding import Rounding  # noqa: E402
+from onnx2ncnn_opt.verification.compare import INFINITE  # noqa: E402
+from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs  # noqa: E402
+from onnx2ncnn_opt.verification.rounding import Rounding  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "measurements.md"
 BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"

@@ -27,7 +27,7 @@ from conformance import BAD, RELATIVE, Harness, Outcome, attempt, short
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.inputs import draw_inputs
+from onnx2ncnn_opt.verification.inputs import draw_inputs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "snippets"
 TABLE = FIXTURES / "outcomes.tsv"

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.api.convert import Conversion, convert
 from onnx2ncnn_opt.errors import Error
 
 

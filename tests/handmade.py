@@ -1,4 +1,4 @@
-"""Nets written by hand: what runtime/ and verify/ are tested on does not come from the rest of this package."""
+"""Nets written by hand: what runtime/ and verification/ are tested on does not come from the rest of this package."""
 
 from __future__ import annotations
 

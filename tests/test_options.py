@@ -11,8 +11,8 @@ import pytest
 
 import onnx2ncnn_opt
 from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.optimize import optimize
 
 
 def model() -> onnx.ModelProto:

@@ -10,10 +10,10 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
-from onnx2ncnn_opt.verify.verify import verify_net
+from onnx2ncnn_opt.verification.verify import verify_net
 
 # As silero-vad has it: one model for two sample rates.
 TWO_RATES = """

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.cli.verification import (
 )
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verify.verify import VerifyReport
+    from onnx2ncnn_opt.verification.verify import VerifyReport
 
 
 @click.command(short_help="Where a net goes wrong.")
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 )
 @verification_options
 @target_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.bisection`'s results.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.api.bisect`'s results.")
 def bisect(
     model: Path,
     param: Path | None,
@@ -81,14 +81,14 @@ def bisect(
 def _bisect_net(
     model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any], *, as_json: bool
 ) -> None:
-    from onnx2ncnn_opt.api import reference
-    from onnx2ncnn_opt.bisection import bisect_net
+    from onnx2ncnn_opt.api.bisect import bisect_net
+    from onnx2ncnn_opt.api.convert import reference
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.onnx.exported import exported
     from onnx2ncnn_opt.report.bisection import located_blocks
     from onnx2ncnn_opt.report.console import Block, show, working
     from onnx2ncnn_opt.report.difference import difference_blocks
-    from onnx2ncnn_opt.verify.beside import manifest_beside
+    from onnx2ncnn_opt.verification.beside import manifest_beside
 
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with working(f"bisecting {param}", sys.stderr) as step:
@@ -119,7 +119,7 @@ def _bisect_net(
 
 
 def _bisect_passes(model: Path, skip: tuple[str, ...], options: dict[str, Any], *, as_json: bool) -> None:
-    from onnx2ncnn_opt.bisection import bisect_passes
+    from onnx2ncnn_opt.api.bisect import bisect_passes
     from onnx2ncnn_opt.report.bisection import pass_lines
     from onnx2ncnn_opt.report.console import show, working
 

@@ -28,7 +28,7 @@ from onnx2ncnn_opt.cli.verification import (
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api import Files
+    from onnx2ncnn_opt.api.convert import Files
     from onnx2ncnn_opt.onnx.given import GivenShapes
     from onnx2ncnn_opt.report.verification import OutputRow
 
@@ -101,7 +101,7 @@ def convert(
     start = time.perf_counter()
     if no_verify and (inputs or keep_failed or on or modes):
         raise click.UsageError("--inputs, --on, --modes and --keep-failed need verification, which --no-verify skips")
-    from onnx2ncnn_opt import api
+    from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.onnx.pt2 import is_pt2
     from onnx2ncnn_opt.report.console import show, working
@@ -121,7 +121,7 @@ def convert(
     equal: list[str] = []
     sizes: GivenShapes = shapes
     if not no_verify and not is_pt2(model):  # torch.export tells itself which sizes are equal
-        from onnx2ncnn_opt.verify.equal_sizes import equal_sizes
+        from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
         with working(f"looking at the sizes of {model}", sys.stderr):
             tied = equal_sizes(model, shapes=shapes, values=values, outputs=requested)

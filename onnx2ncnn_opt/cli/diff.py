@@ -23,14 +23,14 @@ from onnx2ncnn_opt.errors import ConversionError, UsageError
     help="The weights of both.  [default: A.bin and B.bin beside them]",
 )
 @click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.difference.NetDiff`.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.api.diff.NetDiff`.")
 def diff(a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...], as_json: bool) -> None:
     """Show which layers, parameters and weights differ between two ncnn nets.
 
     Layers are matched by what they are and where they stand in the data flow, not by name. Exit codes: 0 the nets are
     equal, 1 they differ, 2 trouble.
     """
-    from onnx2ncnn_opt import difference
+    from onnx2ncnn_opt.api import diff as difference
     from onnx2ncnn_opt.report.console import show
     from onnx2ncnn_opt.report.difference import difference_blocks
 

@@ -17,14 +17,14 @@ from onnx2ncnn_opt.cli.verification import EXISTING_FILE, binding_options
 @click.argument("file", type=EXISTING_FILE, metavar="FILE")
 @binding_options
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.inspection.Inspection`."
+    "--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.api.inspect.Inspection`."
 )
 def inspect(file: Path, shapes: dict[str, list[int | str]], values: dict[str, Any], as_json: bool) -> None:
     """Show the contents of an .onnx, .pt2 or .param file.
 
     Nodes that ncnn cannot compute are listed; they are not an error.
     """
-    from onnx2ncnn_opt import inspection
+    from onnx2ncnn_opt.api import inspect as inspection
     from onnx2ncnn_opt.errors import lines_by_reason
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.inspection import inspection_blocks

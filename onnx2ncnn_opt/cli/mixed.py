@@ -54,13 +54,13 @@ def mixed(
 
     The files appear only after all steps have succeeded.
     """
+    from onnx2ncnn_opt.api.optimize import NetFiles
     from onnx2ncnn_opt.manifest import read_manifest
-    from onnx2ncnn_opt.optimize import NetFiles
     from onnx2ncnn_opt.param.files import write_net
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.mixed import MaskRow, mixed_blocks
-    from onnx2ncnn_opt.verify.beside import manifest_beside
-    from onnx2ncnn_opt.verify.mixed import mixed as mix
+    from onnx2ncnn_opt.verification.beside import manifest_beside
+    from onnx2ncnn_opt.verification.mixed import mixed as mix
 
     if output.endswith((".param", ".bin", os.sep)):
         raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")

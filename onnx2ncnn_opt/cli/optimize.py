@@ -80,7 +80,7 @@ def optimize(
     clock = time.perf_counter()
     if no_verify and (on or modes):
         raise click.UsageError("--on and --modes need verification, which --no-verify skips")
-    from onnx2ncnn_opt import optimize as api
+    from onnx2ncnn_opt.api import optimize as api
     from onnx2ncnn_opt.ir.releases import NEWEST
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.errors import VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.verification import OutputRow
-    from onnx2ncnn_opt.verify.verify import OutputReport, VerifyReport
+    from onnx2ncnn_opt.verification.verify import OutputReport, VerifyReport
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -147,7 +147,7 @@ def output_rows(outputs: Sequence[OutputReport]) -> list[OutputRow]:
 
 def output_sizes(report: VerifyReport) -> list[str]:
     """The open sizes of the runs, as the report shows them."""
-    from onnx2ncnn_opt.verify.verify import sizes_text
+    from onnx2ncnn_opt.verification.verify import sizes_text
 
     return [sizes_text(sizes) for sizes in report.sizes]
 

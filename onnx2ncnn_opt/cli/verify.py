@@ -44,14 +44,14 @@ def verify(
     modes: tuple[str, ...],
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
-    from onnx2ncnn_opt.api import reference
+    from onnx2ncnn_opt.api.convert import reference
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.onnx.exported import exported
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
     from onnx2ncnn_opt.runtime.ort import SHARED
-    from onnx2ncnn_opt.verify.beside import manifest_beside
-    from onnx2ncnn_opt.verify.verify import verify_net
+    from onnx2ncnn_opt.verification.beside import manifest_beside
+    from onnx2ncnn_opt.verification.verify import verify_net
 
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     SHARED.warm_up()

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx2ncnn_opt import api
+from onnx2ncnn_opt.api import convert as api
 from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.manifest import read_manifest
 

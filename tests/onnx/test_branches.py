@@ -7,7 +7,7 @@ import onnx
 import pytest
 from compared import compare, types
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 
 # As TorchScript writes `x.squeeze(1)`: what is done depends on the shape.

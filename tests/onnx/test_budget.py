@@ -10,7 +10,7 @@ import pytest
 from compared import model_of
 from onnx import helper
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
 from onnx2ncnn_opt.onnx.budget import Budget

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api import Conversion, convert
+from onnx2ncnn_opt.api.convert import Conversion, convert
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.graph import Layer

@@ -9,7 +9,7 @@ import pytest
 from compared import compare_nodes, model_of, types
 from onnx import helper
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 
 SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "k": 6, "d": 7, "o": 1}

@@ -8,7 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.load import load_model
 

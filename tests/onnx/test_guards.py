@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.base import Feed, Fetch

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from compared import compare, types
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
 from onnx2ncnn_opt.onnx.names import Names

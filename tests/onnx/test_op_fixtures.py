@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from conformance import Harness, first_difference
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.onnx.registry import all_ops
 from onnx2ncnn_opt.param.text import format_param

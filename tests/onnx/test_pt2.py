@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.onnx.pt2 import write_safe_copy
 

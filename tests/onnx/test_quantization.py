@@ -12,8 +12,8 @@ import pytest
 from compared import compare, compare_nodes, model_of, types
 from onnx import helper
 
-from onnx2ncnn_opt.api import convert
-from onnx2ncnn_opt.verify.compare import DEFAULT
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.verification.compare import DEFAULT
 
 REL = 3e-5
 SCALES = {"xs": np.float32(0.0213), "ws": np.float32(0.0117), "ys": np.float32(0.0519)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

@@ -7,7 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
 
 

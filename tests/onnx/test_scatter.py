@@ -11,7 +11,7 @@ import pytest
 from compared import compare_nodes, model_of
 from onnx import helper
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 from onnx.defs import OpSchema
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.registry import OnnxOp, all_ops, find
 from onnx2ncnn_opt.onnx.structure import OLDEST_OPSET

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from handmade import raw, tagged, write_net
 
+from onnx2ncnn_opt.api.optimize import Optimized, Verification, optimize
 from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.optimize import Optimized, Verification, optimize
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
-from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.storage import plan_storage
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker

@@ -12,8 +12,8 @@ from handmade import raw, tagged, write_net
 
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
-from onnx2ncnn_opt.verify.compare import Tolerance
-from onnx2ncnn_opt.verify.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.compare import Tolerance
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
 
 
 def write_model(folder: Path, graph: str) -> Path:

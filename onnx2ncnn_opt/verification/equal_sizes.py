@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.inputs import LENGTHS, Total, draw_inputs, open_sizes, totals
+from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, open_sizes, totals
 
 _MOST_TOTALS = 30
 

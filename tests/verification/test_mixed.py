@@ -7,12 +7,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx2ncnn_opt import api
+from onnx2ncnn_opt.api import convert as api
 from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.param.files import read_net
-from onnx2ncnn_opt.verify.mixed import mixed
+from onnx2ncnn_opt.verification.mixed import mixed
 
 
 def saved(folder: Path, nodes: list[onnx.NodeProto], shape: list[int], **constants: np.ndarray) -> tuple[Path, ...]:

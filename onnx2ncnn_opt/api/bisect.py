@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 
 from onnx2ncnn_opt import plugins
-from onnx2ncnn_opt.api import Files, convert, reference
-from onnx2ncnn_opt.difference import NetDiff, diff_graphs
+from onnx2ncnn_opt.api.convert import Files, convert, reference
+from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.errors import ConversionError, CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -33,9 +33,9 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verify.compare import SUSPECT, Difference, Tolerance, compare, in_mode, with_rounding
-from onnx2ncnn_opt.verify.match import input_slots
-from onnx2ncnn_opt.verify.verify import VerifyReport, tolerance_of, verify_net
+from onnx2ncnn_opt.verification.compare import SUSPECT, Difference, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.verify import VerifyReport, tolerance_of, verify_net
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)

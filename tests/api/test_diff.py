@@ -13,13 +13,13 @@ import pytest
 from exports import ROOT, refilled
 from handmade import raw, write_net
 
-sys.path.insert(0, str(Path(__file__).parent / "cli"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 sys.path.insert(0, str(ROOT / "scripts"))
 from command import Ended, run
 from plant_faults import ADDED, DELETED, FAULTS, places, plant
 
 from onnx2ncnn_opt import convert
-from onnx2ncnn_opt.difference import ParamChange, Renamed, diff, diff_graphs
+from onnx2ncnn_opt.api.diff import ParamChange, Renamed, diff, diff_graphs
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from onnx2ncnn_opt.ir.weight import Array
-    from onnx2ncnn_opt.verify.masks import Precision
-    from onnx2ncnn_opt.verify.verify import VerifyReport
+    from onnx2ncnn_opt.verification.masks import Precision
+    from onnx2ncnn_opt.verification.verify import VerifyReport
 
 NOT_RUN = "what custom operators compute is not known here"
 
@@ -136,9 +136,9 @@ class Conversion:
         ncnn cannot run the net, and VerificationError where that is not known of `custom` operators.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
-        from onnx2ncnn_opt.verify.estimate import Estimator
-        from onnx2ncnn_opt.verify.masks import find_masks, measure
-        from onnx2ncnn_opt.verify.verify import any_feeds
+        from onnx2ncnn_opt.verification.estimate import Estimator
+        from onnx2ncnn_opt.verification.masks import find_masks, measure
+        from onnx2ncnn_opt.verification.verify import any_feeds
 
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
@@ -162,8 +162,8 @@ class Conversion:
 
     def verify_files(self, files: Files, **options: Any) -> VerifyReport:
         """As `verify`, for files that are written already."""
-        from onnx2ncnn_opt.verify.compare import with_rounding
-        from onnx2ncnn_opt.verify.verify import tolerance_of, verify_net  # both runtimes
+        from onnx2ncnn_opt.verification.compare import with_rounding
+        from onnx2ncnn_opt.verification.verify import tolerance_of, verify_net  # both runtimes
 
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")

@@ -5,7 +5,7 @@ import onnx.parser
 
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verify.rounding import Rounding
+from onnx2ncnn_opt.verification.rounding import Rounding
 
 
 def spread(graph: str, x: Array) -> Array:

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.onnx.registry import traits_of
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model
-from onnx2ncnn_opt.verify.compare import DEFAULT, INFINITE
+from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20

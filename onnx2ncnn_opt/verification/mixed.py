@@ -28,9 +28,9 @@ from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target, find_target
-from onnx2ncnn_opt.verify.estimate import Estimator, Walk
-from onnx2ncnn_opt.verify.masks import error_of, find_masks, noise_of, restored_masks
-from onnx2ncnn_opt.verify.verify import net_feeds
+from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.masks import error_of, find_masks, noise_of, restored_masks
+from onnx2ncnn_opt.verification.verify import net_feeds
 
 Masks = Mapping[Layer, Feature]
 

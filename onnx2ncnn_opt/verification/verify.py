@@ -25,8 +25,8 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, feeds_of, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verify.compare import DEFAULT, SUSPECT, Tolerance, compare, in_mode, with_quantisation
-from onnx2ncnn_opt.verify.inputs import (
+from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, compare, in_mode, with_quantisation
+from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
     check_inputs,
@@ -38,8 +38,8 @@ from onnx2ncnn_opt.verify.inputs import (
     tables,
     totals,
 )
-from onnx2ncnn_opt.verify.match import input_slots, manifest_slots, pair
-from onnx2ncnn_opt.verify.rounding import Rounding
+from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
+from onnx2ncnn_opt.verification.rounding import Rounding
 
 # From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
 # because the net has no such blob, the model itself gives no number, ncnn refused the net, or died on it.

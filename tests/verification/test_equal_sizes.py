@@ -6,9 +6,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.verify.equal_sizes import equal_sizes
+from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
 
 def data_of(graph: str) -> bytes:

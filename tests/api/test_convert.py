@@ -11,14 +11,14 @@ import pytest
 from exports import MODELS, ROOT, refilled
 
 from onnx2ncnn_opt import convert, passes
-from onnx2ncnn_opt.api import Conversion, cost_of_batch
+from onnx2ncnn_opt.api.convert import Conversion, cost_of_batch
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import GraphError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
-from onnx2ncnn_opt.optimize import optimize
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.events import Applied
-from onnx2ncnn_opt.verify.verify import verify_net
+from onnx2ncnn_opt.verification.verify import verify_net
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)

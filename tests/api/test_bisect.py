@@ -12,13 +12,13 @@ import pytest
 from exports import ROOT, refilled
 from handmade import write_net
 
-sys.path.insert(0, str(Path(__file__).parent / "cli"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 sys.path.insert(0, str(ROOT / "scripts"))
 from command import SMALL, run, write_model
 from plant_faults import FAULTS, places, plant
 
 from onnx2ncnn_opt import convert, plugins
-from onnx2ncnn_opt.bisection import Bisection, bisect_net, bisect_passes
+from onnx2ncnn_opt.api.bisect import Bisection, bisect_net, bisect_passes
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import read_manifest
@@ -94,7 +94,7 @@ def test_a_layer_that_is_left_out_and_one_too_many(tmp_path: Path) -> None:
 
 
 def test_a_net_of_pnnx(tmp_path: Path) -> None:
-    folder = Path(__file__).parent / "verify" / "pnnx"
+    folder = Path(__file__).parents[1] / "verification" / "pnnx"
     graph = files.read_net(folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin").graph
     convolutions = [layer for layer in graph if layer.type == "Convolution"]
     wrong = convolutions[-1]

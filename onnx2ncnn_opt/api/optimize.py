@@ -32,9 +32,9 @@ from onnx2ncnn_opt.rewrite.rule import Pass
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-    from onnx2ncnn_opt.verify.inputs import Draw
-    from onnx2ncnn_opt.verify.masks import Precision
-    from onnx2ncnn_opt.verify.verify import OutputReport
+    from onnx2ncnn_opt.verification.inputs import Draw
+    from onnx2ncnn_opt.verification.masks import Precision
+    from onnx2ncnn_opt.verification.verify import OutputReport
 
 # What a net is given masks for here; one that has any has been decided about.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
@@ -75,7 +75,7 @@ class Verification:
 
     def check(self) -> None:
         """Raise VerificationError with a line for each output that does not agree."""
-        from onnx2ncnn_opt.verify.verify import check_outputs
+        from onnx2ncnn_opt.verification.verify import check_outputs
 
         check_outputs(self.folded, "from the original net's before their weights are stored in 16 bits")
         check_outputs(self.outputs, "from the original net's")
@@ -156,9 +156,9 @@ class Optimized:
         shape, and RunError where ncnn cannot run the net.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
-        from onnx2ncnn_opt.verify.estimate import Estimator
-        from onnx2ncnn_opt.verify.masks import find_masks, measure
-        from onnx2ncnn_opt.verify.nets import draw_runs
+        from onnx2ncnn_opt.verification.estimate import Estimator
+        from onnx2ncnn_opt.verification.masks import find_masks, measure
+        from onnx2ncnn_opt.verification.nets import draw_runs
 
         _, plain = next(draw_runs(self.graph, self.shapes, seed=seed))
         feeds = {blob: Feed(array) for blob, array in plain.items()}
@@ -200,9 +200,9 @@ class Optimized:
             )
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-        from onnx2ncnn_opt.verify.compare import DEFAULT, Tolerance, in_mode, with_rounding
-        from onnx2ncnn_opt.verify.nets import FOLDING, compare_outputs, draw_runs, run_reference
-        from onnx2ncnn_opt.verify.verify import found_at, worst_of
+        from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, in_mode, with_rounding
+        from onnx2ncnn_opt.verification.nets import FOLDING, compare_outputs, draw_runs, run_reference
+        from onnx2ncnn_opt.verification.verify import found_at, worst_of
 
         target = worker.target if worker else find_target(on)
         modes = check_modes(modes) or target.modes

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner
 from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask
-from onnx2ncnn_opt.verify.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 
 # What an output may be off by, in units of its largest value. Devices may be off by twice that: other inputs, and
 # other kernels than those that the estimate knows.

@@ -11,8 +11,8 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.param.text import parse_param
 from onnx2ncnn_opt.rewrite.masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
-from onnx2ncnn_opt.verify.estimate import Estimator
-from onnx2ncnn_opt.verify.masks import find_masks, measure
+from onnx2ncnn_opt.verification.estimate import Estimator
+from onnx2ncnn_opt.verification.masks import find_masks, measure
 
 
 def net(*lines: str) -> Graph:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import plugins
-from onnx2ncnn_opt.api import convert
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.optimize import infer_net
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.ir.dim import Shape, Sym
@@ -20,7 +21,6 @@ from onnx2ncnn_opt.ir.releases import least_release
 from onnx2ncnn_opt.onnx.exported import exported
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
-from onnx2ncnn_opt.optimize import infer_net
 from onnx2ncnn_opt.param.files import bin_beside, read_graph
 
 
