@@ -6,17 +6,15 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnx2ncnn_opt import plugins
 from onnx2ncnn_opt.api.convert import Files, convert, reference
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
-from onnx2ncnn_opt.errors import ConversionError, CrashError, RunError, UsageError
+from onnx2ncnn_opt.errors import ConversionError, RunError, UsageError
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -33,13 +31,13 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.compare import SUSPECT, Difference, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values
+from onnx2ncnn_opt.verification.compare import SUSPECT, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.verify import VerifyReport, tolerance_of, verify_net
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
-_MOST_AXES = 5  # that are permuted to find out how a Mat lies
 
 
 @dataclass(frozen=True)
@@ -183,16 +181,7 @@ def _converted(model: Path | bytes, manifest: Manifest, folder: Path) -> _Fresh 
     return _Fresh(files, read_net(files.param, files.bin, plugins.layer_types()).graph, written, origins)
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    """What is known of a blob; `value` is what the model calls it."""
-
-    status: str
-    message: str = ""
-    value: str | None = None
-
-
-_RIGHT, _UNKNOWN = _Verdict("right"), _Verdict("unknown", "the model has no such value")
+_RIGHT = Verdict("right")
 _Results = Mapping[str, Array | Failure]
 
 
@@ -228,7 +217,7 @@ class _Search:
         values: dict[str, Array] = {}
         for exact in (True, False) if self.mode == "fp32" else (False,):
             self.step("ONNX Runtime computes all values of the model")
-            values = values or self.values()
+            values = values or model_values(self.model, self.feeds, self.loaded.values, self.timeout)
             if found := self.against_values(values, exact=exact):
                 return found
         return None
@@ -247,7 +236,7 @@ class _Search:
         allowed = self.stored(_SAME_KERNELS if exact else tolerance_of(self.loaded))
         tolerance = in_mode(self.mode, allowed)
         pairs = corresponding(self.graph, fresh.graph)
-        verdicts: dict[Blob, _Verdict] = {}
+        verdicts: dict[Blob, Verdict] = {}
         for layer in self.graph:
             twin = pairs.get(layer)
             known = dict(zip(layer.outputs, twin.outputs, strict=False)) if twin else {}
@@ -278,13 +267,11 @@ class _Search:
         usual = tolerance_of(self.loaded)
         closer = replace(usual, relative=min(usual.relative, SUSPECT), slices=False) if exact else usual
         tolerance = in_mode(self.mode, self.stored(closer))
-        by_size: dict[int, list[str]] = {}
-        for name, array in values.items():
-            by_size.setdefault(array.size, []).append(name)
-        found: tuple[int, Mapping[Blob, _Verdict], _Results] | None = None
+        sizes = by_size(values)
+        found: tuple[int, Mapping[Blob, Verdict], _Results] | None = None
         for results in self.ways(exact=exact):
             verdicts = {
-                blob: self.judged(blob, results.get(blob.name), values, by_size, tolerance)
+                blob: self.judged(blob, results.get(blob.name), values, sizes, tolerance)
                 for layer in self.graph
                 for blob in layer.outputs
             }
@@ -300,27 +287,18 @@ class _Search:
         blob: Blob,
         result: Array | Failure | None,
         values: Mapping[str, Array],
-        by_size: Mapping[int, Sequence[str]],
+        sizes: Mapping[int, Sequence[str]],
         tolerance: Tolerance,
-    ) -> _Verdict:
-        if not isinstance(result, np.ndarray):
-            return _verdict(result, None, tolerance, None)
+    ) -> Verdict:
+        if result is None:  # an input
+            return _RIGHT
         name = self.names.get(blob.name, blob.name)
-        named = values.get(name)
         # Two converters' numbers have nothing to do with each other.
-        if named is not None and (blob.name in self.names or not name.isdigit()):
-            if named.size != result.size:
-                message = f"its shape is {list(result.shape[1:])}, the model's {list(named.shape)}"
-                return _Verdict("wrong", message, name)
-            difference = _aligned(result, named, tolerance)
-            if difference.ok and blob.name in self.wrong:  # an output has to have the model's order of axes
-                return _Verdict("wrong", self.wrong[blob.name], name)
-            return _Verdict("right" if difference.ok else "wrong", _said(difference), name)
-        for candidate in by_size.get(result.size, ()):
-            value = values[candidate]
-            if _same_range(result, value, tolerance) and _aligned(result, value, tolerance).ok:
-                return _Verdict("right", "", candidate)
-        return _UNKNOWN
+        named = name if blob.name in self.names or not name.isdigit() else None
+        verdict = judge(result, named, values, sizes, tolerance)
+        if verdict.status == "right" and verdict.value == named and blob.name in self.wrong:
+            return Verdict("wrong", self.wrong[blob.name], name)  # an output has to have the model's order of axes
+        return verdict
 
     def ways(self, *, exact: bool) -> Iterator[_Results]:
         """All blobs of the net, for each way to feed it that it takes."""
@@ -349,31 +327,6 @@ class _Search:
         wanted = [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
         return runner.extract(fed, [Fetch(name, 0) for name in wanted])
 
-    def values(self) -> dict[str, Array]:
-        """What ONNX Runtime computes for every node of the model's graph, and its inputs."""
-        proto = onnx.ModelProto.FromString(self.model if isinstance(self.model, bytes) else self.model.read_bytes())
-        names = [name for node in proto.graph.node for name in node.output if name]
-        known = dict(self.feeds)
-        known.update(self.computed(list(dict.fromkeys(names))))
-        return known
-
-    def computed(self, names: Sequence[str]) -> dict[str, Array]:
-        """The values of these names; what cannot be an output, such as a sequence, is left out."""
-        try:
-            runner = OrtRunner(self.model, outputs=names, values=self.loaded.values, timeout=self.timeout)
-            taken = set(runner.input_names())
-            try:
-                return runner.run({name: array for name, array in self.feeds.items() if name in taken})
-            finally:
-                runner.close()
-        except CrashError:
-            raise
-        except RunError:
-            if len(names) == 1:
-                return {}
-            half = len(names) // 2
-            return {**self.computed(names[:half]), **self.computed(names[half:])}
-
     def stored(self, tolerance: Tolerance) -> Tolerance:
         """The tolerance for a net with weights in 16 bits."""
         weights = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
@@ -384,7 +337,7 @@ class _Search:
 
     def first_wrong(
         self,
-        verdicts: Mapping[Blob, _Verdict],
+        verdicts: Mapping[Blob, Verdict],
         results: _Results,
         origins: Mapping[Layer, tuple[str, ...]],
     ) -> Located | None:
@@ -448,19 +401,18 @@ def _depends(layer: Layer, suspects: Collection[Layer]) -> bool:
 
 def _verdict(
     result: Array | Failure | None, expected: Array | Failure | None, tolerance: Tolerance, value: str | None
-) -> _Verdict:
+) -> Verdict:
     if result is None:  # an input
         return _RIGHT
     if isinstance(result, Failure):
-        return _Verdict("wrong", result.reason, value)
+        return Verdict("wrong", result.reason, value)
     if not isinstance(expected, np.ndarray):
-        return _UNKNOWN
+        return UNKNOWN
     if result.shape != expected.shape:
-        return _Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", value)
+        return Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", value)
     if result.tobytes() == expected.tobytes():
-        return _Verdict("right", "", value)
-    difference = compare(result, _integers(expected), tolerance)
-    return _Verdict("right" if difference.ok else "wrong", _said(difference), value)
+        return Verdict("right", "", value)
+    return as_verdict(compare(result, _integers(expected), tolerance), value)
 
 
 def _integers(array: Array) -> Array:
@@ -468,33 +420,6 @@ def _integers(array: Array) -> Array:
     if array.dtype == np.float32 and array.any() and (~(np.abs(array) >= np.finfo(np.float32).tiny)).all():
         return array.view(np.int32)
     return array
-
-
-def _said(difference: Difference) -> str:
-    return difference.special or difference.excess
-
-
-def _aligned(result: Array, value: Array, tolerance: Tolerance) -> Difference:
-    """The difference from a value of the model, in the order of axes in which there is none; else in its own order."""
-    flat = result.reshape(-1)
-    plain = compare(flat, value.reshape(-1), tolerance)
-    shape = tuple(size for size in value.shape if size != 1)
-    if plain.ok or not 1 < len(shape) <= _MOST_AXES or not _same_range(flat, value, tolerance):
-        return plain
-    squeezed = value.reshape(shape)
-    for axes in list(permutations(range(len(shape))))[1:]:
-        if (difference := compare(flat, squeezed.transpose(axes).reshape(-1), tolerance)).ok:
-            return difference
-    return plain
-
-
-def _same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
-    """Whether the least and largest numbers agree, as they do in any order."""
-    if a.dtype.kind != "f" or b.dtype.kind != "f":
-        return True
-    ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
-    allowed = max(tolerance.absolute, tolerance.relative * max(map(abs, ends[1])))
-    return all(x == y or abs(x - y) <= allowed for x, y in zip(*ends, strict=True))
 
 
 @dataclass(frozen=True)
