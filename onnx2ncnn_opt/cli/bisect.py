@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.verification import (
+from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    failure,
-    output_rows,
-    require_runtimes,
-    target_options,
-    verification_options,
+    Given,
+    Runs,
+    given_options,
+    json_option,
+    manifest_option,
+    run_options,
+    skip_option,
 )
+from onnx2ncnn_opt.cli.verification import failure, output_rows, require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.verify import VerifyReport
@@ -28,19 +31,11 @@ if TYPE_CHECKING:
 @click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin]", required=False)
 @click.option("--passes", is_flag=True, help="Convert MODEL, and find the rewrite that breaks it; takes no net.")
-@click.option(
-    "--manifest",
-    "manifest_path",
-    type=EXISTING_FILE,
-    metavar="FILE.json",
-    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
-)
-@click.option(
-    "--skip", multiple=True, metavar="PASS", help="With --passes: leave a pass out; may be given several times."
-)
-@verification_options
-@target_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.api.bisect`'s results.")
+@manifest_option
+@skip_option("With --passes: leave a pass out; may be given several times.")
+@given_options
+@run_options()
+@json_option("api.bisect.Bisection")
 def bisect(
     model: Path,
     param: Path | None,
@@ -48,12 +43,8 @@ def bisect(
     passes: bool,
     manifest_path: Path | None,
     skip: tuple[str, ...],
-    shapes: dict[str, list[int | str]],
-    values: dict[str, Any],
-    inputs: Path | None,
-    seed: int,
-    on: str | None,
-    modes: tuple[str, ...],
+    given: Given,
+    runs: Runs,
     as_json: bool,
 ) -> None:
     """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
@@ -64,12 +55,11 @@ def bisect(
         raise click.UsageError("--passes converts MODEL itself: give no net and no manifest with it")
     if not passes and (param is None or bin is None or skip):
         raise click.UsageError("give MODEL NET.param NET.bin, or --passes MODEL, which --skip goes with")
-    require_runtimes(on, "onnxruntime")
+    require_runtimes(runs.on, "onnxruntime")
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
-    options: dict[str, Any] = {"shapes": shapes, "values": values, "feeds": inputs, "seed": seed, "on": on}
-    options["modes"] = modes
+    options = {**vars(given), **vars(runs)}
     if passes:
         _bisect_passes(model, skip, options, as_json=as_json)
     else:

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import (
+from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    failure,
-    output_rows,
-    output_sizes,
+    Given,
+    Runs,
+    given_options,
+    masks_option,
     release_option,
-    require_runtimes,
+    run_options,
+    skip_option,
     storage_options,
-    target_options,
-    verification_options,
 )
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files with the model's name into the "
     "folder PREFIX.  [default: the model's path without .onnx or .pt2]",
 )
-@verification_options
-@target_options
+@given_options
+@run_options()
 @click.option(
     "--outputs",
     multiple=True,
@@ -67,21 +68,17 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
     metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
     help="Convert an operator to a layer of your own; its attributes become parameters 0, 1, ...  Needs --no-verify.",
 )
-@click.option("--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16.")
+@masks_option
 @click.option("--no-verify", is_flag=True, help="Do not compare the net with ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
-@click.option("--skip", multiple=True, metavar="PASS", help="Skip a pass; may be given several times.")
+@skip_option()
 @click.option("--no-optimize", is_flag=True, help="Skip all passes.")
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 def convert(
     model: Path,
     output: str | None,
-    shapes: dict[str, list[int | str]],
-    values: dict[str, Any],
-    inputs: Path | None,
-    seed: int,
-    on: str | None,
-    modes: tuple[str, ...],
+    given: Given,
+    runs: Runs,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     release: int | None,
@@ -99,7 +96,7 @@ def convert(
     The files appear only after all steps have succeeded.
     """
     start = time.perf_counter()
-    if no_verify and (inputs or keep_failed or on or modes):
+    if no_verify and (given.feeds or keep_failed or runs.on or runs.modes):
         raise click.UsageError("--inputs, --on, --modes and --keep-failed need verification, which --no-verify skips")
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.ir.releases import NEWEST
@@ -115,20 +112,20 @@ def convert(
     if not no_verify:
         from onnx2ncnn_opt.runtime.ort import SHARED
 
-        require_runtimes(on, "onnxruntime")
+        require_runtimes(runs.on, "onnxruntime")
         SHARED.warm_up()  # which takes a part of a second, on another core
     requested = [name for names in outputs for name in names.split(",")]
     equal: list[str] = []
-    sizes: GivenShapes = shapes
+    sizes: GivenShapes = given.shapes
     if not no_verify and not is_pt2(model):  # torch.export tells itself which sizes are equal
         from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
         with working(f"looking at the sizes of {model}", sys.stderr):
-            tied = equal_sizes(model, shapes=shapes, values=values, outputs=requested)
+            tied = equal_sizes(model, shapes=given.shapes, values=given.values, outputs=requested)
         sizes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
     with working(f"converting {model}", sys.stderr):
         options: dict[str, Any] = {
-            "values": values,
+            "values": given.values,
             "outputs": requested,
             "batch_axes": dict(map(_batch_axis, batch_axes)),
             "optimize": not no_optimize,
@@ -143,12 +140,12 @@ def convert(
     report, rows = None, None
     if not no_verify:
         with working("estimating what fp16 does to it", sys.stderr), suppress(RunError):  # verification tells of it
-            conversion = conversion.estimated(feeds=inputs, seed=seed, masks=not no_masks)
+            conversion = conversion.estimated(feeds=given.feeds, seed=runs.seed, masks=not no_masks)
     try:
         with conversion.drafts(prefix) as drafts:
             if not no_verify:
                 with working("verifying the net against ONNX Runtime", sys.stderr) as step:
-                    report = conversion.verify_files(drafts, feeds=inputs, seed=seed, on=on, modes=modes, step=step)
+                    report = conversion.verify_files(drafts, feeds=given.feeds, **vars(runs), step=step)
                 rows = [_renamed(row, drafts, files) for row in output_rows(report.outputs)]
                 if not keep_failed:
                     report.check()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, json_option, layers_option
 from onnx2ncnn_opt.errors import ConversionError, UsageError
 
 
@@ -22,8 +22,8 @@ from onnx2ncnn_opt.errors import ConversionError, UsageError
     metavar="A.bin B.bin",
     help="The weights of both.  [default: A.bin and B.bin beside them]",
 )
-@click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.api.diff.NetDiff`.")
+@layers_option
+@json_option("api.diff.NetDiff")
 def diff(a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...], as_json: bool) -> None:
     """Show which layers, parameters and weights differ between two ncnn nets.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from onnx2ncnn_opt.cli.verification import shape_option
+from onnx2ncnn_opt.cli.options import shape_option
 from onnx2ncnn_opt.errors import UsageError
 
 

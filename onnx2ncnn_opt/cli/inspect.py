@@ -10,15 +10,13 @@ from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, binding_options
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, binding_options, json_option
 
 
 @click.command(short_help="Show the contents of a model or net.")
 @click.argument("file", type=EXISTING_FILE, metavar="FILE")
 @binding_options
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON: the fields of `onnx2ncnn_opt.api.inspect.Inspection`."
-)
+@json_option("api.inspect.Inspection")
 def inspect(file: Path, shapes: dict[str, list[int | str]], values: dict[str, Any], as_json: bool) -> None:
     """Show the contents of an .onnx, .pt2 or .param file.
 

@@ -6,12 +6,12 @@ import os
 import sys
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 import click
 
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import EXISTING_FILE, require_runtimes, verification_options
+from onnx2ncnn_opt.cli.verification import require_runtimes
 from onnx2ncnn_opt.errors import UsageError
 
 
@@ -28,27 +28,18 @@ from onnx2ncnn_opt.errors import UsageError
     metavar="ERROR",
     help="The largest error of an output in fp16, in units of its largest value.",
 )
-@click.option("--on", metavar="TARGET", help="Find out on a device: vulkan, qemu-aarch64, ssh:user@host or a command.")
-@click.option(
-    "--manifest",
-    "manifest_path",
-    type=EXISTING_FILE,
-    metavar="FILE.json",
-    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
-)
-@verification_options
+@manifest_option
+@given_options
+@run_options(modes=False)
 def mixed(
     model: Path,
     param: Path,
     bin: Path,
     output: str,
     budget: float,
-    on: str | None,
     manifest_path: Path | None,
-    shapes: dict[str, list[int | str]],
-    values: dict[str, Any],
-    inputs: Path | None,
-    seed: int,
+    given: Given,
+    runs: Runs,
 ) -> None:
     """Give any net the fewest feature masks that fp16 needs.
 
@@ -66,7 +57,7 @@ def mixed(
         raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")
     files = NetFiles.at(output)
     check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
-    require_runtimes(on, "onnxruntime")
+    require_runtimes(runs.on, "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with working(f"finding masks for {param}", sys.stderr) as step:
         result = mix(
@@ -75,11 +66,9 @@ def mixed(
             bin,
             budget=budget,
             manifest=manifest,
-            feeds=inputs,
-            shapes=shapes,
-            values=values,
-            seed=seed,
-            on=on,
+            **vars(given),
+            seed=runs.seed,
+            on=runs.on,
             step=step,
         )
     write_net(result.graph, files.param, files.bin)

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import click
 
-from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import (
+from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    output_rows,
+    Runs,
+    layers_option,
+    masks_option,
     release_option,
-    require_runtimes,
-    seed_option,
+    run_options,
     shape_option,
+    skip_option,
     storage_options,
-    target_options,
 )
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.verification import output_rows, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 _NO_PREFIX = (".param", ".bin")
@@ -36,19 +38,18 @@ _NO_PREFIX = (".param", ".bin")
 )
 @shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN]")
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
-@seed_option()
-@target_options
-@click.option("--no-masks", is_flag=True, help="Do not write feature masks for layers that need more than fp16.")
+@run_options()
+@masks_option
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")
-@click.option("--skip", multiple=True, metavar="PASS", help="Skip a pass; may be given several times.")
+@skip_option()
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find a wrong one.")
 @storage_options
 @release_option()
 @click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
-@click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help="Declare the weights of a custom layer type.")
+@layers_option
 @click.option("-v", "--verbose", is_flag=True, help="List near misses as well, with the reason.")
 def optimize(
     param: Path,
@@ -57,9 +58,7 @@ def optimize(
     binary: bool | None,
     shapes: dict[str, list[int]],
     fixed_shapes: bool,
-    seed: int,
-    on: str | None,
-    modes: tuple[str, ...],
+    runs: Runs,
     no_masks: bool,
     no_verify: bool,
     only: tuple[str, ...],
@@ -78,7 +77,7 @@ def optimize(
     The files appear only after all steps have succeeded.
     """
     clock = time.perf_counter()
-    if no_verify and (on or modes):
+    if no_verify and (runs.on or runs.modes):
         raise click.UsageError("--on and --modes need verification, which --no-verify skips")
     from onnx2ncnn_opt.api import optimize as api
     from onnx2ncnn_opt.ir.releases import NEWEST
@@ -91,7 +90,7 @@ def optimize(
     sources = {"the input": param, "the input's weights": bin}
     check_targets(astuple(api.NetFiles.at(output, binary=bool(binary))), sources)
     if not no_verify:
-        require_runtimes(on)
+        require_runtimes(runs.on)
     with working(f"optimising {param}", sys.stderr):
         result = api.optimize(
             param,
@@ -111,7 +110,7 @@ def optimize(
         )
     if not no_verify and not result.misfit:
         with working("estimating what fp16 does to it", sys.stderr), suppress(RunError):  # verification tells of it
-            result = result.estimated(seed=seed, masks=not no_masks)
+            result = result.estimated(seed=runs.seed, masks=not no_masks)
     as_binary = result.is_binary if binary is None else binary
     files = api.NetFiles.at(output, binary=as_binary)
     check_targets(astuple(files), sources)
@@ -124,7 +123,7 @@ def optimize(
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
             if not no_verify:
                 with working("running the net before and after", sys.stderr):
-                    report = result.verify(drafts, names, seed=seed, on=on, modes=modes)
+                    report = result.verify(drafts, names, **vars(runs))
                 folded, rows = (
                     [replace(row, message=_renamed(row.message, drafts, files)) for row in output_rows(outputs)]
                     for outputs in (report.folded, report.outputs)

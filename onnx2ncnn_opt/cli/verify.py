@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.verification import (
-    EXISTING_FILE,
-    failure,
-    output_rows,
-    output_sizes,
-    target_options,
-    verification_options,
-)
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes
 
 
 @click.command(short_help="Compare any net with its model.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
-@click.option(
-    "--manifest",
-    "manifest_path",
-    type=EXISTING_FILE,
-    metavar="FILE.json",
-    help="How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]",
-)
-@verification_options
-@target_options
+@manifest_option
+@given_options
+@run_options()
 def verify(
     model: Path,
     param: Path,
     bin: Path,
     manifest_path: Path | None,
-    shapes: dict[str, list[int | str]],
-    values: dict[str, Any],
-    inputs: Path | None,
-    seed: int,
-    on: str | None,
-    modes: tuple[str, ...],
+    given: Given,
+    runs: Runs,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api.convert import reference
@@ -61,12 +44,8 @@ def verify(
             param,
             bin,
             manifest=manifest,
-            feeds=inputs,
-            shapes=shapes,
-            values=values,
-            seed=seed,
-            on=on,
-            modes=modes,
+            **vars(given),
+            **vars(runs),
             step=step,
         )
     notes = [note] if note else []
