@@ -348,8 +348,9 @@ def check_layer(layer: Layer) -> None:
     if spec is None:
         return
     for name, allowed in spec.enums.items():
-        if layer[name] not in allowed and name in ("op_type", "activation_type", "operation"):
-            raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {sorted(allowed)}")
+        codes = [code.value for code in allowed]
+        if layer[name] not in codes and name in ("op_type", "activation_type", "operation"):
+            raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {codes}")
     for weight in spec.weights:
         if not weight.present(layer.resolved):
             continue

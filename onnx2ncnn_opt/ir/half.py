@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Layer
 
@@ -351,16 +352,16 @@ def _activated(layer: Layer, x: Array) -> Array:
     if layer.spec is None or "activation_type" not in layer.spec.by_name:
         return x
     kind, params = layer["activation_type"], layer["activation_params"]
-    if kind == 1:
+    if kind == Activation.RELU:
         return np.maximum(x, 0)
-    if kind == 2:
+    if kind == Activation.LEAKYRELU:
         return np.where(x < 0, x * params[0], x)
-    if kind == 3:
+    if kind == Activation.CLIP:
         return np.clip(x, params[0], params[1])
-    if kind == 4:
+    if kind == Activation.SIGMOID:
         return np.asarray(1 / (1 + np.exp(-x)))
-    if kind == 5:
+    if kind == Activation.MISH:
         return np.asarray(x * np.tanh(np.logaddexp(0, x)))
-    if kind == 6:
+    if kind == Activation.HARDSWISH:
         return np.asarray(x * np.clip(x * params[0] + params[1], 0, 1))
     return x

@@ -10,11 +10,25 @@ from collections.abc import Iterable, Mapping
 from math import sqrt
 
 from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.codes import (
+    Activation,
+    BinaryOp,
+    Direction,
+    Elements,
+    Eltwise,
+    EpsMode,
+    GemmC,
+    Interp,
+    Padding,
+    PadMode,
+    Pooling,
+    Reduction,
+    Region,
+    Sample,
+    SamplePadding,
+    UnaryOp,
+)
 from onnx2ncnn_opt.ir.spec import LayerSpec, Params, WeightSpec, choose, parse_params
-
-_ACTIVATIONS = {0: "none", 1: "relu", 2: "leakyrelu", 3: "clip", 4: "sigmoid", 5: "mish", 6: "hardswish"}
-_POOLING_TYPES = {0: "max", 1: "avg"}
-_PAD_MODES = {0: "full/ceil", 1: "valid/floor", 2: "SAME_UPPER", 3: "SAME_LOWER"}
 
 # Parameters that whole families of layers share.
 _WINDOW = "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left"
@@ -47,7 +61,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def _directions(p: Params) -> int:
-    return 2 if p["direction"] == 2 else 1
+    return 2 if p["direction"] == Direction.BIDIRECTIONAL else 1
 
 
 def _bits(p: Params) -> int:
@@ -154,7 +168,7 @@ _TABLE = (
         ),
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Crop",
@@ -174,7 +188,7 @@ _TABLE = (
         weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec("Dropout", 9, params=parse_params("0 scale=1.0"), inplace=True),
     LayerSpec(
@@ -183,7 +197,7 @@ _TABLE = (
         params=parse_params("0 op_type, 1 coeffs:float[]"),
         inputs=(1, None),
         one_blob_only=False,
-        enums={"op_type": {0: "prod", 1: "sum", 2: "max"}},
+        enums={"op_type": Eltwise},
     ),
     LayerSpec("ELU", 11, params=parse_params("0 alpha=0.1"), inplace=True),
     LayerSpec(
@@ -206,7 +220,7 @@ _TABLE = (
             WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
             WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
         ),
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Input",
@@ -223,7 +237,7 @@ _TABLE = (
         18,
         params=parse_params("0 region_type, 1 local_size=5, 2 alpha=1.0, 3 beta=0.75, 4 bias=1.0"),
         inplace=True,
-        enums={"region_type": {0: "ACROSS_CHANNELS", 1: "WITHIN_CHANNEL"}},
+        enums={"region_type": Region},
     ),
     LayerSpec(
         "MemoryData",
@@ -246,10 +260,7 @@ _TABLE = (
         "Pooling",
         21,
         params=parse_params(f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
-        enums={
-            "pooling_type": _POOLING_TYPES,
-            "pad_mode": _PAD_MODES,
-        },
+        enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
     LayerSpec("Power", 22, params=parse_params("0 power=1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
     LayerSpec(
@@ -274,21 +285,7 @@ _TABLE = (
         "Reduction",
         25,
         params=parse_params("0 operation, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0"),
-        enums={
-            "operation": {
-                0: "sum",
-                1: "asum",
-                2: "sumsq",
-                3: "mean",
-                4: "max",
-                5: "min",
-                6: "prod",
-                7: "L1",
-                8: "L2",
-                9: "logsum",
-                10: "logsumexp",
-            }
-        },
+        enums={"operation": Reduction},
     ),
     LayerSpec("ReLU", 26, params=parse_params("0 slope=0.0"), inplace=True),
     LayerSpec(
@@ -360,6 +357,7 @@ _TABLE = (
         inputs=(1, 2),
         outputs=(1, 2),
         one_blob_only=False,
+        enums={"direction": Direction},
     ),
     LayerSpec(
         "LSTM",
@@ -393,6 +391,7 @@ _TABLE = (
         inputs=(1, 3),
         outputs=(1, 3),
         one_blob_only=False,
+        enums={"direction": Direction},
     ),
     LayerSpec(
         "BinaryOp",
@@ -400,67 +399,14 @@ _TABLE = (
         params=parse_params("0 op_type, 1 with_scalar, 2 b=0.0"),
         inputs=(1, 2),
         one_blob_only=lambda p: p["with_scalar"] != 0,
-        enums={
-            "op_type": {
-                0: "add",
-                1: "sub",
-                2: "mul",
-                3: "div",
-                4: "max",
-                5: "min",
-                6: "pow",
-                7: "rsub",
-                8: "rdiv",
-                9: "rpow",
-                10: "atan2",
-                11: "ratan2",
-                12: "fmod",
-                13: "rfmod",
-                14: "logaddexp",
-                15: "floor_divide",
-                16: "rfloor_divide",
-                17: "remainder",
-                18: "rremainder",
-            }
-        },
+        enums={"op_type": BinaryOp},
     ),
     LayerSpec(
         "UnaryOp",
         41,
         params=parse_params("0 op_type"),
         inplace=True,
-        enums={
-            "op_type": {
-                0: "abs",
-                1: "neg",
-                2: "floor",
-                3: "ceil",
-                4: "square",
-                5: "sqrt",
-                6: "rsqrt",
-                7: "exp",
-                8: "log",
-                9: "sin",
-                10: "cos",
-                11: "tan",
-                12: "asin",
-                13: "acos",
-                14: "atan",
-                15: "reciprocal",
-                16: "tanh",
-                17: "log10",
-                18: "round",
-                19: "trunc",
-                20: "sign",
-                21: "expm1",
-                22: "sinh",
-                23: "asinh",
-                24: "cosh",
-                25: "acosh",
-                26: "atanh",
-                27: "log1p",
-            }
-        },
+        enums={"op_type": UnaryOp},
     ),
     LayerSpec(
         "ConvolutionDepthWise",
@@ -480,7 +426,7 @@ _TABLE = (
         ),
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Padding",
@@ -495,7 +441,7 @@ _TABLE = (
                 when=lambda p: p["per_channel_pad_data_size"] != 0,
             ),
         ),
-        enums={"type": {0: "constant", 1: "replicate/edge", 2: "reflect"}},
+        enums={"type": Padding},
     ),
     LayerSpec("Squeeze", 44, params=parse_params("0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d")),
     LayerSpec("ExpandDims", 45, params=parse_params("3 axes:int[]")),
@@ -507,6 +453,7 @@ _TABLE = (
         ),
         weights=(WeightSpec("scale_data", lambda p: p["scale_data_size"]),),
         inplace=True,
+        enums={"eps_mode": EpsMode},
     ),
     LayerSpec("Permute", 47, params=parse_params("0 order_type")),
     LayerSpec(
@@ -541,7 +488,7 @@ _TABLE = (
         ),
         inputs=(1, 10),
         one_blob_only=lambda p: p["dynamic_target_size"] != 1 and _last_blob(p["size_expr"]) == 0,
-        enums={"resize_type": {1: "nearest", 2: "bilinear", 3: "bicubic"}},
+        enums={"resize_type": Interp},
     ),
     LayerSpec(
         "DeconvolutionDepthWise",
@@ -552,7 +499,7 @@ _TABLE = (
         weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec("ShuffleChannel", 52, params=parse_params("0 group=1, 1 reverse")),
     LayerSpec(
@@ -631,16 +578,13 @@ _TABLE = (
             WeightSpec("scale_out_data", lambda p: p["scale_out_data_size"]),
             WeightSpec("bias_data", lambda p: p["bias_data_size"], when=lambda p: p["bias_data_size"] != 0),
         ),
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Cast",
         64,
         params=parse_params("0 type_from, 1 type_to"),
-        enums={
-            "type_from": {0: "auto", 1: "float32", 2: "float16", 3: "int8", 4: "bfloat16"},
-            "type_to": {0: "auto", 1: "float32", 2: "float16", 3: "int8", 4: "bfloat16"},
-        },
+        enums={"type_from": Elements, "type_to": Elements},
     ),
     LayerSpec("HardSigmoid", 65, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True),
     LayerSpec("SELU", 66, params=parse_params("0 alpha=1.67326324, 1 lambda=1.050700987"), inplace=True),
@@ -682,7 +626,7 @@ _TABLE = (
                     "constant_broadcast_type_C",
                 ),
                 tagged=True,
-                when=lambda p: p["constantC"] and p["constant_broadcast_type_C"] != -1,
+                when=lambda p: p["constantC"] and p["constant_broadcast_type_C"] != GemmC.NONE,
             ),
             WeightSpec(
                 "B_data_quantize_scales",
@@ -705,6 +649,7 @@ _TABLE = (
         ),
         inputs=(1, 3),
         one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
+        enums={"constant_broadcast_type_C": GemmC},
     ),
     LayerSpec(
         "GroupNorm",
@@ -749,6 +694,7 @@ _TABLE = (
         inputs=(1, 2),
         outputs=(1, 2),
         one_blob_only=False,
+        enums={"direction": Direction},
     ),
     LayerSpec(
         "MultiHeadAttention",
@@ -859,16 +805,13 @@ _TABLE = (
         weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Pooling1D",
         82,
         params=parse_params(f"{_POOLING}, 14 pad_right=pad_left"),
-        enums={
-            "pooling_type": _POOLING_TYPES,
-            "pad_mode": _PAD_MODES,
-        },
+        enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
     LayerSpec(
         "ConvolutionDepthWise1D",
@@ -880,7 +823,7 @@ _TABLE = (
         weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Convolution3D",
@@ -890,7 +833,7 @@ _TABLE = (
             f"18 pad_value=0.0, {_WINDOW_3D}"
         ),
         weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "ConvolutionDepthWise3D",
@@ -900,7 +843,7 @@ _TABLE = (
             f"17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}"
         ),
         weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Pooling3D",
@@ -909,10 +852,7 @@ _TABLE = (
             f"{_POOLING}, {_POOLING_2D}, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, "
             "22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w"
         ),
-        enums={
-            "pooling_type": _POOLING_TYPES,
-            "pad_mode": _PAD_MODES,
-        },
+        enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
     LayerSpec("MatMul", 87, params=parse_params("0 transB"), inputs=(2, 2), one_blob_only=False),
     LayerSpec(
@@ -922,7 +862,7 @@ _TABLE = (
         weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "DeconvolutionDepthWise1D",
@@ -931,7 +871,7 @@ _TABLE = (
         weights=_DYNAMIC_WEIGHTS,
         inputs=(1, 3),
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "Deconvolution3D",
@@ -941,7 +881,7 @@ _TABLE = (
             f"{_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
         ),
         weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec(
         "DeconvolutionDepthWise3D",
@@ -951,7 +891,7 @@ _TABLE = (
             f"17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
         ),
         weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec("Einsum", 92, params=parse_params("0 equation:int[]"), inputs=(1, None), one_blob_only=False),
     LayerSpec(
@@ -961,7 +901,7 @@ _TABLE = (
         weights=_CONSTANT_WEIGHTS,
         inputs=(2, 3),
         one_blob_only=False,
-        enums={"activation_type": _ACTIVATIONS},
+        enums={"activation_type": Activation},
     ),
     LayerSpec("GLU", 94, params=parse_params("0 axis")),
     LayerSpec(
@@ -980,10 +920,7 @@ _TABLE = (
         params=parse_params("0 sample_type=1, 1 padding_mode=1, 2 align_corner, 3 permute_fusion"),
         inputs=(2, 2),
         one_blob_only=False,
-        enums={
-            "sample_type": {1: "bilinear", 2: "nearest", 3: "bicubic"},
-            "padding_mode": {1: "zeros", 2: "border", 3: "reflection"},
-        },
+        enums={"sample_type": Sample, "padding_mode": SamplePadding},
     ),
     LayerSpec("CumulativeSum", 98, params=parse_params("0 axis"), inplace=True),
     LayerSpec(
@@ -1012,6 +949,7 @@ _TABLE = (
             "7 normalized, 8 onesided=1",
             {"hoplen": lambda p: p["n_fft"] // 4},
         ),
+        enums={"pad_type": Padding},
     ),
     LayerSpec(
         "InverseSpectrogram",

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 
 # Layers whose output is their input's memory.
 _VIEWS = frozenset({"Split", "Noop"})
 # Reverse forms of BinaryOp's operations that give the same bits with their operands exchanged.
-_EXCHANGED = {0: 0, 2: 2, 1: 7, 7: 1}
+_EXCHANGED = {code: code.exchanged for code in (BinaryOp.ADD, BinaryOp.MUL, BinaryOp.SUB, BinaryOp.RSUB)}
 # Layers simulated in search of a better order, at most; but a few orders are tried even of huge nets.
 _BUDGET = 400_000
 _LEAST_TRIES = 8
@@ -91,7 +92,7 @@ def _is_exchangeable(layer: Layer) -> bool:
     if layer.type == "BinaryOp":
         known = not layer["with_scalar"] and layer["op_type"] in _EXCHANGED
     elif layer.type == "Eltwise":
-        known = layer["op_type"] in (0, 1) and not layer["coeffs"]
+        known = layer["op_type"] in (Eltwise.PROD, Eltwise.SUM) and not layer["coeffs"]
     else:
         return False
     if not known or len(layer.inputs) != 2:

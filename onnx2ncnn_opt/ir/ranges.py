@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Padding, Reduction, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 
@@ -188,18 +189,18 @@ def _swapped(rule: Callable[[Range, Range], Range]) -> Callable[[Range, Range], 
 
 
 _BINARY: Mapping[int, Callable[[Range, Range], Range]] = {  # by op_type
-    0: _sum,
-    1: lambda a, b: _sum(a, _negative(b)),
-    2: _product,
-    3: _quotient,
-    4: _largest,
-    5: _smallest,
-    6: _power,
-    7: lambda a, b: _sum(b, _negative(a)),
-    8: _swapped(_quotient),
-    9: _swapped(_power),
-    10: _angle,
-    11: _angle,
+    BinaryOp.ADD: _sum,
+    BinaryOp.SUB: lambda a, b: _sum(a, _negative(b)),
+    BinaryOp.MUL: _product,
+    BinaryOp.DIV: _quotient,
+    BinaryOp.MAX: _largest,
+    BinaryOp.MIN: _smallest,
+    BinaryOp.POW: _power,
+    BinaryOp.RSUB: lambda a, b: _sum(b, _negative(a)),
+    BinaryOp.RDIV: _swapped(_quotient),
+    BinaryOp.RPOW: _swapped(_power),
+    BinaryOp.ATAN2: _angle,
+    BinaryOp.RATAN2: _angle,
 }
 
 
@@ -209,18 +210,18 @@ def _binary(layer: Layer, *inputs: Range) -> Range:
     if rule is None:
         return UNKNOWN
     same = len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
-    if same and layer["op_type"] == 2:
+    if same and layer["op_type"] == BinaryOp.MUL:
         return replace(_product(inputs[0], b), low=0.0)
     return rule(inputs[0], b)
 
 
 def _eltwise(layer: Layer, *inputs: Range) -> Range:
-    if layer["op_type"] == 0:
+    if layer["op_type"] == Eltwise.PROD:
         found = inputs[0]
         for each in inputs[1:]:
             found = _product(found, each)
         return found
-    if layer["op_type"] == 2:
+    if layer["op_type"] == Eltwise.MAX:
         found = inputs[0]
         for each in inputs[1:]:
             found = _largest(found, each)
@@ -314,35 +315,35 @@ def _sign(x: Range) -> Range:
 _HALF_PI = math.pi / 2
 _BENEATH_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 _TINY = float(np.finfo(np.float32).tiny)
-_FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {  # UnaryOp by op_type
-    0: _abs,
-    1: _negative,
-    2: _rounded(math.floor),
-    3: _rounded(math.ceil),
-    4: _square,
-    5: _sqrt,
-    6: _in_domain(_TINY, _INF, Range(0, _INF)),
-    7: _exp,
-    8: _log,
-    9: _into(-1, 1),
-    10: _into(-1, 1),
-    11: _bent,
-    12: _in_domain(-1, 1, Range(-_HALF_PI, _HALF_PI)),
-    13: _in_domain(-1, 1, Range(0, math.pi)),
-    14: _into(-_HALF_PI, _HALF_PI),
-    15: lambda x: _quotient(Range(1, 1, False, False, True), x),
-    16: _into(-1, 1),
-    17: lambda x: _log(x, 10),
-    18: _rounded(round),
-    19: _rounded(math.trunc),
-    20: _sign,
-    21: lambda x: _sum(_exp(x), Range(-1, -1, False, False)),
-    22: _growing,
-    23: _following,
-    24: _growing,
-    25: _in_domain(1, _INF, Range(0, _INF)),
-    26: _in_domain(-_BENEATH_ONE, _BENEATH_ONE, Range()),
-    27: lambda x: _log(_sum(x, Range(1, 1, False, False))),
+_FUNCTIONS: Mapping[int, Callable[[Range], Range]] = {
+    UnaryOp.ABS: _abs,
+    UnaryOp.NEG: _negative,
+    UnaryOp.FLOOR: _rounded(math.floor),
+    UnaryOp.CEIL: _rounded(math.ceil),
+    UnaryOp.SQUARE: _square,
+    UnaryOp.SQRT: _sqrt,
+    UnaryOp.RSQRT: _in_domain(_TINY, _INF, Range(0, _INF)),
+    UnaryOp.EXP: _exp,
+    UnaryOp.LOG: _log,
+    UnaryOp.SIN: _into(-1, 1),
+    UnaryOp.COS: _into(-1, 1),
+    UnaryOp.TAN: _bent,
+    UnaryOp.ASIN: _in_domain(-1, 1, Range(-_HALF_PI, _HALF_PI)),
+    UnaryOp.ACOS: _in_domain(-1, 1, Range(0, math.pi)),
+    UnaryOp.ATAN: _into(-_HALF_PI, _HALF_PI),
+    UnaryOp.RECIPROCAL: lambda x: _quotient(Range(1, 1, False, False, True), x),
+    UnaryOp.TANH: _into(-1, 1),
+    UnaryOp.LOG10: lambda x: _log(x, 10),
+    UnaryOp.ROUND: _rounded(round),
+    UnaryOp.TRUNC: _rounded(math.trunc),
+    UnaryOp.SIGN: _sign,
+    UnaryOp.EXPM1: lambda x: _sum(_exp(x), Range(-1, -1, False, False)),
+    UnaryOp.SINH: _growing,
+    UnaryOp.ASINH: _following,
+    UnaryOp.COSH: _growing,
+    UnaryOp.ACOSH: _in_domain(1, _INF, Range(0, _INF)),
+    UnaryOp.ATANH: _in_domain(-_BENEATH_ONE, _BENEATH_ONE, Range()),
+    UnaryOp.LOG1P: lambda x: _log(_sum(x, Range(1, 1, False, False))),
 }
 
 
@@ -403,11 +404,17 @@ def _dequantize(layer: Layer, x: Range) -> Range:
     return replace(ORDINARY, is_whole=bool(plain))
 
 
+_NEVER_NEGATIVE = (Reduction.ASUM, Reduction.SUMSQ, Reduction.L1, Reduction.L2)
+_KEEPS_SIGN = (Reduction.SUM, Reduction.MEAN, Reduction.PROD)
+
+
 def _reduction(layer: Layer, x: Range) -> Range:
     kind = layer["operation"]
-    if kind in (4, 5) or (kind == 3 and layer["coeff"] == 1):  # max, min, mean
-        return Range(x.low, x.high, False, kind != 3 and x.may_be_inf, x.is_whole and kind != 3)
-    never_negative = kind in (1, 2, 7, 8) or (kind in (0, 3, 6) and x.low >= 0)  # asum, sumsq, l1, l2; sum, mean, prod
+    if kind in (Reduction.MAX, Reduction.MIN):
+        return replace(x, may_be_nan=False)
+    if kind == Reduction.MEAN and layer["coeff"] == 1:
+        return Range(x.low, x.high, False, False)
+    never_negative = kind in _NEVER_NEGATIVE or (kind in _KEEPS_SIGN and x.low >= 0)
     return replace(ORDINARY, low=0.0) if never_negative and layer["coeff"] > 0 else ORDINARY
 
 
@@ -416,7 +423,7 @@ def _dropout(layer: Layer, x: Range) -> Range:
 
 
 def _padding(layer: Layer, x: Range) -> Range:
-    if layer["type"] != 0:
+    if layer["type"] != Padding.CONSTANT:
         return x
     if layer["per_channel_pad_data_size"]:
         return union(x, of_numbers(layer.weights["per_channel_pad_data"]))
@@ -427,14 +434,18 @@ def _pooling(layer: Layer, x: Range) -> Range:
     return Range(min(x.low, 0.0), max(x.high, 0.0), False, False)
 
 
+def _grid_sample(layer: Layer, x: Range, grid: Range) -> Range:
+    return union(x, Range(0, 0, False, False, True)) if layer["padding_mode"] == SamplePadding.ZEROS else x
+
+
 def _activated(layer: Layer, x: Range) -> Range:
     """The range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
     kind, params = layer["activation_type"], layer["activation_params"]
-    if kind == 1:
+    if kind == Activation.RELU:
         return replace(x, low=max(x.low, 0.0), high=max(x.high, 0.0))
-    if kind == 3 and len(params) >= 2:
+    if kind == Activation.CLIP and len(params) >= 2:
         return clipped(x, float(params[0]), float(params[1]))
-    return _into(0, 1)(x) if kind == 4 else _following(x)
+    return _into(0, 1)(x) if kind == Activation.SIGMOID else _following(x)
 
 
 def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
@@ -475,7 +486,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Dropout": _dropout,
     "Padding": _padding,
     "Pooling": _pooling,
-    "GridSample": lambda layer, x, grid: union(x, Range(0, 0, False, False, True)) if layer["padding_mode"] == 1 else x,
+    "GridSample": _grid_sample,
     **dict.fromkeys(_MOVING, lambda layer, *inputs: union(*inputs)),
     **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
     **dict.fromkeys(_BENT, _of(_bent)),

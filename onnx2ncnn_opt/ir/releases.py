@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 
 OLDEST = 20240102
@@ -33,7 +34,10 @@ _PARAMS: Mapping[tuple[str, str], int] = {
     ("Reshape", "output_batch_axis"): 20260702,
 }
 # The first code of `op_type` that is newer.
-_CODES: Mapping[str, tuple[int, int]] = {"BinaryOp": (12, 20260308), "UnaryOp": (20, 20260521)}
+_CODES: Mapping[str, tuple[int, int]] = {
+    "BinaryOp": (BinaryOp.FMOD, 20260308),
+    "UnaryOp": (UnaryOp.SIGN, 20260521),
+}
 # Types that take Mats of this rank only since then; Tile lost the repeats of one dim.
 _RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318, ("Tile", 4): 20251112}
 _BATCH = 20260617

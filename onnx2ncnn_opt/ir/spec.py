@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import Any, Literal, cast
 
 from onnx2ncnn_opt.errors import GraphError
 
+Codes = type[IntEnum]  # what a parameter's numbers mean, of `codes.py`
 Kind = Literal["int", "float", "int[]", "float[]", "string"]
 Params = Mapping[str, Any]
 Predicate = Callable[[Params], bool]
@@ -78,7 +80,7 @@ class LayerSpec:
     one_blob_only: Predicate | bool = True
     in_runtime: bool = True
     inplace: bool = False
-    enums: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    enums: Mapping[str, Codes] = field(default_factory=dict)
 
     @cached_property
     def by_name(self) -> Mapping[str, Param]:

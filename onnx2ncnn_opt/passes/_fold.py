@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
 from onnx2ncnn_opt.rewrite.rule import require
-
-ADD, SUB, MUL, DIV, RSUB, RDIV = 0, 1, 2, 3, 7, 8
 
 # What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
 # what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
@@ -143,17 +142,19 @@ def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
 
 def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
     """Factor and offset of an add, sub, mul or div with `value` on one side; refused where it divides by the blob."""
-    kind = op["op_type"]
+    kind = BinaryOp(op["op_type"])
     if const_first:
-        kind = {SUB: RSUB, DIV: RDIV, RSUB: SUB, RDIV: DIV}.get(kind, kind)
+        kind = kind.exchanged
     one, zero = np.ones_like(value), np.zeros_like(value)
-    if kind == MUL:
+    if kind == BinaryOp.MUL:
         return Affine(value, zero)
-    if kind == DIV:
+    if kind == BinaryOp.DIV:
         require(value.all(), f"'{op.name}' divides by 0")
         return Affine(one / value, zero)
-    require(kind != RDIV, f"'{op.name}' divides by the blob")
-    return {ADD: Affine(one, value), SUB: Affine(one, -value), RSUB: Affine(-one, value)}[kind]
+    require(kind != BinaryOp.RDIV, f"'{op.name}' divides by the blob")
+    return {BinaryOp.ADD: Affine(one, value), BinaryOp.SUB: Affine(one, -value), BinaryOp.RSUB: Affine(-one, value)}[
+        kind
+    ]
 
 
 def _own_offset(layer: Layer) -> Array:

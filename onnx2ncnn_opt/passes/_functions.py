@@ -12,36 +12,35 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, UnaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._enclosure import Enclosure, erf, erfc
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB
 
 _Function: TypeAlias = Callable[..., Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
-MAX, MIN = 4, 5
 _BINARY: dict[int, _Function] = {
-    ADD: np.add,
-    SUB: np.subtract,
-    MUL: np.multiply,
-    DIV: np.divide,
-    MAX: np.maximum,
-    MIN: np.minimum,
-    RSUB: lambda a, b: b - a,
-    RDIV: lambda a, b: b / a,
+    BinaryOp.ADD: np.add,
+    BinaryOp.SUB: np.subtract,
+    BinaryOp.MUL: np.multiply,
+    BinaryOp.DIV: np.divide,
+    BinaryOp.MAX: np.maximum,
+    BinaryOp.MIN: np.minimum,
+    BinaryOp.RSUB: lambda a, b: b - a,
+    BinaryOp.RDIV: lambda a, b: b / a,
 }
 _UNARY: dict[int, _Function] = {
-    0: np.abs,
-    1: np.negative,
-    4: np.square,
-    5: np.sqrt,
-    6: lambda x: 1 / np.sqrt(x),
-    7: np.exp,
-    8: np.log,
-    15: np.reciprocal,
-    16: np.tanh,
-    21: np.expm1,
+    UnaryOp.ABS: np.abs,
+    UnaryOp.NEG: np.negative,
+    UnaryOp.SQUARE: np.square,
+    UnaryOp.SQRT: np.sqrt,
+    UnaryOp.RSQRT: lambda x: 1 / np.sqrt(x),
+    UnaryOp.EXP: np.exp,
+    UnaryOp.LOG: np.log,
+    UnaryOp.RECIPROCAL: np.reciprocal,
+    UnaryOp.TANH: np.tanh,
+    UnaryOp.EXPM1: np.expm1,
 }
 _LAYERS: dict[str, _Function] = {
     "AbsVal": lambda layer, x: np.abs(x),
@@ -104,9 +103,9 @@ def function_of(layer: Layer) -> _Function | None:
 
 
 def _eltwise(layer: Layer) -> _Function | None:
-    if layer["op_type"] == 0:
+    if layer["op_type"] == Eltwise.PROD:
         return lambda *xs: reduce(np.multiply, xs)
-    if layer["op_type"] == 1:
+    if layer["op_type"] == Eltwise.SUM:
         factors = layer["coeffs"] or (1.0,) * len(layer.inputs)
         return lambda *xs: sum(factor * x for factor, x in zip(factors, xs, strict=True))
     return None

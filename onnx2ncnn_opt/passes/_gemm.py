@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.rewrite.rule import require
 
-NO_C, SCALAR_C, PER_ROW, COLUMN, FULL_C, ROW_C = -1, 0, 1, 2, 3, 4
 # The last three say how the runtime shall cut the matrices; a Gemm that has them is made for one machine.
 _HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
 
@@ -35,7 +35,7 @@ def require_constant_b(gemm: Layer) -> None:
 
 def has_c(gemm: Layer) -> bool:
     """Whether a Gemm holds a C of its own."""
-    return bool(gemm["constantC"] and gemm["constant_broadcast_type_C"] != NO_C)
+    return bool(gemm["constantC"] and gemm["constant_broadcast_type_C"] != GemmC.NONE)
 
 
 def offset_per_column(gemm: Layer) -> Array:
@@ -44,7 +44,7 @@ def offset_per_column(gemm: Layer) -> Array:
     if not has_c(gemm):
         return np.zeros(columns)
     kind = gemm["constant_broadcast_type_C"]
-    require(kind in (SCALAR_C, ROW_C), f"the C of Gemm '{gemm.name}' differs from row to row")
+    require(kind in (GemmC.SCALAR, GemmC.N), f"the C of Gemm '{gemm.name}' differs from row to row")
     c = gemm.weights["C_data"].astype(np.float64).reshape(-1)
     return np.asarray(gemm["beta"] * np.broadcast_to(c, columns))
 
@@ -83,7 +83,7 @@ def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
             del new.weights["C_data"]
         return new
     weights["C_data"] = stored(gemm, "C_data", c)
-    return gemm.having(weights=weights, beta=None, constantC=1, constant_broadcast_type_C=ROW_C)
+    return gemm.having(weights=weights, beta=None, constantC=1, constant_broadcast_type_C=GemmC.N)
 
 
 def stored(layer: Layer, name: str, values: Array) -> Array:

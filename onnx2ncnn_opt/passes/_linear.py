@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, UnaryOp
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 
 # Models write constants like sqrt(2 / pi) with six digits and more.
 _TOLERANCE = 1e-5
-_PROD = 0  # of Eltwise
-_NEGATION = 1  # of UnaryOp
 
 
 def factor(layer: Layer) -> float:
     """The factor of a BinaryOp that multiplies or divides by its scalar."""
-    return 1 / layer["b"] if layer["op_type"] == DIV else float(layer["b"])
+    return 1 / layer["b"] if layer["op_type"] == BinaryOp.DIV else float(layer["b"])
 
 
 def offset(layer: Layer) -> float:
     """The offset of a BinaryOp that adds or subtracts its scalar."""
-    return float(-layer["b"] if layer["op_type"] == SUB else layer["b"])
+    return float(-layer["b"] if layer["op_type"] == BinaryOp.SUB else layer["b"])
 
 
 def close(a: float, b: float) -> bool:
@@ -36,7 +34,7 @@ def times(x: Pattern, capture: str = "", by: float | None = None) -> Op:
     def fits(layer: Layer) -> bool:
         return bool(layer["b"]) and (by is None or close(factor(layer), by))
 
-    return op("BinaryOp", capture, fits, op_type=frozenset({MUL, DIV}), with_scalar=1)(x)
+    return op("BinaryOp", capture, fits, op_type=frozenset({BinaryOp.MUL, BinaryOp.DIV}), with_scalar=1)(x)
 
 
 def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
@@ -45,12 +43,12 @@ def plus(x: Pattern, capture: str = "", number: float | None = None) -> Op:
     def fits(layer: Layer) -> bool:
         return number is None or close(offset(layer), number)
 
-    return op("BinaryOp", capture, fits, op_type=frozenset({ADD, SUB}), with_scalar=1)(x)
+    return op("BinaryOp", capture, fits, op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=1)(x)
 
 
 def negated(x: Pattern) -> Iterator[Op]:
     """-x, however it is written."""
-    yield op("UnaryOp", op_type=_NEGATION)(x)
+    yield op("UnaryOp", op_type=UnaryOp.NEG)(x)
     yield times(x, by=-1.0)
 
 
@@ -61,10 +59,10 @@ def mul(a: Pattern, b: Pattern) -> Op:
 
 def _is_product(layer: Layer) -> bool:
     if layer.type == "Eltwise":
-        return bool(layer["op_type"] == _PROD)
-    return bool(layer["op_type"] == MUL and not layer["with_scalar"])
+        return bool(layer["op_type"] == Eltwise.PROD)
+    return bool(layer["op_type"] == BinaryOp.MUL and not layer["with_scalar"])
 
 
 def add(a: Pattern, b: Pattern) -> Op:
     """The sum of two blobs."""
-    return op("BinaryOp", op_type=ADD, with_scalar=0)(a, b)
+    return op("BinaryOp", op_type=BinaryOp.ADD, with_scalar=0)(a, b)

@@ -13,16 +13,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._crops import part
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RSUB, SUB
 from onnx2ncnn_opt.passes._gemm import linear_of
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.rule import Refused
 
-_NEG = 1  # of UnaryOp
 _MOST_TERMS = 8
 _MOST_LAYERS = 300  # that a step is traced through
 _MOST_MOVES = 64  # blobs that are looked at to find what a state is used for
@@ -188,14 +187,14 @@ class Tracer:
         kind = layer["op_type"]
         if layer["with_scalar"]:
             x, b = self.linear(Piece(layer.input, piece.start, piece.stop), depth), float(layer["b"])
-            if kind in (MUL, DIV):
-                return x.scaled(b if kind == MUL else 1 / b)
-            if kind not in (ADD, SUB, RSUB):
+            if kind in (BinaryOp.MUL, BinaryOp.DIV):
+                return x.scaled(b if kind == BinaryOp.MUL else 1 / b)
+            if kind not in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB):
                 return None
-            x = x.scaled(-1.0) if kind == RSUB else x
-            return x.plus(Linear(np.full(piece.size, -b if kind == SUB else b)))
+            x = x.scaled(-1.0) if kind == BinaryOp.RSUB else x
+            return x.plus(Linear(np.full(piece.size, -b if kind == BinaryOp.SUB else b)))
         operands = [_beside(layer, blob, piece) for blob in layer.inputs]
-        if kind == MUL:
+        if kind == BinaryOp.MUL:
             arrays = [x for x in operands if not isinstance(x, Piece)]
             others = [x for x in operands if isinstance(x, Piece)]
             if len(arrays) != 1:
@@ -204,10 +203,10 @@ class Tracer:
                 return self.linear(others[0], depth).scaled(arrays[0])
             except Unlike:
                 return None
-        if kind not in (ADD, SUB, RSUB):
+        if kind not in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB):
             return None
         a, b_ = (self.linear(x, depth) if isinstance(x, Piece) else Linear(x) for x in operands)
-        return (a.scaled(-1.0) if kind == RSUB else a).plus(b_.scaled(-1.0) if kind == SUB else b_)
+        return (a.scaled(-1.0) if kind == BinaryOp.RSUB else a).plus(b_.scaled(-1.0) if kind == BinaryOp.SUB else b_)
 
     def products(self, piece: Piece, depth: int = 0) -> Products:
         """A piece as a sum of products; behind its own layer, a blob that `is_state` is not taken apart."""
@@ -223,10 +222,15 @@ class Tracer:
             return _number(float(values[0]))
         if layer["featmask"] or (depth and is_state(piece.blob)):
             return whole
-        if layer.type == "UnaryOp" and layer["op_type"] == _NEG:
+        if layer.type == "UnaryOp" and layer["op_type"] == UnaryOp.NEG:
             self.seen.add(layer)
             return _times({frozenset(): -1.0}, self.products(Piece(layer.input, piece.start, piece.stop), depth + 1))
-        if layer.type != "BinaryOp" or layer["op_type"] not in (ADD, SUB, MUL, RSUB):
+        if layer.type != "BinaryOp" or layer["op_type"] not in (
+            BinaryOp.ADD,
+            BinaryOp.SUB,
+            BinaryOp.MUL,
+            BinaryOp.RSUB,
+        ):
             return whole
         self.seen.add(layer)
         sides: list[Products]
@@ -247,9 +251,9 @@ class Tracer:
                 else:
                     raise Unlike
         kind = layer["op_type"]
-        if kind == MUL:
+        if kind == BinaryOp.MUL:
             return _times(*sides)
-        signs = {ADD: (1, 1), SUB: (1, -1), RSUB: (-1, 1)}[kind]
+        signs = {BinaryOp.ADD: (1, 1), BinaryOp.SUB: (1, -1), BinaryOp.RSUB: (-1, 1)}[kind]
         return _sum(sides, signs)
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Pooling, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._fold import DIV, MUL, RDIV
 from onnx2ncnn_opt.passes._linear import mul, plus
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require
 
-_SUM, _SUM_OF_SQUARES, _MEAN = 0, 2, 3
-_AVERAGE = 1  # of Pooling
-_SQUARE, _SQRT, _RSQRT, _RECIPROCAL = 4, 5, 6, 15
 # The rank of the blobs that a Pooling is meant for.
 _POOLINGS = {"Pooling1D": 2, "Pooling": 3, "Pooling3D": 4}
 
@@ -29,15 +26,15 @@ def mean(x: Pattern, capture: str) -> Op:
 
 def _is_mean(layer: Layer) -> bool:
     if layer.type in _POOLINGS:
-        return bool(layer["pooling_type"] == _AVERAGE and layer["global_pooling"])
-    return bool(layer["operation"] == _MEAN and layer["coeff"] == 1)
+        return bool(layer["pooling_type"] == Pooling.AVG and layer["global_pooling"])
+    return bool(layer["operation"] == Reduction.MEAN and layer["coeff"] == 1)
 
 
 def sum_of_squares(x: str, capture: str) -> Iterator[Op]:
     """The sum of x * x over some axes, times a positive coeff."""
-    yield op("Reduction", capture, _is_positive, operation=_SUM_OF_SQUARES)(x)
+    yield op("Reduction", capture, _is_positive, operation=Reduction.SUMSQ)(x)
     for squares in square(x, x):
-        yield op("Reduction", capture, _is_positive, operation=_SUM)(squares)
+        yield op("Reduction", capture, _is_positive, operation=Reduction.SUM)(squares)
 
 
 def _is_positive(reduction: Layer) -> bool:
@@ -46,7 +43,7 @@ def _is_positive(reduction: Layer) -> bool:
 
 def square(x: Op | str, again: Pattern) -> Iterator[Op]:
     """x * x, however it is written; `again` is the same x, where it is a layer that was captured."""
-    yield op("UnaryOp", op_type=_SQUARE)(x)
+    yield op("UnaryOp", op_type=UnaryOp.SQUARE)(x)
     yield mul(x, again)
 
 
@@ -54,29 +51,29 @@ def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
     """x divided by the root of ``squares + eps``, however it is written."""
     total = plus(squares, eps)
     yield from over(x, sqrt(total))
-    yield _times_root(x, op("UnaryOp", op_type=_RSQRT)(total))
+    yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RSQRT)(total))
 
 
 def over_bare_root(x: Pattern, squares: Op) -> Iterator[Op]:
     """x divided by the root of ``squares``, however it is written."""
     yield from over(x, sqrt(squares))
-    yield _times_root(x, op("UnaryOp", op_type=_RSQRT)(squares))
+    yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RSQRT)(squares))
 
 
 def sqrt(x: Pattern) -> Op:
     """The root of x."""
-    return op("UnaryOp", op_type=_SQRT)(x)
+    return op("UnaryOp", op_type=UnaryOp.SQRT)(x)
 
 
 def over(x: Pattern, root: Op) -> Iterator[Op]:
     """x divided by a root, or multiplied by its reciprocal."""
-    yield op("BinaryOp", "root", op_type=DIV, with_scalar=0)(x, root)
-    yield _times_root(x, op("UnaryOp", op_type=_RECIPROCAL)(root))
-    yield _times_root(x, op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(root))
+    yield op("BinaryOp", "root", op_type=BinaryOp.DIV, with_scalar=0)(x, root)
+    yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RECIPROCAL)(root))
+    yield _times_root(x, op("BinaryOp", op_type=BinaryOp.RDIV, with_scalar=1, b=1.0)(root))
 
 
 def _times_root(x: Pattern, factor: Op) -> Op:
-    return op("BinaryOp", "root", op_type=MUL, with_scalar=0)(x, factor)
+    return op("BinaryOp", "root", op_type=BinaryOp.MUL, with_scalar=0)(x, factor)
 
 
 def known_shape(x: Blob) -> Shape:

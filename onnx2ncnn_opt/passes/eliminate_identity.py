@@ -2,16 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 # The scalar with which an operator changes nothing; ncnn's power of 1 changes numbers that are not positive.
-_NEUTRAL = {ADD: 0.0, SUB: 0.0, MUL: 1.0, DIV: 1.0}
+_NEUTRAL = {BinaryOp.ADD: 0.0, BinaryOp.SUB: 0.0, BinaryOp.MUL: 1.0, BinaryOp.DIV: 1.0}
 _SIDES = ("top", "bottom", "left", "right", "front", "behind")
-_SUM, _MEAN, _MAX, _MIN, _PROD = 0, 3, 4, 5, 6
 
 
 def _keeps_shape(layer: Layer) -> bool:
@@ -27,7 +26,10 @@ def _is_neutral(binary: Layer) -> bool:
 def _reduces_nothing(reduction: Layer) -> bool:
     """A plain reduction over axes of one element, which stay."""
     shape = reduction.input.shape
-    if reduction["operation"] not in (_SUM, _MEAN, _MAX, _MIN, _PROD) or reduction["coeff"] != 1:
+    if (
+        reduction["operation"] not in (Reduction.SUM, Reduction.MEAN, Reduction.MAX, Reduction.MIN, Reduction.PROD)
+        or reduction["coeff"] != 1
+    ):
         return False
     if shape is None or not _keeps_shape(reduction):
         return False

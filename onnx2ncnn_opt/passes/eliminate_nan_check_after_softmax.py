@@ -2,21 +2,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._fold import ADD, MUL
 from onnx2ncnn_opt.passes._statistics import known_shape
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_MAX = 4  # of Reduction
-_SUM = 1  # of Eltwise
 # Below this, the importer takes scores for masked.
 _LEAST = -30000.0
 
 
 def _keeps_rows(reduction: Layer) -> bool:
-    return bool(reduction["operation"] == _MAX and reduction["keepdims"] and not reduction["reduce_all"])
+    return bool(reduction["operation"] == Reduction.MAX and reduction["keepdims"] and not reduction["reduce_all"])
 
 
 _CHANCES = op("Softmax", "softmax")(op("Clip", "", lambda clip: clip["max"] > 1e38, min=_LEAST)("x"))
@@ -24,7 +22,7 @@ _OPEN_ROWS = op("Threshold", threshold=_LEAST)(op("Reduction", "largest", _keeps
 
 
 @rewrite(
-    op("BinaryOp", op_type=MUL, with_scalar=0)(_CHANCES, _OPEN_ROWS),
+    op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)(_CHANCES, _OPEN_ROWS),
     exact=True,
     purpose="attention with a mask, as torch.export writes it",
 )
@@ -57,8 +55,8 @@ def _is_product(layer: Layer) -> bool:
 
 def _is_sum(layer: Layer) -> bool:
     if layer.type == "Eltwise":
-        return bool(layer["op_type"] == _SUM and all(coeff > 0 for coeff in layer["coeffs"]))
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == ADD and not layer["with_scalar"])
+        return bool(layer["op_type"] == Eltwise.SUM and all(coeff > 0 for coeff in layer["coeffs"]))
+    return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.ADD and not layer["with_scalar"])
 
 
 def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
@@ -10,21 +11,21 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
 # The activation layer, and the activation_type and activation_params that mean the same.
-_FUSED: Mapping[str, Callable[[Layer], tuple[int, tuple[float, ...]]]] = {
-    "ReLU": lambda act: (2, (act["slope"],)) if act["slope"] else (1, ()),
-    "Clip": lambda act: (3, (act["min"], act["max"])),
-    "Sigmoid": lambda act: (4, ()),
-    "Mish": lambda act: (5, ()),
-    "HardSwish": lambda act: (6, (act["alpha"], act["beta"])),
+_FUSED: Mapping[str, Callable[[Layer], tuple[Activation, tuple[float, ...]]]] = {
+    "ReLU": lambda act: (Activation.LEAKYRELU, (act["slope"],)) if act["slope"] else (Activation.RELU, ()),
+    "Clip": lambda act: (Activation.CLIP, (act["min"], act["max"])),
+    "Sigmoid": lambda act: (Activation.SIGMOID, ()),
+    "Mish": lambda act: (Activation.MISH, ()),
+    "HardSwish": lambda act: (Activation.HARDSWISH, (act["alpha"], act["beta"])),
 }
 # The other way round: the activation layer by the activation_type, and its parameters.
 _SEPARATE: Mapping[int, Callable[[Sequence[float]], tuple[str, dict[str, Any]]]] = {
-    1: lambda values: ("ReLU", {}),
-    2: lambda values: ("ReLU", {"slope": values[0]}),
-    3: lambda values: ("Clip", {"min": values[0], "max": values[1]}),
-    4: lambda values: ("Sigmoid", {}),
-    5: lambda values: ("Mish", {}),
-    6: lambda values: ("HardSwish", {"alpha": values[0], "beta": values[1]}),
+    Activation.RELU: lambda values: ("ReLU", {}),
+    Activation.LEAKYRELU: lambda values: ("ReLU", {"slope": values[0]}),
+    Activation.CLIP: lambda values: ("Clip", {"min": values[0], "max": values[1]}),
+    Activation.SIGMOID: lambda values: ("Sigmoid", {}),
+    Activation.MISH: lambda values: ("Mish", {}),
+    Activation.HARDSWISH: lambda values: ("HardSwish", {"alpha": values[0], "beta": values[1]}),
 }
 
 

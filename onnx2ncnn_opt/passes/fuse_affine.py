@@ -1,14 +1,9 @@
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import FOLDING, types_of
 from onnx2ncnn_opt.passes._fold import (
-    ADD,
-    DIV,
-    MUL,
-    RDIV,
-    RSUB,
-    SUB,
     batchnorm_affine,
     binaryop_affine,
     channels,
@@ -23,9 +18,9 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 _LAYER = op(types_of(FOLDING), "layer")
 _CONSTANT = const("constant")
-_KINDS = frozenset({ADD, SUB, RSUB, MUL, DIV, RDIV})
+_KINDS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})
 # What matches with the constant on the left only by a pattern of its own: the operators that do not commute.
-_ONE_SIDED = _KINDS - {ADD, MUL}
+_ONE_SIDED = _KINDS - {BinaryOp.ADD, BinaryOp.MUL}
 
 
 @rewrite(

@@ -2,14 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
-    ADD,
-    DIV,
-    MUL,
-    RSUB,
-    SUB,
     Affine,
     batchnorm_affine,
     channels,
@@ -28,7 +24,14 @@ _LAYER = op(types_of(_LAYERS), "layer")
 
 @rewrite(
     _LAYER(op(("BatchNorm", "Scale"), "affine")),
-    _LAYER(op("BinaryOp", "affine", op_type=frozenset({ADD, SUB, RSUB, MUL, DIV}), with_scalar=1)),
+    _LAYER(
+        op(
+            "BinaryOp",
+            "affine",
+            op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV}),
+            with_scalar=1,
+        )
+    ),
     exact=False,
     covers=[f"fuse_{kind}_{family.name}" for family in _LAYERS for kind in ("batchnorm", "scale", "binaryop")],
     purpose="mean and deviation of the input; normalisation before its layer, as in DenseNet",

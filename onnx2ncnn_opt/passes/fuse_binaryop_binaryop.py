@@ -5,23 +5,24 @@ from functools import partial
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.passes._constants import constant_array, finite_float32
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, SUB, one_factor, require_offsets_fold
+from onnx2ncnn_opt.passes._fold import one_factor, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._linear import factor, offset
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_FACTORS, _OFFSETS = frozenset({MUL, DIV}), frozenset({ADD, SUB})
+_FACTORS, _OFFSETS = frozenset({BinaryOp.MUL, BinaryOp.DIV}), frozenset({BinaryOp.ADD, BinaryOp.SUB})
 
 
 def _forms() -> Iterator[Op]:
     for kinds in (_FACTORS, _OFFSETS):
         scalar = op("BinaryOp", "inner", op_type=kinds, with_scalar=1)("x")
         yield op("BinaryOp", "outer", op_type=kinds, with_scalar=1)(scalar)
-    for kind in (MUL, ADD):
+    for kind in (BinaryOp.MUL, BinaryOp.ADD):
         inner = op("BinaryOp", "inner", op_type=kind, with_scalar=0)("x", const("first"))
         yield op("BinaryOp", "outer", op_type=kind, with_scalar=0)(inner, const("second"))
 
@@ -39,7 +40,7 @@ def fuse_binaryop_binaryop(
         require(not is_factor or (inner["b"] and outer["b"]), "a factor or divisor is 0")
         value = one_factor(factor(inner), factor(outer)) if is_factor else _sum(offset(inner), offset(outer))
         require(finite_float32(value), "the constants together are too large")
-        return outer.having(inputs=[x], op_type=MUL if is_factor else ADD, b=value)
+        return outer.having(inputs=[x], op_type=BinaryOp.MUL if is_factor else BinaryOp.ADD, b=value)
     a, b = constant_array(first), constant_array(second)
     require(a.ndim == b.ndim, f"'{first.name}' and '{second.name}' differ in rank")
     require(x.shape is not None and x.shape == outer.output.shape, f"the constants give '{x.name}' another shape")

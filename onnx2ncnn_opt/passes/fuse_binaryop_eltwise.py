@@ -1,18 +1,16 @@
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._fold import ADD, MUL
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_SUM = 1
-
 
 def _times(capture: str, x: str) -> Op:
-    return op("BinaryOp", capture, op_type=MUL, with_scalar=1)(x)
+    return op("BinaryOp", capture, op_type=BinaryOp.MUL, with_scalar=1)(x)
 
 
-_ADD = op("BinaryOp", "add", op_type=ADD, with_scalar=0)
+_ADD = op("BinaryOp", "add", op_type=BinaryOp.ADD, with_scalar=0)
 
 
 @rewrite(
@@ -30,4 +28,4 @@ def fuse_binaryop_eltwise(a: Blob, b: Blob, add: Layer, first: Layer, second: La
     same = a.shape == b.shape and a.batch == b.batch
     require(same, f"'{a.name}' and '{b.name}' differ in shape, and Eltwise does not broadcast")
     coeffs = (first["b"], second["b"] if second else 1.0)
-    return Layer("Eltwise", add.name, [a, b], (), {"op_type": _SUM, "coeffs": coeffs})
+    return Layer("Eltwise", add.name, [a, b], (), {"op_type": Eltwise.SUM, "coeffs": coeffs})

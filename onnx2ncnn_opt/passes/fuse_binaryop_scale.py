@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import element_count, per_channel
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, linear
+from onnx2ncnn_opt.passes._fold import linear
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_COMMUTING, _OTHERS = frozenset({MUL, ADD}), frozenset({DIV, SUB, RSUB, RDIV})
+_COMMUTING, _OTHERS = (
+    frozenset({BinaryOp.MUL, BinaryOp.ADD}),
+    frozenset({BinaryOp.DIV, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.RDIV}),
+)
 
 
 def _has_channel_count(binary: Layer) -> bool:

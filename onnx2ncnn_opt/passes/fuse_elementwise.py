@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._enclosure import Enclosure
-from onnx2ncnn_opt.passes._fold import ADD, RSUB, SUB
-from onnx2ncnn_opt.passes._functions import MAX, MIN, applied, function_of
+from onnx2ncnn_opt.passes._functions import applied, function_of
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass
 
 # A layer that is found stands for two at least, and the longest spelling that is known has 16.
@@ -122,7 +122,11 @@ def _steps(layer: Layer) -> Sequence[float]:
     """The numbers that a layer adds or bounds by."""
     if layer.type == "Clip":
         return layer["min"], layer["max"]
-    adds = layer.type == "BinaryOp" and layer["with_scalar"] and layer["op_type"] in (ADD, SUB, RSUB, MAX, MIN)
+    adds = (
+        layer.type == "BinaryOp"
+        and layer["with_scalar"]
+        and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MAX, BinaryOp.MIN)
+    )
     return (layer["b"],) if adds else ()
 
 

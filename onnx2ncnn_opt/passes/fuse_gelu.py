@@ -3,12 +3,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
+from onnx2ncnn_opt.ir.codes import UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import add, mul, plus, times
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
-
-_SQUARE, _TANH = 4, 16
 
 
 def _gated(gate: Op) -> Iterator[Op]:
@@ -24,7 +23,7 @@ def _cubes() -> Iterator[Op]:
 
     The power operator is left out: ncnn's is wrong for negative numbers, so a net with it computes something else.
     """
-    square = (op("UnaryOp", op_type=_SQUARE)("x"), mul("x", "x"))
+    square = (op("UnaryOp", op_type=UnaryOp.SQUARE)("x"), mul("x", "x"))
     yield from (times(mul("x", s), by=0.044715) for s in square)
     yield from (mul("x", times(s, by=0.044715)) for s in square)
     yield from (mul(s, times("x", by=0.044715)) for s in square)
@@ -34,7 +33,7 @@ def _arguments() -> Iterator[Op]:
     """sqrt(2 / pi) * (x + 0.044715 * x * x * x), and with x factored out, as Megatron and BLOOM have it."""
     c = sqrt(2 / pi)
     yield from (times(add("x", cube), by=c) for cube in _cubes())
-    for square in (op("UnaryOp", op_type=_SQUARE)("x"), mul("x", "x")):
+    for square in (op("UnaryOp", op_type=UnaryOp.SQUARE)("x"), mul("x", "x")):
         yield from _factored(times(square, by=0.044715), c)
     yield from _factored(mul("x", times("x", by=0.044715)), c)
 
@@ -49,7 +48,7 @@ _ERF = tuple(_gated(op("Erf")(times("x", by=sqrt(0.5)))))
 _TANH_FORMS = tuple(
     form
     for argument in _arguments()
-    for tanh in (op("TanH"), op("UnaryOp", op_type=_TANH))
+    for tanh in (op("TanH"), op("UnaryOp", op_type=UnaryOp.TANH))
     for form in _gated(tanh(argument))
 )
 

@@ -6,10 +6,11 @@ from functools import partial
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
-from onnx2ncnn_opt.passes._fold import ADD, DIV, MUL, RDIV, RSUB, SUB, linear, require_offsets_fold
+from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_columns, with_c
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
@@ -60,6 +61,6 @@ def _reach(gemm: Layer, scale: Array) -> Array:
 
 
 PASSES = (
-    _fuse("mul", frozenset({MUL, DIV, RDIV}), frozenset({DIV, RDIV})),
-    _fuse("add", frozenset({ADD, SUB, RSUB}), frozenset({SUB, RSUB})),
+    _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV}), frozenset({BinaryOp.DIV, BinaryOp.RDIV})),
+    _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}), frozenset({BinaryOp.SUB, BinaryOp.RSUB})),
 )

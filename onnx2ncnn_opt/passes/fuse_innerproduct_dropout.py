@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._fold import Affine, channels, fold, require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
-
-_NONE, _RELU, _LEAKY_RELU = 0, 1, 2
 
 
 @rewrite(
@@ -20,7 +19,7 @@ def fuse_innerproduct_dropout(ip: Layer, dropout: Layer) -> Layer:
     """
     require_own_weights(ip)
     scale, activation = dropout["scale"], ip["activation_type"]
-    commutes = activation == _NONE or (activation in (_RELU, _LEAKY_RELU) and scale >= 0)
+    commutes = activation == Activation.NONE or (activation in (Activation.RELU, Activation.LEAKYRELU) and scale >= 0)
     require(commutes, f"the fused activation of '{ip.name}' does not commute with the factor {scale}")
     count = channels(ip)
     return fold(ip, Affine(np.full(count, scale, np.float64), np.zeros(count)))

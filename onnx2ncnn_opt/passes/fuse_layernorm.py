@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.permute import order_type
-from onnx2ncnn_opt.passes._fold import SUB
 from onnx2ncnn_opt.passes._linear import offset
 from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, mean, over_root, square
 from onnx2ncnn_opt.rewrite.pattern import Op, op
@@ -17,7 +17,7 @@ _BEHIND = {rank: (order_type((*range(1, rank), 0)), order_type((rank - 1, *range
 
 
 def _centred() -> Op:
-    return op("BinaryOp", "centred", op_type=SUB, with_scalar=0)("x", mean("x", "mean"))
+    return op("BinaryOp", "centred", op_type=BinaryOp.SUB, with_scalar=0)("x", mean("x", "mean"))
 
 
 def _forms() -> Iterator[Op]:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._linear import mul
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
-_MAX, _MIN, _TANH = 4, 5, 16
 # From here on, TanH(Softplus(x)) is 1 in float32.
 _FLAT = 10.0
 
@@ -13,14 +13,14 @@ _FLAT = 10.0
 def _leaves_small_numbers(limit: Layer) -> bool:
     if limit.type == "Clip":
         return bool(limit["min"] < -1e38 and limit["max"] >= _FLAT)
-    return bool(limit["op_type"] == _MIN and limit["with_scalar"] and limit["b"] >= _FLAT)
+    return bool(limit["op_type"] == BinaryOp.MIN and limit["with_scalar"] and limit["b"] >= _FLAT)
 
 
-_TANHS = op("TanH", "tanh"), op("UnaryOp", "tanh", op_type=_TANH)
+_TANHS = op("TanH", "tanh"), op("UnaryOp", "tanh", op_type=UnaryOp.TANH)
 _SOFTPLUSES = (
     op("Softplus")("x"),
     # As the importer writes it, since Softplus by itself overflows.
-    op("BinaryOp", op_type=_MAX, with_scalar=0)(
+    op("BinaryOp", op_type=BinaryOp.MAX, with_scalar=0)(
         "x",
         op("Softplus")(op(("BinaryOp", "Clip"), "", _leaves_small_numbers)("x")),
     ),

@@ -4,22 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array, per_channel
-from onnx2ncnn_opt.passes._fold import (
-    ADD,
-    DIV,
-    MUL,
-    RDIV,
-    RSUB,
-    SUB,
-    Affine,
-    linear,
-    require_offsets_fold,
-    require_own_weights,
-    scale_affine,
-)
+from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, require_own_weights, scale_affine
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
@@ -61,7 +50,7 @@ def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
     return data.reshape(size)
 
 
-_KINDS = frozenset({ADD, SUB, RSUB, MUL, DIV, RDIV})
+_KINDS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV})
 _NORM, _RMSNORM = op(_SIZE.keys() - {"RMSNorm"}, "norm"), op("RMSNorm", "norm")
 
 
@@ -69,13 +58,13 @@ def _patterns(norm: Op, kinds: frozenset[int]) -> Iterator[Op]:
     """A normalisation and a constant on either side; operators that commute match both ways by themselves."""
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(norm)
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(norm, const("constant"))
-    yield op("BinaryOp", "binary", op_type=kinds - {ADD, MUL}, with_scalar=0)(const("constant"), norm)
+    yield op("BinaryOp", "binary", op_type=kinds - {BinaryOp.ADD, BinaryOp.MUL}, with_scalar=0)(const("constant"), norm)
 
 
 @rewrite(
     op("Scale", "scale")(op(_PER_CHANNEL, "norm")),
     *_patterns(_NORM, _KINDS),
-    *_patterns(_RMSNORM, _KINDS - {ADD, SUB, RSUB}),
+    *_patterns(_RMSNORM, _KINDS - {BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}),
     exact=False,
     covers=[
         *(f"fuse_{type.lower()}_scale" for type in sorted(_PER_CHANNEL)),

@@ -6,35 +6,33 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import per_channel
-from onnx2ncnn_opt.passes._fold import DIV, MUL, linear, require_own_weights
+from onnx2ncnn_opt.passes._fold import linear, require_own_weights
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over, sqrt, sum_of_squares
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
-_L2, _MAX = 8, 4
-_AT_LEAST, _SQUARE_AT_LEAST = 1, 2  # eps_mode: x / max(norm, eps), x / sqrt(max(norm * norm, eps))
-_SQRT = 5
 # The square of a length that no row of numbers has, but a row of zeros; and the least that is left of its mean.
 _TINY, _LEAST = 1e-20, 1e-36
 
 
 def _limited(length: Op) -> Iterator[Op]:
     yield op("Clip", "least", lambda clip: bool(clip["max"] > 1e38))(length)
-    yield op("BinaryOp", "least", op_type=_MAX, with_scalar=1)(length)
+    yield op("BinaryOp", "least", op_type=BinaryOp.MAX, with_scalar=1)(length)
 
 
 def _forms() -> Iterator[Op]:
     squares = tuple(sum_of_squares("x", "norm"))
-    for length in (op("Reduction", "norm", operation=_L2)("x"), *map(sqrt, squares)):
+    for length in (op("Reduction", "norm", operation=Reduction.L2)("x"), *map(sqrt, squares)):
         for least in _limited(length):
             yield from over("x", least)
     for square in squares:
         for least in _limited(square):
-            yield from over("x", op("UnaryOp", "square", op_type=_SQRT)(least))
+            yield from over("x", op("UnaryOp", "square", op_type=UnaryOp.SQRT)(least))
 
 
 @rewrite(*_forms(), exact=False, purpose="embeddings and cosine similarity")
@@ -63,7 +61,7 @@ def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Laye
         "channel_shared": 1,
         "eps": eps,
         "scale_data_size": 1,
-        "eps_mode": _SQUARE_AT_LEAST if square else _AT_LEAST,
+        "eps_mode": EpsMode.MAX_SUM if square else EpsMode.MAX_ROOT,
     }
     return Layer("Normalize", root.name, [x], (), params, {"scale_data": np.ones(1, np.float32)})
 
@@ -72,8 +70,8 @@ _NORMALIZE = op("Normalize", "norm")
 
 
 @rewrite(
-    op("BinaryOp", "scale", op_type=frozenset({MUL, DIV}), with_scalar=1)(_NORMALIZE),
-    op("BinaryOp", "scale", op_type=MUL, with_scalar=0)(_NORMALIZE, const("constant")),
+    op("BinaryOp", "scale", op_type=frozenset({BinaryOp.MUL, BinaryOp.DIV}), with_scalar=1)(_NORMALIZE),
+    op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=0)(_NORMALIZE, const("constant")),
     op("Scale", "scale", bias_term=0)(_NORMALIZE),
     exact=False,
     purpose="SSD's normalised features, and scores by cosine",

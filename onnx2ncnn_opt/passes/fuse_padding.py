@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnx2ncnn_opt.ir.codes import Padding, PadMode, Pooling
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
@@ -11,15 +12,12 @@ from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-CONSTANT, EDGE = 0, 1  # types of Padding
-PADDING = op("Padding", "padding", type=CONSTANT, per_channel_pad_data_size=0)
+PADDING = op("Padding", "padding", type=Padding.CONSTANT, per_channel_pad_data_size=0)
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
 # The axes of a window, by the rank of its blobs; the one that is left are the channels.
 _AXES = {2: "w", 3: "wh", 4: "whd"}
 _CONVOLUTIONS = tuple(family for family in WEIGHTED if family.name.startswith("convolution"))
 _POOLINGS = ("Pooling", "Pooling1D", "Pooling3D")
-_MAX = 0  # pooling_type
-_FULL, _VALID = 0, 1  # pad_mode
 # What models pad with where they mean minus infinity.
 _LOWEST = -3.4e38
 
@@ -83,11 +81,13 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
 
     For means with zeros that count, and for maxima with what cannot be above the numbers of x.
     """
-    require(pool["pad_mode"] in (_FULL, _VALID), f"the padding of '{pool.name}' depends on its input's size")
+    require(
+        pool["pad_mode"] in (PadMode.FULL, PadMode.VALID), f"the padding of '{pool.name}' depends on its input's size"
+    )
     pads = _widened(pool, padding)
     tails = [_tail(pool, axis) for axis in _AXES[_rank(pool)]]
     value = padding["value"]
-    if pool["pooling_type"] != _MAX:
+    if pool["pooling_type"] != Pooling.MAX:
         require(value == 0, f"'{pool.name}' pads with zeros")
         uncounted = not pool["avgpool_count_include_pad"] and (_pads(pool) or any(tails))
         require(not uncounted, f"'{pool.name}' does not count its own padding")
@@ -103,7 +103,7 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
 def _tail(pool: Layer, axis: str) -> int:
     """What ncnn adds behind an axis, so that windows reach its end; the most where its size is open."""
     stride: int = pool[f"stride_{axis}"]
-    if pool["pad_mode"] == _VALID or stride == 1:
+    if pool["pad_mode"] == PadMode.VALID or stride == 1:
         return 0
     assert pool.input.shape is not None
     size = pool.input.shape[{"w": -1, "h": -2, "d": -3}[axis]]
@@ -115,8 +115,8 @@ def _tail(pool: Layer, axis: str) -> int:
 
 
 @rewrite(
-    op("Padding", "outer", type=frozenset({CONSTANT, EDGE}), per_channel_pad_data_size=0)(
-        op("Padding", "inner", type=frozenset({CONSTANT, EDGE}), per_channel_pad_data_size=0)("x")
+    op("Padding", "outer", type=frozenset({Padding.CONSTANT, Padding.REPLICATE}), per_channel_pad_data_size=0)(
+        op("Padding", "inner", type=frozenset({Padding.CONSTANT, Padding.REPLICATE}), per_channel_pad_data_size=0)("x")
     ),
     exact=True,
     purpose="models of Keras; one layer less",
@@ -126,7 +126,7 @@ def fuse_padding_padding(x: Blob, outer: Layer, inner: Layer) -> Layer:
 
     For two of one constant, or of edges.
     """
-    same = outer["type"] == inner["type"] and (outer["type"] == EDGE or outer["value"] == inner["value"])
+    same = outer["type"] == inner["type"] and (outer["type"] == Padding.REPLICATE or outer["value"] == inner["value"])
     require(same, f"'{outer.name}' and '{inner.name}' pad with different numbers")
     for padding in (outer, inner):
         require_no_cropping(padding)

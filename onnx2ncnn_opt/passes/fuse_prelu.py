@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import per_channel
-from onnx2ncnn_opt.passes._fold import ADD, MUL, SUB, require_own_weights
+from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._linear import factor, negated, times
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
-_MAX = 4
 _RELU = op("ReLU", slope=0.0)
-_SUM = op("BinaryOp", "root", op_type=frozenset({ADD, SUB}), with_scalar=0)
+_SUM = op("BinaryOp", "root", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=0)
 
 
 def weighted(x: Pattern) -> Iterator[Op]:
     """x times a number, or a constant for each channel."""
     yield times(x, "scale")
-    yield op("BinaryOp", "scale", op_type=MUL, with_scalar=0)(x, const("slopes"))
+    yield op("BinaryOp", "scale", op_type=BinaryOp.MUL, with_scalar=0)(x, const("slopes"))
     yield op("Scale", "scale", bias_term=0)(x)
 
 
@@ -66,12 +66,12 @@ def fuse_prelu(
 
     For one slope, where it is a leaky ReLU, or one for each channel.
     """
-    sign = (-1.0 if root["op_type"] == SUB else 1.0) * (-1.0 if mirrored else 1.0)
+    sign = (-1.0 if root["op_type"] == BinaryOp.SUB else 1.0) * (-1.0 if mirrored else 1.0)
     return sloped(x, root.name, scale, slopes, sign)
 
 
 @rewrite(
-    *(op("BinaryOp", "root", op_type=_MAX, with_scalar=0)("x", side) for side in weighted("x")),
+    *(op("BinaryOp", "root", op_type=BinaryOp.MAX, with_scalar=0)("x", side) for side in weighted("x")),
     exact=False,
     purpose="leaky ReLU as TensorFlow exports it, and hand-written",
 )

@@ -13,12 +13,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._fold import MUL
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._pieces import Linear, Piece, Tracer, Unlike, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
@@ -67,7 +67,7 @@ Matcher = Callable[[Layer, Tracer], Step]
 
 def _lstm_step(layer: Layer, tracer: Tracer) -> Step:
     """h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
-    if layer.type != "BinaryOp" or layer["op_type"] != MUL or layer["with_scalar"]:
+    if layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.MUL or layer["with_scalar"]:
         raise Unlike
     hidden = Piece(layer.output, 0, count(layer.output))
     terms = tracer.products(hidden)
@@ -126,7 +126,7 @@ def _gru_step(layer: Layer, tracer: Tracer) -> Step:
 def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     """The two factors of sigmoid(r) * (U @ h' + b)."""
     layer = product.layer
-    if layer.type != "BinaryOp" or layer["op_type"] != MUL or layer["with_scalar"]:
+    if layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.MUL or layer["with_scalar"]:
         raise Unlike
     tracer.seen.add(layer)
     sides = [Piece(blob, product.start, product.stop) for blob in layer.inputs]

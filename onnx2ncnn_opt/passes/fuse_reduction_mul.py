@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from math import prod
 
+from onnx2ncnn_opt.ir.codes import Reduction
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import finite_float32
@@ -10,8 +11,7 @@ from onnx2ncnn_opt.passes._linear import close, factor, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_SUM, _SUM_OF_SQUARES, _MEAN = 0, 2, 3
-_REDUCTION = op("Reduction", "reduction", operation=frozenset({_SUM, _SUM_OF_SQUARES, _MEAN}))
+_REDUCTION = op("Reduction", "reduction", operation=frozenset({Reduction.SUM, Reduction.SUMSQ, Reduction.MEAN}))
 
 
 @rewrite(times(_REDUCTION("x"), "by"), exact=False, purpose="hand-written means, for what recognises normalisations")
@@ -22,9 +22,9 @@ def fuse_reduction_mul(x: Blob, reduction: Layer, by: Layer) -> Layer:
     """
     coeff = one_factor(reduction["coeff"], factor(by))
     require(finite_float32(coeff), "the factors together are too large")
-    if reduction["operation"] == _SUM and x.shape is not None:
+    if reduction["operation"] == Reduction.SUM and x.shape is not None:
         axes = range(len(x.shape)) if reduction["reduce_all"] else reduction["axes"]
         sizes = [x.shape[axis] for axis in axes]
         if all(isinstance(size, int) for size in sizes) and close(coeff * prod(known(sizes)), 1.0):
-            return reduction.having(operation=_MEAN, coeff=None)
+            return reduction.having(operation=Reduction.MEAN, coeff=None)
     return reduction.having(coeff=coeff)

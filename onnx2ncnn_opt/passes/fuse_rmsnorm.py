@@ -7,6 +7,7 @@ from math import sqrt
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import EpsMode
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes import _statistics as statistics
 from onnx2ncnn_opt.passes._linear import offset
@@ -15,7 +16,6 @@ from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
 _L2 = 8
-_UNDER_THE_ROOT = 0  # eps_mode of Normalize: x / sqrt(sum + eps)
 
 
 def _by_means() -> Iterator[Op]:
@@ -77,6 +77,6 @@ def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, fa
         "channel_shared": 1,
         "eps": eps / factor,
         "scale_data_size": 1,
-        "eps_mode": _UNDER_THE_ROOT,
+        "eps_mode": EpsMode.SUM_PLUS,
     }
     return Layer("Normalize", root.name, [x], (), params, {"scale_data": np.full(1, 1 / sqrt(factor), np.float32)})

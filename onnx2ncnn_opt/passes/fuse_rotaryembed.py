@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import constant_array
-from onnx2ncnn_opt.passes._fold import ADD, MUL, SUB
 from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import (
     Steps,
@@ -27,13 +27,19 @@ from onnx2ncnn_opt.passes._views import (
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, graph_pass, require
 
-_NEGATION = op("UnaryOp", op_type=1)
+_NEGATION = op("UnaryOp", op_type=UnaryOp.NEG)
 _SCALING = times("x")
-_PRODUCT = op("BinaryOp", op_type=MUL, with_scalar=0)
-_SUM = op("BinaryOp", op_type=frozenset({ADD, SUB}), with_scalar=0)
+_PRODUCT = op("BinaryOp", op_type=BinaryOp.MUL, with_scalar=0)
+_SUM = op("BinaryOp", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=0)
 _WINDOW = ("pad_left", "pad_right", "pad_top", "pad_bottom", "global_pooling", "adaptive_pooling")
 # Every n-th row and column: how a slice with a step is written.
-_STRIDED = op("Pooling", where=lambda pool: not any(pool[name] for name in _WINDOW), kernel_w=1, kernel_h=1, pad_mode=1)
+_STRIDED = op(
+    "Pooling",
+    where=lambda pool: not any(pool[name] for name in _WINDOW),
+    kernel_w=1,
+    kernel_h=1,
+    pad_mode=PadMode.VALID,
+)
 _PARTS = {"Concat": {"axis"}, "Slice": {"slices", "axis"}, "Crop": {"starts", "ends", "axes"}}
 # The longest spelling that exporters write has 22 layers.
 _MOST_LAYERS = 32
@@ -171,7 +177,7 @@ def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Te
 def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Term]:
     (first, *others) = operands
     if _SUM.fits(layer):
-        second = _times(others[0], -1.0) if layer["op_type"] == SUB else others[0]
+        second = _times(others[0], -1.0) if layer["op_type"] == BinaryOp.SUB else others[0]
         require(layer.inputs[0].shape == layer.inputs[1].shape, f"'{layer.name}' broadcasts")
         return [*first, *second]
     if _NEGATION.fits(layer):

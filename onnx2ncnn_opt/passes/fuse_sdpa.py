@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import Eltwise
 from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.permute import order_type
@@ -20,7 +21,6 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, r
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
-_SUM = 1  # of Eltwise
 # How many times more numbers queries may have than scores: measured, SDPA outweighs 4, and is the same at 8.
 _WIDEST = 4
 _LAST_TWO = order_type((0, 2, 1))
@@ -54,7 +54,7 @@ def turned_attention() -> Iterator[Op]:
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
     """The scores times a number, plus the mask, in one layer."""
     for inputs, mask_at in (((scores, mask), 1), ((mask, scores), 0)):
-        yield op("Eltwise", "weighted", partial(_adds_unchanged, at=mask_at), op_type=_SUM)(*inputs)
+        yield op("Eltwise", "weighted", partial(_adds_unchanged, at=mask_at), op_type=Eltwise.SUM)(*inputs)
 
 
 def _adds_unchanged(eltwise: Layer, at: int) -> bool:

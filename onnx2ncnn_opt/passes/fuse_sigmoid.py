@@ -1,19 +1,18 @@
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._fold import DIV, RDIV
 from onnx2ncnn_opt.passes._linear import negated, plus
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, rewrite
 
-_EXP, _RECIPROCAL = 7, 15
 # 1 + exp(-x), and what is divided by it.
-_ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=_EXP)(minus), "sum", 1.0) for minus in negated("x"))
+_ONE_AND_EXP = tuple(plus(op("UnaryOp", op_type=UnaryOp.EXP)(minus), "sum", 1.0) for minus in negated("x"))
 
 
 @rewrite(
-    *(op("UnaryOp", op_type=_RECIPROCAL)(sum) for sum in _ONE_AND_EXP),
-    *(op("BinaryOp", op_type=RDIV, with_scalar=1, b=1.0)(sum) for sum in _ONE_AND_EXP),
+    *(op("UnaryOp", op_type=UnaryOp.RECIPROCAL)(sum) for sum in _ONE_AND_EXP),
+    *(op("BinaryOp", op_type=BinaryOp.RDIV, with_scalar=1, b=1.0)(sum) for sum in _ONE_AND_EXP),
     exact=False,
     purpose="hand-written sigmoids",
 )
@@ -23,7 +22,7 @@ def fuse_sigmoid(x: Blob, sum: Layer) -> Layer:
 
 
 @rewrite(
-    *(op("BinaryOp", op_type=DIV, with_scalar=0)("x", sum) for sum in _ONE_AND_EXP),
+    *(op("BinaryOp", op_type=BinaryOp.DIV, with_scalar=0)("x", sum) for sum in _ONE_AND_EXP),
     exact=False,
     purpose="hand-written Swish",
 )

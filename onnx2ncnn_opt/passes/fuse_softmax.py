@@ -2,24 +2,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._fold import SUB
 from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_EXP, _SUM, _MAX = 7, 0, 4
-
 
 def _shifted() -> Op:
     """x minus its maximum."""
-    most = op("Reduction", "most", operation=_MAX, coeff=1.0)("x")
-    return op("BinaryOp", op_type=SUB, with_scalar=0)("x", most)
+    most = op("Reduction", "most", operation=Reduction.MAX, coeff=1.0)("x")
+    return op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)("x", most)
 
 
 def _forms() -> Iterator[Op]:
-    exp = op("UnaryOp", "exp", op_type=_EXP)(_shifted())
-    yield from over(exp, op("Reduction", "total", operation=_SUM, coeff=1.0)(exp))
+    exp = op("UnaryOp", "exp", op_type=UnaryOp.EXP)(_shifted())
+    yield from over(exp, op("Reduction", "total", operation=Reduction.SUM, coeff=1.0)(exp))
 
 
 @rewrite(*_forms(), exact=False, purpose="hand-written attention and class scores")

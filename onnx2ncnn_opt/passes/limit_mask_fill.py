@@ -8,19 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.passes._fold import ADD, MUL, RSUB
 from onnx2ncnn_opt.passes._views import VIEWS
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-_MAX, _MIN = 4, 5
-_SIGN = 20  # of UnaryOp
-_REDUCE_MAX = 4  # of Reduction
-_SUM = 1  # of Eltwise
 # The largest number of fp16.
 _LARGEST = 65504.0
 # Low enough for exp to give 0, and the sum of two of them is a number in fp16. Attention layers divide a mask by their
@@ -60,7 +56,7 @@ def _fill(layer: Layer) -> float:
     """The lowest finite number that a layer fills in; 0 where it does not."""
     if layer["featmask"]:
         return 0.0
-    if layer.type == "BinaryOp" and layer["with_scalar"] and layer["op_type"] in (MUL, _MAX):
+    if layer.type == "BinaryOp" and layer["with_scalar"] and layer["op_type"] in (BinaryOp.MUL, BinaryOp.MAX):
         return float(layer["b"])
     if layer.type == "Clip":
         return float(layer["min"])
@@ -121,7 +117,7 @@ class _Limiter:
         log = layer.input.producer
         if log is not None and log.type == "Log" and self.ranges.of(log.input).is_whole:
             return True
-        return all(user.type == "BinaryOp" and user["op_type"] == _MIN for user in layer.output.users)
+        return all(user.type == "BinaryOp" and user["op_type"] == BinaryOp.MIN for user in layer.output.users)
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, summed: bool) -> bool:
         """Find what reads a mask; False where anything else than a Softmax does.
@@ -165,7 +161,7 @@ class _Limiter:
         if len(at) != 1 or len(user.inputs) != 2:
             return False
         other = user.inputs[1 - at[0]]
-        if user.type == "BinaryOp" and user["op_type"] in (_MAX, _MIN):
+        if user.type == "BinaryOp" and user["op_type"] in (BinaryOp.MAX, BinaryOp.MIN):
             return self._collect(fill, user.output, readers, gate=False, summed=summed)
         if not _adds(user, at[0]):
             return False
@@ -183,14 +179,14 @@ class _Limiter:
         new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
         if not _is_product(layer) or self.ranges.of(layer.input).is_whole:
             return new, []
-        sign = self._new("UnaryOp", layer, [layer.input], op_type=_SIGN)  # any number but 0 masks
+        sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # any number but 0 masks
         return new.having(inputs=[sign.output]), [sign]
 
     def _gate(self, reader: Layer, plain: Blob, mask: Blob, like: Layer, fill: float) -> list[Layer]:
         """What a mask is added to, times 0 in rows that are masked as a whole."""
         new: list[Layer] = []
         if mask not in self.kept:
-            new.append(self._new("Reduction", like, [mask], operation=_REDUCE_MAX, **_ROWS))
+            new.append(self._new("Reduction", like, [mask], operation=Reduction.MAX, **_ROWS))
             new.append(self._new("Threshold", like, [new[-1].output], threshold=fill / 2))
             self.kept[mask] = new[-1].output
         rows = self.kept[mask]
@@ -200,7 +196,7 @@ class _Limiter:
         if missing > 0:
             new.append(self._new("ExpandDims", like, [rows], axes=tuple(range(missing))))
             rows = new[-1].output
-        new.append(self._new("BinaryOp", like, [plain, rows], op_type=MUL))
+        new.append(self._new("BinaryOp", like, [plain, rows], op_type=BinaryOp.MUL))
         return new
 
     def _new(self, kind: str, like: Layer, inputs: Sequence[Blob], **params: Any) -> Layer:
@@ -222,20 +218,20 @@ def _scale(attention: Layer) -> float:
 
 
 def _is_product(layer: Layer) -> bool:
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == MUL)
+    return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.MUL)
 
 
 def _adds(layer: Layer, at: int) -> bool:
     """Whether a layer adds the blob that is its input number `at` to another."""
     if layer.type == "Eltwise":
-        return bool(layer["op_type"] == _SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == ADD and not layer["with_scalar"])
+        return bool(layer["op_type"] == Eltwise.SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
+    return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.ADD and not layer["with_scalar"])
 
 
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
     """Whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
     product = other.producer
-    if product is None or product.type != "BinaryOp" or product["op_type"] != MUL or not fill.inputs:
+    if product is None or product.type != "BinaryOp" or product["op_type"] != BinaryOp.MUL or not fill.inputs:
         return False
     return any(_is_rest(fill.input, factor) or _is_rest(factor, fill.input) for factor in product.inputs)
 
@@ -245,7 +241,7 @@ def _is_rest(rest: Blob, blob: Blob) -> bool:
     layer = rest.producer
     if layer is None or layer.type != "BinaryOp" or not layer["with_scalar"] or layer["b"] != 1:
         return False
-    return bool(layer["op_type"] == RSUB and layer.input is blob)
+    return bool(layer["op_type"] == BinaryOp.RSUB and layer.input is blob)
 
 
 def _leaves_some_of_every_row(layer: Layer) -> bool:

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_MAX, _MIN = 4, 5
 _LARGEST = 3.402823466e38
 
 
 @rewrite(
-    op("BinaryOp", "binary", op_type=frozenset({_MAX, _MIN}), with_scalar=1)("x"),
+    op("BinaryOp", "binary", op_type=frozenset({BinaryOp.MAX, BinaryOp.MIN}), with_scalar=1)("x"),
     exact=True,
     purpose="clamps as torch.export writes them: a convolution before takes a Clip",
 )
@@ -20,7 +20,7 @@ def replace_binaryop_with_clip(x: Blob, binary: Layer) -> Layer:
     For ordinary numbers: NaN, and an infinity on the side that is not limited, come out of a Clip as a bound.
     """
     require(Ranges().of(x).is_finite, f"'{x.name}' may be NaN or infinite")
-    low, high = (binary["b"], _LARGEST) if binary["op_type"] == _MAX else (-_LARGEST, binary["b"])
-    if binary["op_type"] == _MAX and low == 0:
+    low, high = (binary["b"], _LARGEST) if binary["op_type"] == BinaryOp.MAX else (-_LARGEST, binary["b"])
+    if binary["op_type"] == BinaryOp.MAX and low == 0:
         return Layer("ReLU", binary.name, [x])
     return Layer("Clip", binary.name, [x], (), {"min": low, "max": high})

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from onnx2ncnn_opt.ir.codes import Eltwise
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
@@ -20,8 +21,6 @@ from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, window_p
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
-
-_SUM = 1  # of Eltwise
 
 
 @rewrite(op(("Convolution3D", "ConvolutionDepthWise3D"), "layer"), exact=False, purpose="video and volumes")
@@ -109,7 +108,7 @@ def _summed(chain: Chain, parts: list[Blob], sliding: tuple[Window, Window], wei
         _convolution(chain, part, sliding, weight[:, k], f"conv{k}", has_bias=k == 0, is_whole=False)
         for k, part in enumerate(parts)
     ]
-    total = chain.add("Eltwise", "sum", *found, op_type=_SUM)
+    total = chain.add("Eltwise", "sum", *found, op_type=Eltwise.SUM)
     activation = separate_activation(chain.layer)
     return chain.add(activation[0], "activation", total, **activation[1]) if activation else total
 

@@ -6,11 +6,12 @@ ncnn has three: Gemm, InnerProduct of the rows of a matrix, and MatMul with a Me
 
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import ROW_C, linear_of, stored
+from onnx2ncnn_opt.passes._gemm import linear_of, stored
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -108,6 +109,6 @@ def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Weight, c: Array | None, *, 
     params = {"constantB": 1, "constantN": n, "constantK": k} | ({"transB": 1} if trans_b else {})
     weights: dict[str, Array | Weight] = {"B_data": b}
     if c is not None:
-        params |= {"constantC": 1, "constant_broadcast_type_C": ROW_C}
+        params |= {"constantC": 1, "constant_broadcast_type_C": GemmC.N}
         weights["C_data"] = c
     return Layer("Gemm", layer.name, [x], (), params, weights)

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import Pooling, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._statistics import axes_of, known_shape
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
-_AVERAGE, _MEAN = 1, 3
-
 
 @rewrite(
-    op("Reduction", "last", operation=_MEAN, reduce_all=0, keepdims=0, coeff=1.0)(
-        op("Reduction", "first", operation=_MEAN, reduce_all=0, keepdims=0, coeff=1.0)("x")
+    op("Reduction", "last", operation=Reduction.MEAN, reduce_all=0, keepdims=0, coeff=1.0)(
+        op("Reduction", "first", operation=Reduction.MEAN, reduce_all=0, keepdims=0, coeff=1.0)("x")
     ),
-    op("Reduction", "last", operation=_MEAN, reduce_all=0, keepdims=0, coeff=1.0)("x"),
+    op("Reduction", "last", operation=Reduction.MEAN, reduce_all=0, keepdims=0, coeff=1.0)("x"),
     exact=False,
 )
 def replace_reduction_with_global_pooling(x: Blob, last: Layer, first: Layer | None = None) -> Layer:
@@ -28,4 +27,4 @@ def replace_reduction_with_global_pooling(x: Blob, last: Layer, first: Layer | N
     else:
         steps = axes_of(first, 3) == (2,) and tuple(axis % 2 for axis in last["axes"]) == (1,)
         require(steps, f"'{first.name}' and '{last.name}' are not over columns and rows")
-    return Layer("Pooling", last.name, [x], (), {"pooling_type": _AVERAGE, "global_pooling": 1})
+    return Layer("Pooling", last.name, [x], (), {"pooling_type": Pooling.AVG, "global_pooling": 1})

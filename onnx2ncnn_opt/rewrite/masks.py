@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
@@ -24,10 +25,8 @@ _HALF_WEIGHTS = frozenset(
     {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )
-_ADD, _SUB, _DIV, _MAX, _MIN, _RSUB, _RDIV = 0, 1, 3, 4, 5, 7, 8
 # With infinity in the place of a large number their results are wrong only where they are too large themselves.
-_HARMLESS = frozenset({_ADD, _SUB, _MAX, _MIN, _RSUB})
-_SQRT, _RSQRT, _LOG, _RECIPROCAL = 5, 6, 8, 15
+_HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,11 @@ def prove_masks(graph: Graph, *, fixed: bool) -> dict[Layer, Mask]:
             size = abs(float(layer["b"]))
             if LARGEST < size < INFINITE and layer["op_type"] not in _HARMLESS:
                 add(layer, FP32, f"its number is {size:.3g}, and fp16 ends at {LARGEST:g}")
-            elif 0 < size < SMALLEST and layer["op_type"] in (_ADD, _SUB) and (risky := _divides(layer.output)):
+            elif (
+                0 < size < SMALLEST
+                and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB)
+                and (risky := _divides(layer.output))
+            ):
                 reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
                 for each in (layer, *risky):
                     add(each, FP32, reason)
@@ -88,20 +91,20 @@ def _divides(blob: Blob) -> list[Layer]:
     for user in blob.users:
         if _has_no_result_at_0(user, blob):
             found.append(user)
-        elif user.type == "UnaryOp" and user["op_type"] == _SQRT and (behind := _divides(user.output)):
+        elif user.type == "UnaryOp" and user["op_type"] == UnaryOp.SQRT and (behind := _divides(user.output)):
             found += [user, *behind]
     return found
 
 
 def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
     if layer.type == "UnaryOp":
-        return layer["op_type"] in (_RSQRT, _LOG, _RECIPROCAL)
+        return layer["op_type"] in (UnaryOp.RSQRT, UnaryOp.LOG, UnaryOp.RECIPROCAL)
     if layer.type != "BinaryOp":
         return False
     if layer["with_scalar"]:
-        return bool(layer["op_type"] == _RDIV)
-    return bool(layer["op_type"] == _DIV and layer.inputs[1] is blob) or bool(
-        layer["op_type"] == _RDIV and layer.inputs[0] is blob
+        return bool(layer["op_type"] == BinaryOp.RDIV)
+    return bool(layer["op_type"] == BinaryOp.DIV and layer.inputs[1] is blob) or bool(
+        layer["op_type"] == BinaryOp.RDIV and layer.inputs[0] is blob
     )
 
 

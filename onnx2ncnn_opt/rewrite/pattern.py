@@ -13,11 +13,12 @@ from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import PatternError
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
 
-_COMMUTATIVE_BINARY = frozenset({0, 2, 4, 5, 14})  # add, mul, max, min, logaddexp
+_COMMUTATIVE = frozenset(code for code in BinaryOp if code.commutes)
 
 
 @dataclass(frozen=True)
@@ -187,5 +188,5 @@ def _orders(layer: Layer) -> Iterator[tuple[Blob, ...]]:
 
 def _commutes(layer: Layer) -> bool:
     if layer.type == "BinaryOp":
-        return layer["op_type"] in _COMMUTATIVE_BINARY
+        return layer["op_type"] in _COMMUTATIVE
     return layer.type == "Eltwise" and not layer["coeffs"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
@@ -38,7 +40,7 @@ _MOVES = frozenset(
 
 # Layers that compare their inputs, or pick one of them.
 _SELECTS = frozenset({"Clip", "Threshold"})
-_OPERATIONS = ("BinaryOp", "UnaryOp")
+_OPERATIONS: Mapping[str, type[IntEnum]] = {"BinaryOp": BinaryOp, "UnaryOp": UnaryOp}
 _SELECTING = frozenset({"max", "min", "sign"})  # as operations
 _DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
 _BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
@@ -124,7 +126,10 @@ def _operation(layer: Layer) -> str:
     """What a layer of one or two operands computes, in ncnn's word; empty for other layers."""
     if layer.type == "Log":
         return "log"
-    return layer.spec.enums["op_type"].get(layer["op_type"], "") if layer.type in _OPERATIONS and layer.spec else ""
+
+    if layer.type not in _OPERATIONS:
+        return ""
+    return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
 
 
 def index_blobs(graph: Graph) -> set[Blob]:

@@ -224,8 +224,9 @@ def test_flags_and_enums(fact: dict[str, Any]) -> None:
     known: dict[str, dict[str, str]] = fact["enums"]
     for name, codes in spec.enums.items():
         expected = known.get(name) or known["type"]
-        # The facts add the activation's parameters in brackets.
-        assert codes == {int(code): meaning.split(" [")[0] for code, meaning in expected.items()}
+        # The facts add the activation's parameters in brackets, and a second word after a slash.
+        names = {int(code): re.split("[ /]", meaning)[0].upper() for code, meaning in expected.items()}
+        assert {code.value: code.name for code in codes} == names
     assert bool(known) == bool(spec.enums)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import PadMode
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, parts, shape_of
@@ -180,7 +181,7 @@ def pooling(layer: Layer, x: Shape) -> Shape:
             fail(layer, "out_w -233 is not for it")
         return x[0], *(size if want == -233 else want for want, size in zip(wanted, sizes, strict=True))
     mode, found = layer["pad_mode"], []
-    if mode not in (0, 1, 2, 3):
+    if mode not in list(PadMode):
         fail(layer, f"pad_mode {mode} is unknown")
     kernel, strides = _positive(layer, "kernel", axes), _positive(layer, "stride", axes)
     for axis, size, length, stride, pads in zip(axes, sizes, kernel, strides, _pads(layer, axes), strict=True):
@@ -191,7 +192,7 @@ def pooling(layer: Layer, x: Shape) -> Shape:
         if isinstance(room, int) and room < 0:
             fail(layer, f"the kernel spans {length} along {axis}, the padded input has {size + sum(pads)}")
         # Mode 0 pads the tail so that nothing of the input is left out.
-        found.append((room + (stride - 1 if mode == 0 else 0)) // stride + 1)
+        found.append((room + (stride - 1 if mode == PadMode.FULL else 0)) // stride + 1)
     return x[0], *found
 
 

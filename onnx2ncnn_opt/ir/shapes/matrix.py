@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from onnx2ncnn_opt.ir.codes import GemmC
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import broadcast, differ, equal, fail, need_rank, shape_of
@@ -59,9 +60,9 @@ def gemm(layer: Layer, *inputs: Shape) -> Shape:
     equal(layer, k, k2, "the inner sizes K of A and B")
     if layer["constantC"]:
         kind = layer["constant_broadcast_type_C"]
-        if kind in (1, 2, 3):
+        if kind in (GemmC.M, GemmC.M_1, GemmC.M_N):
             equal(layer, layer["constantM"], m, "constantM, which C has, and the rows of the result")
-        if kind in (3, 4):
+        if kind in (GemmC.M_N, GemmC.N):
             equal(layer, layer["constantN"], n, "constantN, which C has, and the columns of the result")
     elif dynamic:
         _check_c(layer, dynamic.pop(0), (m, n))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import Direction, Padding
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import Output, broadcast, equal, fail, need_rank, shape_of
 
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-_REFLECT = 2
 
 
 @shape_of(*_GATES)
 def recurrent(layer: Layer, x: Shape, *states: Shape) -> list[Output]:
     """(T, num_output * directions), then the last states: shaped as given, (directions, size) where none is given."""
     need_rank(layer, x, 2)
-    directions = 2 if layer["direction"] == 2 else 1
+    directions = 2 if layer["direction"] == Direction.BIDIRECTIONAL else 1
     outputs = layer["num_output"]
     sizes = [outputs, layer["hidden_size"]] if layer.type == "LSTM" else [outputs]
     rows = directions * _GATES[layer.type] * sizes[-1]
@@ -124,7 +124,7 @@ def spectrogram(layer: Layer, x: Shape) -> Shape:
     size, length = x[0], layer["n_fft"]
     if layer["center"]:
         border = length // 2
-        if layer["pad_type"] == _REFLECT and isinstance(size, int) and border >= size:
+        if layer["pad_type"] == Padding.REFLECT and isinstance(size, int) and border >= size:
             fail(layer, f"a reflection of {border} needs more than {size} elements")
         size = size + 2 * border
     room = size - length

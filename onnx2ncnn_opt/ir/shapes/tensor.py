@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir.codes import Padding
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product, smaller
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.permute import permutation
@@ -29,7 +30,6 @@ _NO_BATCH_AXIS = 233
 # Ends of a slice from here on mean "to the end", whatever the size.
 _OPEN_END = 1 << 30
 _SIDES = {"w": ("left", "right"), "h": ("top", "bottom")}
-_REFLECT = 2
 
 
 @shape_of("Input")
@@ -295,7 +295,7 @@ def padding(layer: Layer, x: Shape) -> Shape:
     result = []
     for axis, size in zip(AXES[len(x)], x, strict=True):
         before, behind = (layer[side] for side in sides[axis]) if axis in sides else (0, 0)
-        if layer["type"] == _REFLECT and isinstance(size, int) and max(before, behind) >= size:
+        if layer["type"] == Padding.REFLECT and isinstance(size, int) and max(before, behind) >= size:
             fail(layer, f"a reflection of {max(before, behind)} needs more than {size} elements along {axis}")
         result.append(size + (before + behind))
     if layer["per_channel_pad_data_size"] and len(x) >= 3:

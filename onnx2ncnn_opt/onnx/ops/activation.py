@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.layers import LAYERS
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.sizes.cells import decided
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
@@ -26,26 +26,26 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Mish": ("Mish", {}),
     "Erf": ("Erf", {}),
     "HardSwish": ("HardSwish", {"alpha": 1 / 6, "beta": 0.5}),
-    "Abs": ("UnaryOp", {"op_type": 0}),
-    "Neg": ("UnaryOp", {"op_type": 1}),
-    "Floor": ("UnaryOp", {"op_type": 2}),
-    "Ceil": ("UnaryOp", {"op_type": 3}),
-    "Sqrt": ("UnaryOp", {"op_type": 5}),
-    "Exp": ("UnaryOp", {"op_type": 7}),
+    "Abs": ("UnaryOp", {"op_type": UnaryOp.ABS}),
+    "Neg": ("UnaryOp", {"op_type": UnaryOp.NEG}),
+    "Floor": ("UnaryOp", {"op_type": UnaryOp.FLOOR}),
+    "Ceil": ("UnaryOp", {"op_type": UnaryOp.CEIL}),
+    "Sqrt": ("UnaryOp", {"op_type": UnaryOp.SQRT}),
+    "Exp": ("UnaryOp", {"op_type": UnaryOp.EXP}),
     "Log": ("Log", {}),  # UnaryOp's gives NaN for 0
-    "Sin": ("UnaryOp", {"op_type": 9}),
-    "Cos": ("UnaryOp", {"op_type": 10}),
-    "Tan": ("UnaryOp", {"op_type": 11}),
-    "Asin": ("UnaryOp", {"op_type": 12}),
-    "Acos": ("UnaryOp", {"op_type": 13}),
-    "Atan": ("UnaryOp", {"op_type": 14}),
-    "Round": ("UnaryOp", {"op_type": 18}),  # half to even, as ONNX
-    "Sign": ("UnaryOp", {"op_type": 20}),
-    "Sinh": ("UnaryOp", {"op_type": 22}),
-    "Asinh": ("UnaryOp", {"op_type": 23}),
-    "Cosh": ("UnaryOp", {"op_type": 24}),
-    "Acosh": ("UnaryOp", {"op_type": 25}),
-    "Atanh": ("UnaryOp", {"op_type": 26}),
+    "Sin": ("UnaryOp", {"op_type": UnaryOp.SIN}),
+    "Cos": ("UnaryOp", {"op_type": UnaryOp.COS}),
+    "Tan": ("UnaryOp", {"op_type": UnaryOp.TAN}),
+    "Asin": ("UnaryOp", {"op_type": UnaryOp.ASIN}),
+    "Acos": ("UnaryOp", {"op_type": UnaryOp.ACOS}),
+    "Atan": ("UnaryOp", {"op_type": UnaryOp.ATAN}),
+    "Round": ("UnaryOp", {"op_type": UnaryOp.ROUND}),  # half to even, as ONNX
+    "Sign": ("UnaryOp", {"op_type": UnaryOp.SIGN}),
+    "Sinh": ("UnaryOp", {"op_type": UnaryOp.SINH}),
+    "Asinh": ("UnaryOp", {"op_type": UnaryOp.ASINH}),
+    "Cosh": ("UnaryOp", {"op_type": UnaryOp.COSH}),
+    "Acosh": ("UnaryOp", {"op_type": UnaryOp.ACOSH}),
+    "Atanh": ("UnaryOp", {"op_type": UnaryOp.ATANH}),
 }
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 _JUMPING = ("Ceil", "Floor", "Round", "Sign")
@@ -66,7 +66,7 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
         return turned_over(im, im.unary(as_numbers(im, x), layer, **params))
 
     code = params.get("op_type")
-    plain.__doc__ = f"{layer}." if code is None else f"{layer} {LAYERS[layer].enums['op_type'][code]}."
+    plain.__doc__ = f"{layer}." if code is None else f"{layer} {code.name.lower()}."
     domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
     integers, jumps, zeros = name in _OF_INTEGERS, name in _JUMPING, name in _KEEPING_ZEROS
     onnx_op(
@@ -96,8 +96,8 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
         dims = im.channel_dims(x)
         blob = im.layer("PReLU", im.mat(x, dims, [0]), num_slope=slope.array.size, weights=weights)
         return im.wrap(blob, x.shape, dims, [0])
-    negative = im.unary(x, "BinaryOp", op_type=MIN, with_scalar=1, b=0.0)
-    return binary(im, ADD, im.unary(x, "ReLU"), binary(im, MUL, negative, slope))
+    negative = im.unary(x, "BinaryOp", op_type=BinaryOp.MIN, with_scalar=1, b=0.0)
+    return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
 
 
 @onnx_op("Elu", axes="same")
@@ -138,21 +138,23 @@ def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
     if alpha == 1.0:
         return im.unary(x, "Swish")
-    gate = im.unary(im.unary(x, "BinaryOp", op_type=MUL, with_scalar=1, b=alpha), "Sigmoid")
-    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=MUL))
+    gate = im.unary(im.unary(x, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=alpha), "Sigmoid")
+    return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=BinaryOp.MUL))
 
 
 @onnx_op("SwiGLU", since=28, axes="same")
 def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Value:
     """Swish and BinaryOp mul."""
-    return binary(im, MUL, swish(im, a, alpha=alpha), b)
+    return binary(im, BinaryOp.MUL, swish(im, a, alpha=alpha), b)
 
 
 @onnx_op("Softsign", axes="same")
 def softsign(im: ImportContext, x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
-    one_more = im.unary(im.unary(x, "UnaryOp", op_type=0), "BinaryOp", op_type=0, with_scalar=1, b=1.0)
-    return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=3))
+    one_more = im.unary(
+        im.unary(x, "UnaryOp", op_type=UnaryOp.ABS), "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=1.0
+    )
+    return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=BinaryOp.DIV))
 
 
 # From here on, softplus(x) is x in float32.
@@ -162,8 +164,8 @@ _SOFTPLUS_LINEAR = 40.0
 @onnx_op("Softplus", axes="same")
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
-    low = im.unary(x, "BinaryOp", op_type=MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
-    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=MAX))
+    low = im.unary(x, "BinaryOp", op_type=BinaryOp.MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
+    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 
 @onnx_op("ThresholdedRelu", axes="same")
@@ -172,8 +174,8 @@ def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Ten
     if alpha >= 0:
         return im.unary(im.unary(x, "Shrink", lambd=alpha), "ReLU")
     gate = im.unary(x, "Threshold", threshold=alpha)
-    bounded = im.unary(x, "BinaryOp", op_type=MAX, with_scalar=1, b=alpha)
-    return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=MUL))
+    bounded = im.unary(x, "BinaryOp", op_type=BinaryOp.MAX, with_scalar=1, b=alpha)
+    return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=BinaryOp.MUL))
 
 
 @onnx_op("Shrink", axes="same")
@@ -198,8 +200,8 @@ def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | 
         return _clip(im, x, low, high)
     bounded: Value = x
     if min is not None:
-        bounded = binary(im, MAX, bounded, min)
-    return bounded if max is None else binary(im, MIN, bounded, max)
+        bounded = binary(im, BinaryOp.MAX, bounded, min)
+    return bounded if max is None else binary(im, BinaryOp.MIN, bounded, max)
 
 
 def _clip(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:

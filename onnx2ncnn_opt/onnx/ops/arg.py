@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Sym, place
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.reduction import back, coerced, reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float
@@ -25,7 +26,7 @@ _LONGEST = 2**23
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """Threshold of what reaches the largest number, and Reduction of the indices of that."""
     marked, size = _marked(im, as_numbers(im, x), axis, last=bool(select_last_index))
-    name, sign = ("ReduceMax", SUB) if select_last_index else ("ReduceMin", ADD)
+    name, sign = ("ReduceMax", BinaryOp.SUB) if select_last_index else ("ReduceMin", BinaryOp.ADD)
     found = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), number(size)))
     return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))
 
@@ -33,7 +34,7 @@ def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
 @onnx_op("ArgMin", integers=True, jumps=True)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
-    opposite = im.unary(as_numbers(im, x), "UnaryOp", op_type=1)
+    opposite = im.unary(as_numbers(im, x), "UnaryOp", op_type=UnaryOp.NEG)
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 
@@ -48,7 +49,7 @@ def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
     marked, _ = _marked(im, x, axis, last=False)
     first = reduce(im, marked, "ReduceMin", (axis,), 1)
-    return im.unary(binary(im, SUB, first, marked), "Threshold", threshold=-FLT_MIN)
+    return im.unary(binary(im, BinaryOp.SUB, first, marked), "Threshold", threshold=-FLT_MIN)
 
 
 def _marked(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Tensor, int]:
@@ -59,7 +60,7 @@ def _marked(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Ten
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
-    below = binary(im, SUB, finite, reduce(im, finite, "ReduceMax", (axis,), 1))
+    below = binary(im, BinaryOp.SUB, finite, reduce(im, finite, "ReduceMax", (axis,), 1))
     reached = im.unary(below, "Threshold", threshold=-FLT_MIN)
     ones = (1,) * (x.rank - axis - 1)
     if isinstance(size, Sym):
@@ -68,5 +69,5 @@ def _marked(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Ten
         span = _LONGEST
     else:
         index, span = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones)), size
-    far = binary(im, MUL, reached, number(span if last else -span))
-    return im.tensor(binary(im, ADD, far, index)), span
+    far = binary(im, BinaryOp.MUL, reached, number(span if last else -span))
+    return im.tensor(binary(im, BinaryOp.ADD, far, index)), span

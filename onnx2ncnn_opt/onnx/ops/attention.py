@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.budget import require_room
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal, result_shape
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
@@ -61,7 +62,7 @@ def attention23(
     hides_all = mask is not None and not (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all())
     y = attend(im, heads, _finite(im, mask) if mask is not None and hides_all else mask, scale)
     if mask is not None and hides_all:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
-        y = im.tensor(binary(im, MUL, y, _any_key(im, mask)))
+        y = im.tensor(binary(im, BinaryOp.MUL, y, _any_key(im, mask)))
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
@@ -175,7 +176,7 @@ def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
 def _sum(im: ImportContext, a: Value, b: Value) -> Value:
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(a.array.astype(np.float32) + b.array)
-    return binary(im, ADD, a, b)
+    return binary(im, BinaryOp.ADD, a, b)
 
 
 def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None) -> Tensor:
@@ -209,19 +210,21 @@ def capped(
     rows = exact_div(product((q.shape[1], length)), groups)
     assert rows is not None
     products = matmul(im, im.reshape(q, (items, groups, rows, size)), turned(k))
-    scores = binary(im, MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(factor))
+    scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(factor))
     steps = [scores]
     if cap:
-        scores = binary(im, MUL, im.unary(binary(im, MUL, scores, number(1 / cap)), "TanH"), number(cap))
+        scores = binary(
+            im, BinaryOp.MUL, im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH"), number(cap)
+        )
     steps.append(scores)
     if mask is not None:
-        steps.append(binary(im, ADD, scores, mask))
-        scores = binary(im, ADD, scores, _finite(im, mask))
+        steps.append(binary(im, BinaryOp.ADD, scores, mask))
+        scores = binary(im, BinaryOp.ADD, scores, _finite(im, mask))
     else:
         steps.append(scores)
     chances: Value = softmax13(im, im.tensor(scores))
     if mask is not None:
-        chances = binary(im, MUL, chances, _any_key(im, mask))
+        chances = binary(im, BinaryOp.MUL, chances, _any_key(im, mask))
     steps.append(chances)
     y = matmul(im, im.reshape(chances, (items, groups, rows, k.shape[2])), v)
     return im.tensor(im.reshape(y, (*q.shape[:3], v.shape[3]))), steps[mode]
@@ -231,7 +234,7 @@ def _finite(im: ImportContext, mask: Value) -> Value:
     """The mask as Softmax takes it, which makes NaN of rows that are -inf altogether, on Vulkan of -1e8 as well."""
     if isinstance(mask, Constant):
         return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
-    return binary(im, MAX, mask, number(_HIDDEN))
+    return binary(im, BinaryOp.MAX, mask, number(_HIDDEN))
 
 
 def _any_key(im: ImportContext, mask: Value) -> Value:

@@ -9,14 +9,14 @@ from functools import reduce
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import number_value, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
-_FLOOR = 2  # of UnaryOp
 _MOST_BITS = 16  # of two tensors; seven layers each
 _EXACT_BITS = 24
 
@@ -33,8 +33,10 @@ def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value
     if direction == "LEFT" and width > _MOST_BITS and (y[within] > _EXACT_BITS).any():
         raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds")
     if direction == "LEFT":
-        return _of_type(im, binary(im, MUL, moved, Constant(np.where(within, 2.0**places, 0))), x)
-    return _of_type(im, im.unary(binary(im, MUL, moved, Constant(2.0**-places)), "UnaryOp", op_type=_FLOOR), x)
+        return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**places, 0))), x)
+    return _of_type(
+        im, im.unary(binary(im, BinaryOp.MUL, moved, Constant(2.0**-places)), "UnaryOp", op_type=UnaryOp.FLOOR), x
+    )
 
 
 @onnx_op("BitwiseAnd", since=18, integers=True, axes="same")
@@ -46,15 +48,15 @@ def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
 @onnx_op("BitwiseOr", since=18, integers=True, axes="same")
 def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
     """a + b, less what is common."""
-    both = binary(im, ADD, a, b)
-    return _of_type(im, binary(im, SUB, both, _common(im, a, b)), a)
+    both = binary(im, BinaryOp.ADD, a, b)
+    return _of_type(im, binary(im, BinaryOp.SUB, both, _common(im, a, b)), a)
 
 
 @onnx_op("BitwiseXor", since=18, integers=True, axes="same")
 def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
     """a + b, less what is common to both twice."""
-    both = binary(im, ADD, a, b)
-    return _of_type(im, binary(im, SUB, both, binary(im, MUL, _common(im, a, b), number(2))), a)
+    both = binary(im, BinaryOp.ADD, a, b)
+    return _of_type(im, binary(im, BinaryOp.SUB, both, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
 
 
 @onnx_op("BitwiseNot", since=18, integers=True, axes="same")
@@ -63,7 +65,7 @@ def bitwise_not(im: ImportContext, x: Tensor) -> Value:
     if x.dtype != np.int64 and x.dtype.itemsize > 2:
         raise im.refuse(f"the bits of {x.dtype}, of which float32 holds 24", "cast to int64 before, if 24 are enough")
     largest = -1 if x.dtype.kind == "i" else 2 ** (8 * x.dtype.itemsize) - 1
-    return _of_type(im, binary(im, SUB, number(largest), x), x)
+    return _of_type(im, binary(im, BinaryOp.SUB, number(largest), x), x)
 
 
 def _of_type(im: ImportContext, x: Value, like: Value) -> Tensor:
@@ -88,17 +90,18 @@ def _common(im: ImportContext, a: Value, b: Value) -> Value:
     if signed:
         weights[-1] *= -1
     parts = [
-        binary(im, MUL, binary(im, MUL, p, q), number(weight)) for p, q, weight in zip(of_a, of_b, weights, strict=True)
+        binary(im, BinaryOp.MUL, binary(im, BinaryOp.MUL, p, q), number(weight))
+        for p, q, weight in zip(of_a, of_b, weights, strict=True)
     ]
-    return reduce(lambda total, part: binary(im, ADD, total, part), parts)
+    return reduce(lambda total, part: binary(im, BinaryOp.ADD, total, part), parts)
 
 
 def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Value]:
     """The bits of a number, the lowest first; the sign's is -1."""
     bits: list[Value] = []
     while len(bits) < width - signed:
-        above = im.unary(binary(im, MUL, x, number(0.5)), "UnaryOp", op_type=_FLOOR)
-        bits.append(binary(im, SUB, x, binary(im, MUL, above, number(2))))
+        above = im.unary(binary(im, BinaryOp.MUL, x, number(0.5)), "UnaryOp", op_type=UnaryOp.FLOOR)
+        bits.append(binary(im, BinaryOp.SUB, x, binary(im, BinaryOp.MUL, above, number(2))))
         x = above
     return [*bits, x] if signed else bits
 
@@ -116,16 +119,16 @@ def _masked(im: ImportContext, x: Value, mask: int) -> Value:
             place += 1
         endless = mask >> place == -1  # the mask is below 0
         if not endless:
-            part = binary(im, SUB, part, _cleared(im, x, place))
-        total = part if total is None else binary(im, ADD, total, part)
+            part = binary(im, BinaryOp.SUB, part, _cleared(im, x, place))
+        total = part if total is None else binary(im, BinaryOp.ADD, total, part)
         if endless:
             break
-    return binary(im, MUL, x, number(0)) if total is None else total
+    return binary(im, BinaryOp.MUL, x, number(0)) if total is None else total
 
 
 def _cleared(im: ImportContext, x: Value, bits: int) -> Value:
     """The number with its lowest bits cleared."""
     if not bits:
         return x
-    quotient = im.unary(binary(im, MUL, x, number(2.0**-bits)), "UnaryOp", op_type=_FLOOR)
-    return binary(im, MUL, quotient, number(2.0**bits))
+    quotient = im.unary(binary(im, BinaryOp.MUL, x, number(2.0**-bits)), "UnaryOp", op_type=UnaryOp.FLOOR)
+    return binary(im, BinaryOp.MUL, quotient, number(2.0**bits))

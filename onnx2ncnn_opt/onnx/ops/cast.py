@@ -9,19 +9,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 FLT_MIN = float(np.finfo(np.float32).tiny)
-_TRUNC = 19
 FP32_ONLY = 1 | 2 | 4  # featmask: no fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats
 # Beside that no Vulkan, which in fp16 takes them for floats on their way to the GPU, whatever the layer's mask says.
 _ON_CPU = FP32_ONLY | 16
 _FLOAT = np.dtype(np.float32)
 _NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
-_SUB, _MUL = 1, 2
-_FLOOR = 2
 LARGEST_EXACT = 2**24
 
 
@@ -51,7 +49,9 @@ def _cast(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
     if is_float(target) and target.itemsize >= 2:
         return Tensor(as_float(im, x).blob, x.view, target)
     if target.kind in "iu" and is_float(x.dtype):
-        return turned_over(im, Tensor(im.layer("UnaryOp", x.blob, op_type=_TRUNC), x.view, held_as_float(target)))
+        return turned_over(
+            im, Tensor(im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC), x.view, held_as_float(target))
+        )
     if target.kind in "iu" and x.dtype.kind in "iub" and not _is_lost(x.dtype, target):
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
             return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
@@ -70,10 +70,12 @@ def turned_over(im: ImportContext, x: Tensor) -> Tensor:
         return x
     span = 2.0 ** (8 * x.dtype.itemsize)
     low = -span / 2 if x.dtype.kind == "i" else 0.0
-    above = im.unary(x, "BinaryOp", op_type=_SUB, with_scalar=1, b=low) if low else x
-    turns = im.unary(im.unary(above, "BinaryOp", op_type=_MUL, with_scalar=1, b=1 / span), "UnaryOp", op_type=_FLOOR)
-    turns = im.unary(turns, "BinaryOp", op_type=_MUL, with_scalar=1, b=span)
-    return im.like(x, im.layer("BinaryOp", x.blob, turns.blob, op_type=_SUB))
+    above = im.unary(x, "BinaryOp", op_type=BinaryOp.SUB, with_scalar=1, b=low) if low else x
+    turns = im.unary(
+        im.unary(above, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=1 / span), "UnaryOp", op_type=UnaryOp.FLOOR
+    )
+    turns = im.unary(turns, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=span)
+    return im.like(x, im.layer("BinaryOp", x.blob, turns.blob, op_type=BinaryOp.SUB))
 
 
 def as_float(im: ImportContext, x: Tensor) -> Tensor:
@@ -115,8 +117,8 @@ def float_value(im: ImportContext, x: Value) -> Value:
 def nonzero(im: ImportContext, x: Tensor) -> Tensor:
     """1 where the number is not 0 (NaN is not), else 0."""
     whole = not is_float(x.dtype)
-    x = im.unary(as_float(im, x), "UnaryOp", op_type=0)
+    x = im.unary(as_float(im, x), "UnaryOp", op_type=UnaryOp.ABS)
     if whole:
         return im.unary(x, "Threshold", threshold=0.5)
-    zero = im.unary(im.unary(x, "UnaryOp", op_type=1), "Threshold", threshold=-FLT_MIN)
-    return im.unary(zero, "BinaryOp", op_type=7, with_scalar=1, b=1.0)
+    zero = im.unary(im.unary(x, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
+    return im.unary(zero, "BinaryOp", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)

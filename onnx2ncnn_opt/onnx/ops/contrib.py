@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
@@ -21,7 +22,7 @@ from onnx2ncnn_opt.onnx.ops.attention import (
     with_past,
 )
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import greater
 from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
@@ -41,19 +42,19 @@ def gelu(im: ImportContext, x: Tensor) -> Tensor:
 @onnx_op("BiasGelu", domain=MICROSOFT, axes="same")
 def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
     """BinaryOp add and GELU."""
-    return im.unary(binary(im, ADD, x, b), "GELU")
+    return im.unary(binary(im, BinaryOp.ADD, x, b), "GELU")
 
 
 @onnx_op("FastGelu", domain=MICROSOFT, axes="same")
 def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
     """GELU with tanh."""
-    return im.unary(x if b is None else binary(im, ADD, x, b), "GELU", fast_gelu=1)
+    return im.unary(x if b is None else binary(im, BinaryOp.ADD, x, b), "GELU", fast_gelu=1)
 
 
 @onnx_op("QuickGelu", domain=MICROSOFT, axes="same")
 def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     """x * Sigmoid(alpha * x)."""
-    return binary(im, MUL, x, im.unary(binary(im, MUL, x, number(alpha)), "Sigmoid"))
+    return binary(im, BinaryOp.MUL, x, im.unary(binary(im, BinaryOp.MUL, x, number(alpha)), "Sigmoid"))
 
 
 @onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same")
@@ -82,8 +83,8 @@ def skip_rms_norm(
 
 
 def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
-    total = binary(im, ADD, x, skip)
-    return im.tensor(total if b is None else binary(im, ADD, total, b))
+    total = binary(im, BinaryOp.ADD, x, skip)
+    return im.tensor(total if b is None else binary(im, BinaryOp.ADD, total, b))
 
 
 def _statistics(im: ImportContext) -> tuple[None, None]:
@@ -144,7 +145,7 @@ def fused_conv(
         pads=pads,
         strides=strides,
     )
-    return _activated(im, y if z is None else binary(im, ADD, y, z), activation, activation_params)
+    return _activated(im, y if z is None else binary(im, BinaryOp.ADD, y, z), activation, activation_params)
 
 
 @onnx_op("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
@@ -165,7 +166,7 @@ def fused_matmul(
             "transBatchA or transBatchB is 1: only the last two axes are transposed", "use a Transpose before it"
         )
     product = matmul(im, turned(a) if transA else a, turned(b) if transB else b)
-    return product if alpha == 1 else binary(im, MUL, product, number(alpha))
+    return product if alpha == 1 else binary(im, BinaryOp.MUL, product, number(alpha))
 
 
 @onnx_op("FusedGemm", domain=MICROSOFT)
@@ -222,7 +223,7 @@ def multi_head_attention(
         cuts = np.cumsum([part.shape[-1] for part in parts[:2] if part.rank == 3])
         if any(part.rank != 3 for part in parts):
             raise im.refuse("a bias on keys that are split into heads already", "add it before they are split")
-        parts = [binary(im, ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
+        parts = [binary(im, BinaryOp.ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
     heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
     mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.ops.quantization import (
@@ -43,7 +44,7 @@ def qlinear_add(
 ) -> Value:
     """BinaryOp add between DequantizeLinear and QuantizeLinear."""
     left, right = dequantize_linear(im, a, a_scale, a_zero_point), dequantize_linear(im, b, b_scale, b_zero_point)
-    return quantize_linear(im, binary(im, ADD, left, right), c_scale, c_zero_point)
+    return quantize_linear(im, binary(im, BinaryOp.ADD, left, right), c_scale, c_zero_point)
 
 
 @onnx_op("QLinearMul", domain=MICROSOFT, integers=True, quantises=True)
@@ -59,9 +60,9 @@ def qlinear_mul(
     c_zero_point: Value | None = None,
 ) -> Value:
     """BinaryOp mul of whole numbers, and as QuantizeLinear."""
-    products = binary(im, MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
-    factor = scaling(im, DIV, scaling(im, MUL, a_scale, b_scale), c_scale)
-    return quantized(im, binary(im, MUL, products, factor), c_zero_point, type_of(c_zero_point))
+    products = binary(im, BinaryOp.MUL, centred(im, a, a_zero_point), centred(im, b, b_zero_point))
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, a_scale, b_scale), c_scale)
+    return quantized(im, binary(im, BinaryOp.MUL, products, factor), c_zero_point, type_of(c_zero_point))
 
 
 def _between(
@@ -205,11 +206,16 @@ def qgemm(
     right = centred(im, turned(b) if transB else b, b_zero_point)
     sums: Value = matmul(im, left, right)
     if c is not None:
-        sums = binary(im, ADD, sums, Constant(c.astype(np.float32)))
-    factor = scaling(im, MUL, scaling(im, MUL, number(alpha), a_scale), b_scale)
+        sums = binary(im, BinaryOp.ADD, sums, Constant(c.astype(np.float32)))
+    factor = scaling(im, BinaryOp.MUL, scaling(im, BinaryOp.MUL, number(alpha), a_scale), b_scale)
     if y_scale is None:
-        return binary(im, MUL, sums, factor)
-    return quantized(im, binary(im, MUL, sums, scaling(im, DIV, factor, y_scale)), y_zero_point, type_of(y_zero_point))
+        return binary(im, BinaryOp.MUL, sums, factor)
+    return quantized(
+        im,
+        binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.DIV, factor, y_scale)),
+        y_zero_point,
+        type_of(y_zero_point),
+    )
 
 
 @onnx_op("MatMulIntegerToFloat", domain=MICROSOFT, integers=True)
@@ -225,8 +231,8 @@ def matmul_integer_to_float(
 ) -> Value:
     """MatMul of whole numbers, times the scales."""
     sums = sums_of(im, a, a_zero_point, b, b_zero_point)
-    result = binary(im, MUL, sums, scaling(im, MUL, per_row(im, a, a_scale), b_scale))
-    return result if bias is None else binary(im, ADD, result, bias)
+    result = binary(im, BinaryOp.MUL, sums, scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale))
+    return result if bias is None else binary(im, BinaryOp.ADD, result, bias)
 
 
 @onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT, integers=True, quantises=True)
@@ -274,7 +280,7 @@ def matmul_nbits(
     centres = _unpacked(b.reshape(N, blocks, -1), bits) - zeros[..., None]
     weight = (centres * im.f32(scales).reshape(N, blocks, 1)).reshape(N, -1)[:, :K]
     y = linear(im, a, np.ascontiguousarray(weight))
-    return y if bias is None else binary(im, ADD, y, bias)
+    return y if bias is None else binary(im, BinaryOp.ADD, y, bias)
 
 
 def _unpacked(packed: Array, bits: int) -> Array:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import pad2
 from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -137,7 +138,7 @@ def _calculated(
 
 def _biased(im: ImportContext, y: Value, b: Value) -> Value:
     """A number for each channel."""
-    return binary(im, ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
+    return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
 
 
 def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) -> Value:

@@ -6,8 +6,9 @@ from functools import reduce
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
@@ -30,5 +31,7 @@ def _det(im: ImportContext, rows: list[list[Tensor]]) -> Value:
     if not rest:
         return first[0]
     minors = [_det(im, [row[:i] + row[i + 1 :] for row in rest]) for i in range(len(first))]
-    terms = [binary(im, MUL, x, minor) for x, minor in zip(first, minors, strict=True)]
-    return reduce(lambda a, b: binary(im, SUB if b[0] % 2 else ADD, a, b[1]), enumerate(terms[1:], 1), terms[0])
+    terms = [binary(im, BinaryOp.MUL, x, minor) for x, minor in zip(first, minors, strict=True)]
+    return reduce(
+        lambda a, b: binary(im, BinaryOp.SUB if b[0] % 2 else BinaryOp.ADD, a, b[1]), enumerate(terms[1:], 1), terms[0]
+    )

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers, number_value, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MUL, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, is_float
 
-_ABS, _NEG, _FLOOR, _RECIPROCAL, _ROUND, _TRUNC, _SIGN = 0, 1, 2, 15, 18, 19, 20  # of UnaryOp
 _HALF_BITS = 12  # a product of two numbers of so many bits is exact
 _LARGEST_WHOLE = 2**20
 _BEYOND = 2.0**30  # every float32 from here on is even
@@ -45,21 +45,21 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
         whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
         return turned_over(im, _truncated(im, whole, by))
     if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
-        return binary(im, MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
+        return binary(im, BinaryOp.MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     if _are_rounding(im.readers()):
         return divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
     if isinstance(b, Constant) and isinstance(a, Tensor) and _is_whole(b) and _is_rounding_scale(im):
         return by_whole(im, a, b)
     if a is not b:  # x / x is finite or NaN
         require_untested(im, b)
-    return binary(im, DIV, a, _kept_from_zero(im, a, b))
+    return binary(im, BinaryOp.DIV, a, _kept_from_zero(im, a, b))
 
 
 def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
     """a / b to the last bit, for a whole number b: a scale's last bit decides which way ties between two steps go."""
     inverse = Constant(1 / im.f32(b.array).astype(np.float64))
-    near = binary(im, MUL, a, inverse)
-    return binary(im, ADD, near, binary(im, MUL, rest_of(im, a, im.tensor(b), near), inverse))
+    near = binary(im, BinaryOp.MUL, a, inverse)
+    return binary(im, BinaryOp.ADD, near, binary(im, BinaryOp.MUL, rest_of(im, a, im.tensor(b), near), inverse))
 
 
 def _is_whole(b: Constant) -> bool:
@@ -78,7 +78,7 @@ def _is_rounding_scale(im: ImportContext) -> bool:
 def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
     require_untested(im, x)
-    return im.unary(im.tensor(_kept_from_zero(im, number(1), x)), "UnaryOp", op_type=_RECIPROCAL)
+    return im.unary(im.tensor(_kept_from_zero(im, number(1), x)), "UnaryOp", op_type=UnaryOp.RECIPROCAL)
 
 
 def require_untested(im: ImportContext, divisor: Operand) -> None:
@@ -122,11 +122,13 @@ def _kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
         return b
     least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
     if known.low >= 0:
-        return binary(im, MAX, b, least)
+        return binary(im, BinaryOp.MAX, b, least)
     is_zero = im.unary(
-        im.unary(im.unary(b, "UnaryOp", op_type=_ABS), "UnaryOp", op_type=_NEG), "Threshold", threshold=-FLT_MIN
+        im.unary(im.unary(b, "UnaryOp", op_type=UnaryOp.ABS), "UnaryOp", op_type=UnaryOp.NEG),
+        "Threshold",
+        threshold=-FLT_MIN,
     )
-    return binary(im, ADD, b, binary(im, MUL, is_zero, least))
+    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, is_zero, least))
 
 
 def _limit(node: onnx_ir.Node, side: int) -> float | None:
@@ -172,17 +174,19 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     """
     if not is_float(a.dtype):
         turns = _truncated(im, a, b) if fmod else floored(im, a, b)
-        return binary(im, SUB, a, binary(im, MUL, turns, b))
+        return binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, turns, b))
     if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
         raise im.refuse(
             "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
             "export torch.remainder(x, y) instead, which divides",
         )
-    rest = im.tensor(rest_of(im, a, im.unary(binary(im, DIV, a, b), "UnaryOp", op_type=_ROUND), b))
-    side = _applied(im, a if fmod else b, _SIGN, np.sign)
-    other = im.unary(binary(im, MUL, rest, arithmetic(im, MUL, side, number(-1))), "Threshold", threshold=0.0)
-    turn = arithmetic(im, MUL, _applied(im, b, _ABS, np.abs), side)
-    return binary(im, ADD, rest, binary(im, MUL, other, turn))
+    rest = im.tensor(rest_of(im, a, im.unary(binary(im, BinaryOp.DIV, a, b), "UnaryOp", op_type=UnaryOp.ROUND), b))
+    side = _applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
+    other = im.unary(
+        binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1))), "Threshold", threshold=0.0
+    )
+    turn = arithmetic(im, BinaryOp.MUL, _applied(im, b, UnaryOp.ABS, np.abs), side)
+    return binary(im, BinaryOp.ADD, rest, binary(im, BinaryOp.MUL, other, turn))
 
 
 def _applied(im: ImportContext, x: Value, op_type: int, function: Callable[[Array], Array]) -> Value:
@@ -206,21 +210,33 @@ def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool
 
 def divided(im: ImportContext, a: Value, b: Value) -> Value:
     """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
-    half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, MUL, b, number(0.5))
-    twice = im.unary(binary(im, MUL, binary(im, DIV, a, b), number(2)), "UnaryOp", op_type=_ROUND)
+    half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, BinaryOp.MUL, b, number(0.5))
+    twice = im.unary(
+        binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), "UnaryOp", op_type=UnaryOp.ROUND
+    )
     # Cut off, so that the rest of an infinity is infinite.
     twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
-    return binary(im, ADD, binary(im, MUL, twice, number(0.5)), binary(im, DIV, rest_of(im, a, twice, half), b))
+    return binary(
+        im,
+        BinaryOp.ADD,
+        binary(im, BinaryOp.MUL, twice, number(0.5)),
+        binary(im, BinaryOp.DIV, rest_of(im, a, twice, half), b),
+    )
 
 
 def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
     """a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
     step = number(2.0**_HALF_BITS)
-    many = binary(im, MUL, im.unary(binary(im, MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=_TRUNC), step)
-    few = binary(im, SUB, turns, many)
+    many = binary(
+        im,
+        BinaryOp.MUL,
+        im.unary(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=UnaryOp.TRUNC),
+        step,
+    )
+    few = binary(im, BinaryOp.SUB, turns, many)
     for part in _parts(im, b):
         for digits in (many, few):
-            a = binary(im, SUB, a, binary(im, MUL, digits, part))
+            a = binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, digits, part))
     return a
 
 
@@ -231,27 +247,29 @@ def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
         upper = np.ldexp(np.rint(mantissa * 2.0**_HALF_BITS), exponent - _HALF_BITS)
         lower = x.array - upper
         return [Constant(upper), Constant(lower)] if lower.any() else [x]
-    wide = binary(im, MUL, x, number(2.0**_HALF_BITS + 1))
-    above = binary(im, SUB, wide, binary(im, SUB, wide, x))
-    return [above, binary(im, SUB, x, above)]
+    wide = binary(im, BinaryOp.MUL, x, number(2.0**_HALF_BITS + 1))
+    above = binary(im, BinaryOp.SUB, wide, binary(im, BinaryOp.SUB, wide, x))
+    return [above, binary(im, BinaryOp.SUB, x, above)]
 
 
 def _truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
-    larger = arithmetic(im, MUL, number_value(im, a), number(1 + 2.0**-21))
-    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=_TRUNC)
+    larger = arithmetic(im, BinaryOp.MUL, number_value(im, a), number(1 + 2.0**-21))
+    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=UnaryOp.TRUNC)
 
 
 def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
-    half = arithmetic(im, MUL, _applied(im, b, _SIGN, np.sign), number(0.5))
-    return im.unary(_ratio(im, arithmetic(im, ADD, number_value(im, a), half), b), "UnaryOp", op_type=_FLOOR)
+    half = arithmetic(im, BinaryOp.MUL, _applied(im, b, UnaryOp.SIGN, np.sign), number(0.5))
+    return im.unary(
+        _ratio(im, arithmetic(im, BinaryOp.ADD, number_value(im, a), half), b), "UnaryOp", op_type=UnaryOp.FLOOR
+    )
 
 
 def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
     """a / b; a constant divisor as a factor."""
     if not isinstance(b, Constant):
-        return binary(im, DIV, a, b)
+        return binary(im, BinaryOp.DIV, a, b)
     if not b.array.all():
         raise im.refuse("it divides integers by 0")
-    return binary(im, MUL, a, Constant(1 / b.array.astype(np.float64)))
+    return binary(im, BinaryOp.MUL, a, Constant(1 / b.array.astype(np.float64)))

@@ -13,6 +13,7 @@ from functools import partial, reduce
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
@@ -24,22 +25,16 @@ from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Operand, Tensor, Value
 
-ADD, SUB, MUL, DIV, MAX, MIN, POW, RSUB, RDIV, RPOW = range(10)
-FLOOR_DIVIDE = 15
-
-_NUMPY: Mapping[int, Callable[[Array, Array], Array]] = {
-    ADD: np.add,
-    SUB: np.subtract,
-    MUL: np.multiply,
-    DIV: np.divide,
-    FLOOR_DIVIDE: np.floor_divide,
+_NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
+    BinaryOp.ADD: np.add,
+    BinaryOp.SUB: np.subtract,
+    BinaryOp.MUL: np.multiply,
+    BinaryOp.DIV: np.divide,
+    BinaryOp.FLOOR_DIVIDE: np.floor_divide,
 }
 
-# The op_type that takes the operands the other way round.
-_SWAPPED = {ADD: ADD, SUB: RSUB, MUL: MUL, DIV: RDIV, MAX: MAX, MIN: MIN, POW: RPOW, FLOOR_DIVIDE: 16}
 
-
-def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
+def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Value:
     """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
@@ -47,7 +42,7 @@ def binary(im: ImportContext, op_type: int, a: Operand, b: Operand) -> Value:
     if isinstance(a, Constant) and isinstance(b, Constant):
         a = im.tensor(a)
     if isinstance(a, Constant):
-        a, b, op_type = b, a, _SWAPPED[op_type]
+        a, b, op_type = b, a, op_type.exchanged
     assert isinstance(a, Tensor)
     if isinstance(b, Constant) and b.scalar is not None and len(shape) == a.rank:
         return im.unary(a, "BinaryOp", op_type=op_type, with_scalar=1, b=float(im.f32(b.array).reshape(-1)[0]))
@@ -77,7 +72,7 @@ def number(value: float) -> Constant:
     return Constant(np.array(value, np.float32))
 
 
-def arithmetic(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
     """BinaryOp; of two constants a constant."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(np.asarray(_NUMPY[op_type](a.array, b.array)))
@@ -119,7 +114,7 @@ def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
         if fitting(have, want) is None:  # one is 1, or may be
             row = im.tensor(Constant(np.ones(want, np.float32))) if isinstance(want, int) else im.ones(want)
             along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
-            x = im.tensor(binary(im, MUL, as_numbers(im, x), along))
+            x = im.tensor(binary(im, BinaryOp.MUL, as_numbers(im, x), along))
     return x
 
 
@@ -195,7 +190,7 @@ def _text(shape: Shape) -> str:
 @onnx_op("Add", since=7, integers=True, axes="same")
 def add(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp add."""
-    return _whole(im, binary(im, ADD, a, b))
+    return _whole(im, binary(im, BinaryOp.ADD, a, b))
 
 
 @onnx_op("Sub", since=7, integers=True, axes="same")
@@ -205,7 +200,7 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
         raise im.refuse(
             f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds", "cast to int64 before"
         )
-    return _whole(im, binary(im, SUB, a, b))
+    return _whole(im, binary(im, BinaryOp.SUB, a, b))
 
 
 @onnx_op("Mul", since=7, integers=True, axes="same")
@@ -213,7 +208,7 @@ def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
     if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
         raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")
-    return _whole(im, binary(im, MUL, a, b))
+    return _whole(im, binary(im, BinaryOp.MUL, a, b))
 
 
 def _whole(im: ImportContext, x: Value) -> Value:
@@ -224,25 +219,25 @@ def _whole(im: ImportContext, x: Value) -> Value:
 @onnx_op("Sum", axes="same")
 def sum_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add."""
-    return reduce(lambda a, b: binary(im, ADD, a, b), xs)
+    return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), xs)
 
 
 @onnx_op("Max", integers=True, selects=True, axes="same")
 def max_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
-    return reduce(lambda a, b: binary(im, MAX, a, b), xs)
+    return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), xs)
 
 
 @onnx_op("Min", integers=True, selects=True, axes="same")
 def min_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
-    return reduce(lambda a, b: binary(im, MIN, a, b), xs)
+    return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), xs)
 
 
 @onnx_op("Mean", axes="same")
 def mean(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add, and a division by the number of operands."""
-    return binary(im, DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
+    return binary(im, BinaryOp.DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 
 @onnx_op("Identity", integers=True, moves=(0,), axes="same")

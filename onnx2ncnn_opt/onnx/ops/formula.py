@@ -6,12 +6,13 @@ from functools import reduce
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import LARGEST_EXACT
 from onnx2ncnn_opt.onnx.ops.division import floored
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MIN, MUL, binary, spread
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, spread
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
 
@@ -33,7 +34,7 @@ def _sum(im: ImportContext, x: Formula) -> Value:
         for term, k in terms.items():
             factors.setdefault(term, np.zeros(x.cells.shape))[index] = k
     terms_ = [_term(im, x, term, k) for term, k in factors.items() if k.any()]
-    return reduce(lambda a, b: binary(im, ADD, a, b), terms_)
+    return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), terms_)
 
 
 def _term(im: ImportContext, x: Formula, factors: tuple[str | Call, ...], k: Array) -> Value:
@@ -41,8 +42,8 @@ def _term(im: ImportContext, x: Formula, factors: tuple[str | Call, ...], k: Arr
     if not factors:
         return coefficients
     parts = [_factor(im, x, factor) for factor in factors]
-    product = reduce(lambda a, b: binary(im, MUL, a, b), parts)
-    return product if (k == 1).all() else binary(im, MUL, product, coefficients)
+    product = reduce(lambda a, b: binary(im, BinaryOp.MUL, a, b), parts)
+    return product if (k == 1).all() else binary(im, BinaryOp.MUL, product, coefficients)
 
 
 def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
@@ -64,7 +65,7 @@ def _factor(im: ImportContext, x: Formula, factor: str | Call) -> Value:
         a, b = (_sum(im, Formula(_cell(part, x.rank), x.shape, x.dtype)) for part in (factor.a, factor.b))
         if factor.operator == "//":
             return floored(im, a, b)
-        return binary(im, MIN if factor.operator == "min" else MAX, a, b)
+        return binary(im, BinaryOp.MIN if factor.operator == "min" else BinaryOp.MAX, a, b)
     return _number(im, size)
 
 
@@ -80,7 +81,7 @@ def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
         return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))
     ones = im.ones(size)
     sums = im.like(ones, im.layer("CumulativeSum", ones.blob, axis=2))
-    places = im.unary(sums, "BinaryOp", op_type=ADD, with_scalar=1, b=-1.0)
+    places = im.unary(sums, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=-1.0)
     return places.viewed(places.view.with_axes(((),) * axis + places.view.axes + ((),) * (rank - 1 - axis)))
 
 
@@ -92,9 +93,9 @@ def _number(im: ImportContext, size: Sym) -> Tensor:
     longer = size + more
     assert isinstance(longer, Sym)
     ones = im.ones(longer)
-    blob = im.layer("Reduction", ones.blob, operation=0, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
+    blob = im.layer("Reduction", ones.blob, operation=Reduction.SUM, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
     number = im.wrap(blob, (), [[]])
-    return im.unary(number, "BinaryOp", op_type=ADD, with_scalar=1, b=-1.0) if more else number
+    return im.unary(number, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=-1.0) if more else number
 
 
 @onnx_op("Range", since=11, integers=True)

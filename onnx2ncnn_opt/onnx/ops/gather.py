@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, arithmetic, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary
 from onnx2ncnn_opt.onnx.ops.gather_slices import picked, picked_together
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
@@ -37,7 +38,6 @@ from onnx2ncnn_opt.onnx.value import (
 # Pieces of constant indices that are layers of their own: so many, and where an image would be too large, so many more.
 _FEW_RUNS, _MOST_RUNS = 16, 256
 _LARGEST_IMAGE = 2**20
-_NEAREST, _BORDER = 2, 2  # of GridSample
 
 
 @onnx_op("Gather", integers=True, moves=(0,), indexes=1)
@@ -88,14 +88,14 @@ def _sampled(
     places = counted(im, indices, size)
     if isinstance(size, Sym):
         # The middle of the pixel as a share of the row.
-        middle = im.unary(places, "BinaryOp", op_type=ADD, with_scalar=1, b=0.5)
-        places = im.tensor(binary(im, DIV, middle, _sizes(im, size)))
+        middle = im.unary(places, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=0.5)
+        places = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
         scale, shift = _coordinates(im, 1, rows)
         shift[0] = -1
     else:
         scale, shift = _coordinates(im, size, rows)
-    grid = im.layer("BinaryOp", im.mat(places, dims), im.memory(scale.astype(np.float32)), op_type=MUL)
-    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=ADD)
+    grid = im.layer("BinaryOp", im.mat(places, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
+    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
     return _pixels(im, image, grid)
 
 
@@ -116,7 +116,9 @@ def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]
 
 
 def _pixels(im: ImportContext, image: Blob, grid: Blob) -> Blob:
-    return im.layer("GridSample", image, grid, sample_type=_NEAREST, padding_mode=_BORDER, permute_fusion=1)
+    return im.layer(
+        "GridSample", image, grid, sample_type=Sample.NEAREST, padding_mode=SamplePadding.BORDER, permute_fusion=1
+    )
 
 
 def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
@@ -138,8 +140,8 @@ def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
-    negative = im.unary(im.unary(indices, "UnaryOp", op_type=1), "Threshold", threshold=0.5)
-    return im.tensor(binary(im, ADD, indices, binary(im, MUL, negative, _sizes(im, *sizes))))
+    negative = im.unary(im.unary(indices, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.5)
+    return im.tensor(binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes))))
 
 
 def check_indices(im: ImportContext, indices: Tensor) -> None:
@@ -243,11 +245,11 @@ def flat_places(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: in
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = counted(im, indices, *sizes[batch_dims:])
-    weighted = im.tensor(binary(im, MUL, numbers, _sizes(im, *strides[batch_dims:])))
+    weighted = im.tensor(binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:])))
     place: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
     for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
         row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (place.rank - axis - 1)))
-        place = binary(im, ADD, place, arithmetic(im, MUL, row, _sizes(im, strides[axis])))
+        place = binary(im, BinaryOp.ADD, place, arithmetic(im, BinaryOp.MUL, row, _sizes(im, strides[axis])))
     return as_places(im, place)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
 from onnx2ncnn_opt.onnx.ops.shape import concat, split2
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
-_EXP = 7
 # Steps that are written out one after the other, at most.
 MOST_STEPS = 64
 
@@ -98,14 +98,14 @@ def linear_attention(
         assert k is not None
         assert v is not None
         if state is not None and gate is not None:
-            state = binary(im, MUL, state, im.unary(turned(gate), "UnaryOp", op_type=_EXP))
+            state = binary(im, BinaryOp.MUL, state, im.unary(turned(gate), "UnaryOp", op_type=UnaryOp.EXP))
         if state is not None and rate is not None:
-            v = binary(im, SUB, v, matmul(im, k, state))
+            v = binary(im, BinaryOp.SUB, v, matmul(im, k, state))
         if rate is not None:
-            v = binary(im, MUL, v, rate)
+            v = binary(im, BinaryOp.MUL, v, rate)
         added = matmul(im, turned(k), v)
-        state = added if state is None else binary(im, ADD, state, added)
+        state = added if state is None else binary(im, BinaryOp.ADD, state, added)
         y = matmul(im, q, state)
         read.append(im.reshape(y, (batch, 1, q_num_heads * y.shape[-1])))
     assert state is not None
-    return binary(im, MUL, concat(im, *read, axis=1), number(factor)), state
+    return binary(im, BinaryOp.MUL, concat(im, *read, axis=1), number(factor)), state

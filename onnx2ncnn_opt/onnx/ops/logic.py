@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import broadcast
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import MAX, MUL, RSUB, SUB, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value
 
 FLT_MAX = float(np.finfo(np.float32).max)
-_ABS, _NEG = 0, 1
 
 
 def threshold(im: ImportContext, x: Value, limit: float) -> Tensor:
@@ -27,12 +27,12 @@ def threshold(im: ImportContext, x: Value, limit: float) -> Tensor:
 
 def negative(im: ImportContext, x: Value) -> Tensor:
     """-x."""
-    return im.unary(x, "UnaryOp", op_type=_NEG)
+    return im.unary(x, "UnaryOp", op_type=UnaryOp.NEG)
 
 
 def rest(im: ImportContext, x: Value) -> Tensor:
     """1 - x."""
-    return im.unary(x, "BinaryOp", op_type=RSUB, with_scalar=1, b=1.0)
+    return im.unary(x, "BinaryOp", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)
 
 
 def _bools(im: ImportContext, x: Value) -> Tensor:
@@ -54,7 +54,7 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
         return ranked(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
         return ranked(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
-    return threshold(im, binary(im, SUB, a, b), -FLT_MIN if equal else 0.0)
+    return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
 
 
 @onnx_op("Greater", since=7, integers=True, selects=True, jumps=True, axes="same")
@@ -96,31 +96,33 @@ def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
             return _bools(im, ranked(threshold(im, a if b.scalar > 0 else negative(im, a), limit), len(shape)))
         if np.isfinite(b.scalar):
             return _bools(im, ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape)))
-    return _bools(im, _between(im, im.tensor(binary(im, SUB, a, b)), -FLT_MIN, 0.0))
+    return _bools(im, _between(im, im.tensor(binary(im, BinaryOp.SUB, a, b)), -FLT_MIN, 0.0))
 
 
 def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
     """1 where low < x <= high, else 0."""
-    inside = im.layer("BinaryOp", threshold(im, x, low).blob, threshold(im, x, high).blob, op_type=SUB)
+    inside = im.layer("BinaryOp", threshold(im, x, low).blob, threshold(im, x, high).blob, op_type=BinaryOp.SUB)
     return im.like(x, inside)
 
 
 @onnx_op("And", since=7, integers=True, axes="same")
 def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp mul."""
-    return _bools(im, binary(im, MUL, float_value(im, a), float_value(im, b)))
+    return _bools(im, binary(im, BinaryOp.MUL, float_value(im, a), float_value(im, b)))
 
 
 @onnx_op("Or", since=7, integers=True, axes="same")
 def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
     """BinaryOp max."""
-    return _bools(im, binary(im, MAX, float_value(im, a), float_value(im, b)))
+    return _bools(im, binary(im, BinaryOp.MAX, float_value(im, a), float_value(im, b)))
 
 
 @onnx_op("Xor", since=7, integers=True, axes="same")
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The distance."""
-    return _bools(im, im.unary(binary(im, SUB, float_value(im, a), float_value(im, b)), "UnaryOp", op_type=_ABS))
+    return _bools(
+        im, im.unary(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), "UnaryOp", op_type=UnaryOp.ABS)
+    )
 
 
 @onnx_op("Not", integers=True, axes="same")
@@ -132,16 +134,16 @@ def not_(im: ImportContext, x: Tensor) -> Tensor:
 @onnx_op("IsNaN", since=9, selects=True, axes="same")
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """Not above -1 although positive."""
-    return _bools(im, rest(im, threshold(im, im.unary(x, "UnaryOp", op_type=_ABS), -1.0)))
+    return _bools(im, rest(im, threshold(im, im.unary(x, "UnaryOp", op_type=UnaryOp.ABS), -1.0)))
 
 
 @onnx_op("IsInf", since=10, selects=True, axes="same")
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Above the largest number."""
     if not detect_negative and not detect_positive:
-        return _bools(im, threshold(im, negative(im, im.unary(x, "UnaryOp", op_type=_ABS)), 0.0))
+        return _bools(im, threshold(im, negative(im, im.unary(x, "UnaryOp", op_type=UnaryOp.ABS)), 0.0))
     if detect_negative:
-        x = im.unary(x, "UnaryOp", op_type=_ABS if detect_positive else _NEG)
+        x = im.unary(x, "UnaryOp", op_type=UnaryOp.ABS if detect_positive else UnaryOp.NEG)
     return _bools(im, threshold(im, x, FLT_MAX))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import number_value
-from onnx2ncnn_opt.onnx.ops.elementwise import DIV, MUL, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather, gather_elements
 from onnx2ncnn_opt.onnx.ops.logic import equal
 from onnx2ncnn_opt.onnx.ops.reduction import log_softmax13, reduce
@@ -14,7 +15,6 @@ from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
-_NEG = 1
 _REDUCTIONS = ("none", "mean", "sum")
 _PLACE = held_as_float(np.dtype(np.uint32))
 
@@ -44,8 +44,8 @@ def nll_loss(
         ignored = equal(im, target, Constant(np.array(ignore_index)))
         target = im.tensor(where(im, ignored, Constant(np.array(0)), target))
     share = _weights(im, target, weight, ignored)
-    loss = im.unary(_of_class(im, x, target), "UnaryOp", op_type=_NEG)
-    result: Value = loss if weight is None or share is None else binary(im, MUL, loss, share)
+    loss = im.unary(_of_class(im, x, target), "UnaryOp", op_type=UnaryOp.NEG)
+    result: Value = loss if weight is None or share is None else binary(im, BinaryOp.MUL, loss, share)
     if ignored is not None:
         result = where(im, ignored, number(0), result)
     if reduction == "none":
@@ -55,7 +55,7 @@ def nll_loss(
     total = reduce(im, im.tensor(result), "ReduceSum", None, 0)
     if reduction == "sum" or share is None:
         return total
-    return binary(im, DIV, total, reduce(im, share, "ReduceSum", None, 0))
+    return binary(im, BinaryOp.DIV, total, reduce(im, share, "ReduceSum", None, 0))
 
 
 @onnx_op("SoftmaxCrossEntropyLoss", since=12, integers=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import Form, align, combined, meeting, presence
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, binary, broadcast_shape, spread
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, broadcast_shape, spread
 from onnx2ncnn_opt.onnx.ops.normalization import rows
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
@@ -43,11 +44,11 @@ def gemm(
     else:
         product = matmul(im, a, b)
         if alpha != 1:
-            product = binary(im, MUL, product, Constant(np.array(alpha, np.float32)))
+            product = binary(im, BinaryOp.MUL, product, Constant(np.array(alpha, np.float32)))
     if c is None:
         return product
-    scaled = c if beta == 1 else binary(im, MUL, c, Constant(np.array(beta, np.float32)))
-    return binary(im, ADD, product, scaled)
+    scaled = c if beta == 1 else binary(im, BinaryOp.MUL, c, Constant(np.array(beta, np.float32)))
+    return binary(im, BinaryOp.ADD, product, scaled)
 
 
 def turned(x: Value) -> Value:

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import Form
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MUL, SUB, binary, number, spread
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number, spread
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
-
-_SQUARE, _SQRT, _RECIPROCAL = 4, 5, 15
 
 
 def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
@@ -27,12 +26,14 @@ def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
 def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
     """A factor and an offset per channel."""
     factor, offset = (per_channel(im, param, x.rank) for param in (scale, bias))
-    return binary(im, ADD, binary(im, MUL, x, factor), offset)
+    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
 
 def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
     """sqrt(variance + epsilon)."""
-    return im.unary(im.unary(variance, "BinaryOp", op_type=ADD, with_scalar=1, b=epsilon), "UnaryOp", op_type=_SQRT)
+    return im.unary(
+        im.unary(variance, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=epsilon), "UnaryOp", op_type=UnaryOp.SQRT
+    )
 
 
 @onnx_op("BatchNormalization", since=7, batch=0)
@@ -59,13 +60,13 @@ def batch_norm(
         raise im.refuse("spatial is 0: ncnn has statistics per channel only", "export it with spatial = 1")
     arrays = [param.array for param in (scale, bias, mean, var) if isinstance(param, Constant)]
     if len(arrays) < 4:
-        slope = binary(im, DIV, scale, deviation(im, var, epsilon))
-        return _affine(im, x, slope, binary(im, SUB, bias, binary(im, MUL, mean, slope)))
+        slope = binary(im, BinaryOp.DIV, scale, deviation(im, var, epsilon))
+        return _affine(im, x, slope, binary(im, BinaryOp.SUB, bias, binary(im, BinaryOp.MUL, mean, slope)))
     if x.rank == 2 and x.view.axes[0] and not x.view.batch:
         # Rows of features: as a batch they would have to be taken apart and put together again.
         factor = arrays[0].astype(np.float64) / np.sqrt(arrays[3].astype(np.float64) + epsilon)
         shift = arrays[1] - arrays[2] * factor
-        return binary(im, ADD, binary(im, MUL, x, Constant(factor)), Constant(shift))
+        return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, Constant(factor)), Constant(shift))
     weights = dict(zip(("slope_data", "bias_data", "mean_data", "var_data"), arrays, strict=True))
     dims = im.channel_dims(x)
     blob = im.layer("BatchNorm", im.mat(x, dims, [0]), weights=weights, channels=arrays[0].size, eps=epsilon)
@@ -81,14 +82,17 @@ def _in_training(
         y = instance_norm(im, x, scale, bias, epsilon=epsilon)
     axes = tuple(axis for axis in range(x.rank) if axis != 1)
     now = reduce(im, x, "ReduceMean", axes, 1)
-    apart = binary(im, SUB, x, now)
-    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=_SQUARE), "ReduceMean", axes, 1)
+    apart = binary(im, BinaryOp.SUB, x, now)
+    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=UnaryOp.SQUARE), "ReduceMean", axes, 1)
     if y is None:
-        y = _affine(im, binary(im, DIV, apart, deviation(im, variance, epsilon)), scale, bias)
+        y = _affine(im, binary(im, BinaryOp.DIV, apart, deviation(im, variance, epsilon)), scale, bias)
 
     def running(old: Value, new: Value) -> Value:
-        kept, added = binary(im, MUL, old, number(momentum)), binary(im, MUL, new, number(1 - momentum))
-        return binary(im, ADD, kept, im.reshape(added, old.shape))
+        kept, added = (
+            binary(im, BinaryOp.MUL, old, number(momentum)),
+            binary(im, BinaryOp.MUL, new, number(1 - momentum)),
+        )
+        return binary(im, BinaryOp.ADD, kept, im.reshape(added, old.shape))
 
     return y, running(mean, now), running(var, variance)
 
@@ -167,8 +171,8 @@ def layer_norm(
     blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(bool(weights)))
     y: Value = im.like(last, blob)
     if not constant:
-        y = binary(im, MUL, y, scale)
-        y = y if bias is None else binary(im, ADD, y, bias)
+        y = binary(im, BinaryOp.MUL, y, scale)
+        y = y if bias is None else binary(im, BinaryOp.ADD, y, bias)
     return y, *_moments(im, x, tuple(range(axis, x.rank)), epsilon)
 
 
@@ -177,9 +181,9 @@ def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[
     if not im.is_used(1) and not im.is_used(2):
         return None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
-    apart = im.unary(binary(im, SUB, x, mean), "UnaryOp", op_type=_SQUARE)
+    apart = im.unary(binary(im, BinaryOp.SUB, x, mean), "UnaryOp", op_type=UnaryOp.SQUARE)
     return mean, im.unary(
-        deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), "UnaryOp", op_type=_RECIPROCAL
+        deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), "UnaryOp", op_type=UnaryOp.RECIPROCAL
     )
 
 
@@ -195,7 +199,7 @@ def rms_norm(
     last = rows(im, x, axis)
     params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
     normal = im.like(last, im.layer("RMSNorm", last.blob, weights=weights, eps=epsilon, **params))
-    return binary(im, MUL, normal, scale) if gamma is None else normal
+    return binary(im, BinaryOp.MUL, normal, scale) if gamma is None else normal
 
 
 def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int, ...]) -> Array | None:

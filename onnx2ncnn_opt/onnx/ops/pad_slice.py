@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import Padding
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, at_most, known, larger, smaller
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.shapes.registry import AXES
@@ -21,7 +22,7 @@ from onnx2ncnn_opt.onnx.sizes.movement import cut, taken
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 _OPEN = -233  # Crop: to the end
-_MODES = {"constant": 0, "edge": 1, "reflect": 2}
+_MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
 
 
 @onnx_op("Slice", integers=True, moves=(0,), axes="same")

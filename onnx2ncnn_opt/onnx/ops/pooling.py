@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import MAX, MUL, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
 from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _SUFFIX = {1: "1D", 2: "", 3: "3D"}
-_FLOOR = 1  # pad_mode
 _MOST_TAPS = 32
 
 
@@ -124,7 +124,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
         f"Pooling{_SUFFIX[len(window.kernel)]}",
         blob,
         pooling_type=kind,
-        pad_mode=_FLOOR,
+        pad_mode=PadMode.VALID,
         avgpool_count_include_pad=include,
         **params,
     )
@@ -160,7 +160,7 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     for tap in range(1, taps):
         # -233: to the end.
         part = crop(im, padded, axis, tap * dilation, tap * dilation - reach or -233)
-        largest = binary(im, MAX, largest, part)
+        largest = binary(im, BinaryOp.MAX, largest, part)
     return im.tensor(largest)
 
 
@@ -189,7 +189,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
         places = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
         counts = ((places >= first) & (places < last)).sum(1)
         share = share[..., None] / counts
-    return im.tensor(binary(im, MUL, sums, Constant(share)))
+    return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
 
 
 def _ceil_tail(

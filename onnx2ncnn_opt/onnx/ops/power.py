@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
 from onnx2ncnn_opt.onnx.ops.division import reciprocal, require_untested
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, POW, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
-_ABS, _NEG, _FLOOR = 0, 1, 2  # of UnaryOp
 _BEYOND = 1e30  # the logarithm of no number
 
 # Exponents that UnaryOp has, exactly.
-_POWERS = {2.0: 4, 0.5: 5, -0.5: 6}
+_POWERS = {2.0: UnaryOp.SQUARE, 0.5: UnaryOp.SQRT, -0.5: UnaryOp.RSQRT}
 _LARGEST_PRODUCT = 4
 
 
@@ -42,41 +42,46 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
         return _scalar_power(im, a, exponent)
     if im.range_of(a).low <= 0:
         return _signed_power(im, float_value(im, a), b)
-    return binary(im, POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
+    return binary(im, BinaryOp.POW, a, Constant(np.asarray(b.array, np.float32)) if isinstance(b, Constant) else b)
 
 
 def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
     """a ** b for any base: of its size, negative for odd exponents and NaN for broken ones where the base is."""
-    log = im.unary(im.unary(im.tensor(a), "UnaryOp", op_type=_ABS), "Log")
+    log = im.unary(im.unary(im.tensor(a), "UnaryOp", op_type=UnaryOp.ABS), "Log")
     # Cut off: the logarithm of 0 times an exponent of 0 would be NaN, and 0 ** 0 is 1.
     log = im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND)
-    power: Value = im.unary(binary(im, MUL, log, b), "Exp")
+    power: Value = im.unary(binary(im, BinaryOp.MUL, log, b), "Exp")
     below: Value = (
         Constant((a.array < 0).astype(np.float32))
         if isinstance(a, Constant)
-        else im.unary(im.unary(a, "UnaryOp", op_type=_NEG), "Threshold", threshold=0.0)
+        else im.unary(im.unary(a, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.0)
     )
-    odd = arithmetic(im, SUB, b, arithmetic(im, MUL, _floor(im, arithmetic(im, MUL, b, number(0.5))), number(2)))
+    odd = arithmetic(
+        im,
+        BinaryOp.SUB,
+        b,
+        arithmetic(im, BinaryOp.MUL, _floor(im, arithmetic(im, BinaryOp.MUL, b, number(0.5))), number(2)),
+    )
     if not isinstance(odd, Constant) or odd.array.any():
-        power = binary(im, MUL, power, _turned(im, arithmetic(im, MUL, odd, below)))
-    broken = arithmetic(im, SUB, b, _floor(im, b))
+        power = binary(im, BinaryOp.MUL, power, _turned(im, arithmetic(im, BinaryOp.MUL, odd, below)))
+    broken = arithmetic(im, BinaryOp.SUB, b, _floor(im, b))
     if isinstance(broken, Constant):
         if not broken.array.any():
             return power
         broken = Constant((broken.array > 0).astype(np.float32))
     else:
         broken = im.unary(broken, "Threshold", threshold=0.0)
-    wrong = im.tensor(_turned(im, arithmetic(im, MUL, broken, below)))
-    return binary(im, ADD, power, im.unary(wrong, "Log"))
+    wrong = im.tensor(_turned(im, arithmetic(im, BinaryOp.MUL, broken, below)))
+    return binary(im, BinaryOp.ADD, power, im.unary(wrong, "Log"))
 
 
 def _turned(im: ImportContext, x: Value) -> Value:
     """1 for 0, -1 for 1."""
-    return arithmetic(im, SUB, number(1), arithmetic(im, MUL, x, number(2)))
+    return arithmetic(im, BinaryOp.SUB, number(1), arithmetic(im, BinaryOp.MUL, x, number(2)))
 
 
 def _floor(im: ImportContext, x: Value) -> Value:
-    return Constant(np.floor(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=_FLOOR)
+    return Constant(np.floor(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=UnaryOp.FLOOR)
 
 
 def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
@@ -100,5 +105,5 @@ def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
     if exponent == 1:
         return x
     half = _whole_power(im, x, exponent // 2)
-    square = im.unary(half, "UnaryOp", op_type=4)
-    return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=MUL))
+    square = im.unary(half, "UnaryOp", op_type=UnaryOp.SQUARE)
+    return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=BinaryOp.MUL))

@@ -10,20 +10,19 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.division import by_whole, divided
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
-
-_ROUND = 18  # half to even
 
 # The quantised types and their numbers.
 _RANGES = {
@@ -75,21 +74,21 @@ def dequantize_linear(
     """BinaryOp sub for the zero point, and mul."""
     scale = beside(im, x, x_scale, axis, block_size)
     zero = None if x_zero_point is None else beside(im, x, x_zero_point, axis, block_size)
-    return scaling(im, MUL, centred(im, x, zero), scale)
+    return scaling(im, BinaryOp.MUL, centred(im, x, zero), scale)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11, quantises=True)
 def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
     """Reductions for the range, then as QuantizeLinear to uint8."""
-    low = binary(im, MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
-    high = binary(im, MAX, reduce(im, x, "ReduceMax", None, 0), number(0))
-    span = binary(im, SUB, high, low)
+    low = binary(im, BinaryOp.MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
+    high = binary(im, BinaryOp.MAX, reduce(im, x, "ReduceMax", None, 0), number(0))
+    span = binary(im, BinaryOp.SUB, high, low)
     width = im.tensor(by_whole(im, span, number(255)))
     # A range of nothing but zeros has the scale 1.
-    empty = binary(im, SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
-    scale = binary(im, ADD, width, empty)
-    lowest = binary(im, SUB, number(0), binary(im, DIV, low, scale))
-    zero = im.unary(im.unary(lowest, "Clip", min=0.0, max=255.0), "UnaryOp", op_type=_ROUND)
+    empty = binary(im, BinaryOp.SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
+    scale = binary(im, BinaryOp.ADD, width, empty)
+    lowest = binary(im, BinaryOp.SUB, number(0), binary(im, BinaryOp.DIV, low, scale))
+    zero = im.unary(im.unary(lowest, "Clip", min=0.0, max=255.0), "UnaryOp", op_type=UnaryOp.ROUND)
     zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
     return quantized(im, divided(im, x, scale), zero, _UINT8), scale, zero
 
@@ -165,8 +164,8 @@ def qlinear_conv(
         pads=pads,
         strides=strides,
     )
-    factor = scaling(im, DIV, scaling(im, MUL, x_scale, beside(im, sums, w_scale, 1)), y_scale)
-    return quantized(im, binary(im, MUL, sums, factor), y_zero_point, type_of(y_zero_point))
+    factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x_scale, beside(im, sums, w_scale, 1)), y_scale)
+    return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
 
 @onnx_op("QLinearMatMul", since=10, integers=True, quantises=True)
@@ -183,9 +182,11 @@ def qlinear_matmul(
 ) -> Value:
     """MatMul of whole numbers, and as QuantizeLinear of the sums."""
     sums = sums_of(im, a, a_zero_point, b, b_zero_point)
-    factor = scaling(im, DIV, scaling(im, MUL, per_row(im, a, a_scale), b_scale), per_row(im, a, y_scale))
+    factor = scaling(
+        im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, per_row(im, a, a_scale), b_scale), per_row(im, a, y_scale)
+    )
     zero = per_row(im, a, y_zero_point)
-    return quantized(im, binary(im, MUL, sums, factor), zero, type_of(y_zero_point))
+    return quantized(im, binary(im, BinaryOp.MUL, sums, factor), zero, type_of(y_zero_point))
 
 
 def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0) -> Value:
@@ -220,11 +221,11 @@ def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.d
     if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():
         # Cut off first, the number that is added here and subtracted at the end of a chain falls away between.
         shift = float(zero.array.flat[0])
-        x = im.unary(im.unary(x, "Clip", min=low - shift, max=high - shift), "UnaryOp", op_type=_ROUND)
+        x = im.unary(im.unary(x, "Clip", min=low - shift, max=high - shift), "UnaryOp", op_type=UnaryOp.ROUND)
         if shift:
-            x = im.unary(x, "BinaryOp", op_type=ADD, with_scalar=1, b=shift)
+            x = im.unary(x, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=shift)
     else:
-        x = im.tensor(binary(im, ADD, im.unary(x, "UnaryOp", op_type=_ROUND), zero))
+        x = im.tensor(binary(im, BinaryOp.ADD, im.unary(x, "UnaryOp", op_type=UnaryOp.ROUND), zero))
         x = im.unary(x, "Clip", min=float(low), max=float(high))
     return Tensor(x.blob, x.view, held_as_float(dtype))
 
@@ -236,7 +237,7 @@ def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
             factor = 1 / im.f32(scale.array)
         if not np.isfinite(factor).all():
             raise im.refuse("a scale of 0", "quantise the model with scales above 0")
-        return binary(im, MUL, x, Constant(factor))
+        return binary(im, BinaryOp.MUL, x, Constant(factor))
     return divided(im, x, scale)
 
 
@@ -248,10 +249,10 @@ def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
         return x
     if isinstance(x, Constant) and isinstance(zero, Constant):
         return Constant(x.array - zero.array)
-    return binary(im, SUB, x, zero)
+    return binary(im, BinaryOp.SUB, x, zero)
 
 
-def scaling(im: ImportContext, op_type: int, a: Value, b: Value) -> Value:
+def scaling(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
     """a * b or a / b, as a constant of 32 bits where both are constants of any."""
     return arithmetic(im, op_type, *(Constant(im.f32(x.array)) if isinstance(x, Constant) else x for x in (a, b)))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import Direction
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
@@ -19,7 +20,7 @@ from onnx2ncnn_opt.onnx.ops.rnn_unrolled import Unrolled
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
 
-_DIRECTIONS = {"forward": 0, "reverse": 1, "bidirectional": 2}
+_DIRECTIONS = {direction.name.lower(): direction for direction in Direction}
 
 
 @dataclass(frozen=True)

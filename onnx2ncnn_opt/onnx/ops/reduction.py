@@ -5,43 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.form import Form
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, SUB
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 # ONNX operator -> Reduction operation, and the opset from which its axes are an input.
 _OPERATIONS = {
-    "ReduceSum": (0, 13),
-    "ReduceSumSquare": (2, 18),
-    "ReduceMean": (3, 18),
-    "ReduceMax": (4, 18),
-    "ReduceMin": (5, 18),
-    "ReduceProd": (6, 18),
-    "ReduceL1": (7, 18),
-    "ReduceL2": (8, 18),
-    "ReduceLogSum": (9, 18),
-    "ReduceLogSumExp": (10, 18),
+    "ReduceSum": (Reduction.SUM, 13),
+    "ReduceSumSquare": (Reduction.SUMSQ, 18),
+    "ReduceMean": (Reduction.MEAN, 18),
+    "ReduceMax": (Reduction.MAX, 18),
+    "ReduceMin": (Reduction.MIN, 18),
+    "ReduceProd": (Reduction.PROD, 18),
+    "ReduceL1": (Reduction.L1, 18),
+    "ReduceL2": (Reduction.L2, 18),
+    "ReduceLogSum": (Reduction.LOGSUM, 18),
+    "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
 }
 _OF_INTEGERS = ("ReduceSum", "ReduceSumSquare", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1")
-_MAX, _LOG_SUM_EXP = 4, 10
 # What a reduction over axes of size 1 (or none) leaves to do.
 _ALONE: dict[str, tuple[str, dict[str, Any]]] = {
-    "ReduceSumSquare": ("UnaryOp", {"op_type": 4}),
-    "ReduceL1": ("UnaryOp", {"op_type": 0}),
-    "ReduceL2": ("UnaryOp", {"op_type": 0}),
+    "ReduceSumSquare": ("UnaryOp", {"op_type": UnaryOp.SQUARE}),
+    "ReduceL1": ("UnaryOp", {"op_type": UnaryOp.ABS}),
+    "ReduceL2": ("UnaryOp", {"op_type": UnaryOp.ABS}),
     "ReduceLogSum": ("Log", {}),
 }
 
 
-def _register(name: str, operation: int, axes_input: int) -> None:
+def _register(name: str, operation: Reduction, axes_input: int) -> None:
     def by_attribute(im: ImportContext, x: Tensor, *, axes: Ints | None = None, keepdims: int = 1) -> Tensor:
         return reduce(im, x, name, axes, keepdims)
 
@@ -54,7 +52,7 @@ def _register(name: str, operation: int, axes_input: int) -> None:
 
     functions: tuple[tuple[Callable[..., Tensor], int], ...] = ((by_attribute, 1), (by_input, axes_input))
     for function, since in functions:
-        function.__doc__ = f"Reduction {LAYERS['Reduction'].enums['operation'][operation]}; constant axes."
+        function.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
         domains = {0: (0.1, 4.0)} if name == "ReduceLogSum" else None
         onnx_op(name, since=since, integers=name in _OF_INTEGERS, domains=domains)(function)
 
@@ -86,7 +84,7 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
     # Behind the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
     trailing = dims == list(range(len(kept_dims), len(lying.view.dims)))
     operation = _OPERATIONS[name][0]
-    if operation == _LOG_SUM_EXP:
+    if operation == Reduction.LOGSUMEXP:
         blob = _log_sum_exp(im, lying, dims)
     else:
         blob = _reduction(im, lying.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
@@ -98,7 +96,9 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
     return Tensor(blob, View(lying.view.batch, left, axes_left), x.dtype)
 
 
-def _reduction(im: ImportContext, blob: Blob, dims: Sequence[int], operation: int, *, keepdims: bool = True) -> Blob:
+def _reduction(
+    im: ImportContext, blob: Blob, dims: Sequence[int], operation: Reduction, *, keepdims: bool = True
+) -> Blob:
     return im.layer(
         "Reduction", blob, operation=operation, reduce_all=0, axes=tuple(dims), keepdims=int(keepdims), fixbug0=1
     )
@@ -107,9 +107,9 @@ def _reduction(im: ImportContext, blob: Blob, dims: Sequence[int], operation: in
 def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
     """m + log(sum(exp(x - m))) with the largest number m: without it exp overflows from 89 on."""
     # Infinite, it would make NaN of itself.
-    largest = im.layer("Clip", _reduction(im, x.blob, dims, _MAX), min=-FLT_MAX, max=FLT_MAX)
-    low = im.layer("BinaryOp", x.blob, largest, op_type=SUB)
-    return im.layer("BinaryOp", _reduction(im, low, dims, _LOG_SUM_EXP), largest, op_type=ADD)
+    largest = im.layer("Clip", _reduction(im, x.blob, dims, Reduction.MAX), min=-FLT_MAX, max=FLT_MAX)
+    low = im.layer("BinaryOp", x.blob, largest, op_type=BinaryOp.SUB)
+    return im.layer("BinaryOp", _reduction(im, low, dims, Reduction.LOGSUMEXP), largest, op_type=BinaryOp.ADD)
 
 
 def _alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
@@ -123,8 +123,8 @@ def _softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     axis = im.axis(axis, x.rank)
     if not x.view.axes[axis]:
         # The softmax of one element is 1; written so that NaN and infinity stay NaN as in ONNX.
-        zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=1))
-        return im.unary(zero, "BinaryOp", op_type=0, with_scalar=1, b=1.0)  # exp of NaN is a number on x86
+        zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
+        return im.unary(zero, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=1.0)  # exp of NaN is a number on x86
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     return im.like(lying, im.layer("Softmax", lying.blob, axis=dim, fixbug0=1))
@@ -166,12 +166,14 @@ def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
 def _log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     axis %= max(x.rank, 1)
     if not x.view.axes[axis]:
-        return im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=SUB))
+        return im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     assert dim is not None
-    low = im.layer("BinaryOp", lying.blob, _reduction(im, lying.blob, [dim], _MAX), op_type=SUB)
-    return im.like(lying, im.layer("BinaryOp", low, _reduction(im, low, [dim], _LOG_SUM_EXP), op_type=SUB))
+    low = im.layer("BinaryOp", lying.blob, _reduction(im, lying.blob, [dim], Reduction.MAX), op_type=BinaryOp.SUB)
+    return im.like(
+        lying, im.layer("BinaryOp", low, _reduction(im, low, [dim], Reduction.LOGSUMEXP), op_type=BinaryOp.SUB)
+    )
 
 
 def back(im: ImportContext, result: Tensor, x: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Interp
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.budget import require_room
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, binary
+from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.matrix import linear
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -28,7 +29,6 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
 _FINEST = 64  # parts of a scale that open sizes are multiplied by
-_NEAREST, _BILINEAR, _BICUBIC = 1, 2, 3
 _SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mode came
 
 
@@ -229,7 +229,7 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
     inside = np.ones((), bool)
     for axis in axes:
         inside = inside[..., None] & (_inside(axis, sampling) if axis in changed else np.ones(1, bool))
-    return im.tensor(binary(im, ADD, x, Constant(np.where(inside, 0, sampling.outside))))
+    return im.tensor(binary(im, BinaryOp.ADD, x, Constant(np.where(inside, 0, sampling.outside))))
 
 
 def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dict[str, int] | None:
@@ -237,7 +237,7 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
     if sampling.crops:
         return None
     if sampling.mode == "nearest":
-        return {"resize_type": _NEAREST} if all(_is_floor(a, sampling) for a in changed) else None
+        return {"resize_type": Interp.NEAREST} if all(_is_floor(a, sampling) for a in changed) else None
     if sampling.antialias or sampling.exclude_outside or (sampling.mode == "cubic" and sampling.cubic_a != -0.75):
         return None
     # Interp treats both image axes alike, also the one that keeps its size: that is an identity in every mode.
@@ -250,7 +250,10 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
         return None
     if not all(_leads_to_size(a) for a in changed):
         return None  # ONNX calculates with a scale that does not quite lead to the size
-    return {"resize_type": _BILINEAR if sampling.mode == "linear" else _BICUBIC, "align_corner": int(aligned)}
+    return {
+        "resize_type": Interp.BILINEAR if sampling.mode == "linear" else Interp.BICUBIC,
+        "align_corner": int(aligned),
+    }
 
 
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import (
@@ -21,7 +22,7 @@ from onnx2ncnn_opt.onnx.ops.activation import (
     softplus,
     softsign,
 )
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, RSUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.linear_attention import MOST_STEPS
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
@@ -40,7 +41,10 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
     "leakyrelu": (lambda im, x, alpha: leaky_relu(im, x, alpha=alpha), (0.01,)),
     "elu": (lambda im, x, alpha: elu(im, x, alpha=alpha), (1.0,)),
     "hardsigmoid": (lambda im, x, alpha, beta: hard_sigmoid(im, x, alpha=alpha, beta=beta), (0.2, 0.5)),
-    "affine": (lambda im, x, alpha, beta: binary(im, ADD, binary(im, MUL, x, number(alpha)), number(beta)), (1.0, 0.0)),
+    "affine": (
+        lambda im, x, alpha, beta: binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, number(alpha)), number(beta)),
+        (1.0, 0.0),
+    ),
 }
 
 
@@ -83,9 +87,9 @@ class Unrolled:
             sums = [_total(im, *pair) for pair in zip(products, held, strict=True)]
             i = self._gate(f, sums[0], _times(im, peep[0], c))
             forget = self._gate(f, sums[2], _times(im, peep[2], c))
-            new = _total(im, _times(im, forget, c), binary(im, MUL, i, self._gate(g, sums[3])))
+            new = _total(im, _times(im, forget, c), binary(im, BinaryOp.MUL, i, self._gate(g, sums[3])))
             o = self._gate(f, sums[1], _times(im, peep[1], new))
-            return [binary(im, MUL, o, out(im.tensor(new))), new]
+            return [binary(im, BinaryOp.MUL, o, out(im.tensor(new))), new]
 
         return self._run(x, states, self._bias(), step)
 
@@ -105,7 +109,9 @@ class Unrolled:
             else:
                 held = _product(im, _times(im, reset, h), r[2])
             new = self._gate(g, products[2], held)
-            return [_total(im, binary(im, MUL, binary(im, RSUB, z, number(1)), new), _times(im, z, h))]
+            return [
+                _total(im, binary(im, BinaryOp.MUL, binary(im, BinaryOp.RSUB, z, number(1)), new), _times(im, z, h))
+            ]
 
         return self._run(x, states, self._bias(count - 1 if linear_before_reset else count), step)
 
@@ -183,7 +189,7 @@ class Unrolled:
         for direction, backward in enumerate(self.backwards):
             products: Value = matmul(im, x, turned(_part(im, self.w, direction)))
             if b is not None:
-                products = binary(im, ADD, products, _part(im, b, direction))
+                products = binary(im, BinaryOp.ADD, products, _part(im, b, direction))
             each = [
                 im.reshape(t, (items, t.shape[-1])) for t in split2(im, im.tensor(products), axis=0, split=(1,) * count)
             ]
@@ -205,7 +211,7 @@ def _kept(im: ImportContext, alive: Array | None, new: Value, old: Value) -> Val
         return new
     if not alive.any():
         return old
-    return _total(im, binary(im, MUL, new, Constant(alive)), _times(im, Constant(1 - alive), old))
+    return _total(im, binary(im, BinaryOp.MUL, new, Constant(alive)), _times(im, Constant(1 - alive), old))
 
 
 def _part(im: ImportContext, x: Value, direction: int) -> Value:
@@ -236,7 +242,7 @@ def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
         return b if a is None else a
     if isinstance(a, Constant) and isinstance(b, Constant):
         return Constant(a.array + b.array)
-    return binary(im, ADD, a, b)
+    return binary(im, BinaryOp.ADD, a, b)
 
 
 def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Value:
@@ -249,7 +255,7 @@ def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Val
 
 def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
     """a * b; None where one of them is 0."""
-    return None if a is None or b is None or _is_zero(a) or _is_zero(b) else binary(im, MUL, a, b)
+    return None if a is None or b is None or _is_zero(a) or _is_zero(b) else binary(im, BinaryOp.MUL, a, b)
 
 
 def _product(im: ImportContext, state: Value | None, r: Value) -> Value | None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, FLOOR_DIVIDE, MUL, SUB, arithmetic, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather_nd11
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop
@@ -20,11 +21,16 @@ from onnx2ncnn_opt.onnx.ops.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
-_SAMPLE_TYPES = {"bilinear": 1, "linear": 1, "nearest": 2, "bicubic": 3, "cubic": 3}
-_PADDINGS = {"zeros": 1, "border": 2, "reflection": 3}
+_SAMPLE_TYPES = {
+    "bilinear": Sample.BILINEAR,
+    "linear": Sample.BILINEAR,
+    "nearest": Sample.NEAREST,
+    "bicubic": Sample.BICUBIC,
+    "cubic": Sample.BICUBIC,
+}
+_PADDINGS = {mode.name.lower(): mode for mode in SamplePadding}
 _MOST_REGIONS = 256
 _MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
-_ROUND = 18  # of UnaryOp: halves to even
 
 
 @onnx_op("GridSample", since=16, batch=0)
@@ -59,7 +65,7 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, 
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
         raise im.refuse(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
-    if mode not in _SAMPLE_TYPES or padding_mode not in _PADDINGS or (n == 3 and _SAMPLE_TYPES[mode] == 3):
+    if mode not in _SAMPLE_TYPES or padding_mode not in _PADDINGS or (n == 3 and _SAMPLE_TYPES[mode] == Sample.BICUBIC):
         raise im.refuse(f"mode {mode} with padding_mode {padding_mode} in {n} dimensions")
     if mode == "nearest":
         grid = _rounded(im, grid, x.shape[:1:-1], align_corners)
@@ -88,26 +94,32 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
     # In ONNX Runtime's order of operations, that the same places are halves.
-    place = arithmetic(im, ADD, grid, number(1))
+    place = arithmetic(im, BinaryOp.ADD, grid, number(1))
     if align_corners:
-        pixel = _whole(im, arithmetic(im, MUL, arithmetic(im, MUL, place, number(0.5)), Constant(size - 1)))
-        return arithmetic(im, SUB, arithmetic(im, MUL, pixel, Constant(2 / (size - 1))), number(1))
-    pixel = arithmetic(im, SUB, arithmetic(im, MUL, place, Constant(size)), number(1))
-    pixel = _whole(im, arithmetic(im, MUL, pixel, number(0.5)))
-    return arithmetic(im, ADD, arithmetic(im, MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
+        pixel = _whole(
+            im, arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, place, number(0.5)), Constant(size - 1))
+        )
+        return arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / (size - 1))), number(1))
+    pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, place, Constant(size)), number(1))
+    pixel = _whole(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)))
+    return arithmetic(im, BinaryOp.ADD, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
 
 
 def _whole(im: ImportContext, x: Value) -> Value:
-    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=_ROUND)
+    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=UnaryOp.ROUND)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
     """The grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
-    place = arithmetic(im, ADD, grid, number(1))
-    turns = arithmetic(im, MUL, arithmetic(im, FLOOR_DIVIDE, place, number(4)), number(4))
-    apart = arithmetic(im, SUB, arithmetic(im, SUB, place, turns), number(2))
-    distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.unary(apart, "UnaryOp", op_type=0)
-    return arithmetic(im, SUB, number(1), distance)
+    place = arithmetic(im, BinaryOp.ADD, grid, number(1))
+    turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, place, number(4)), number(4))
+    apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, place, turns), number(2))
+    distance = (
+        Constant(np.abs(apart.array))
+        if isinstance(apart, Constant)
+        else im.unary(apart, "UnaryOp", op_type=UnaryOp.ABS)
+    )
+    return arithmetic(im, BinaryOp.SUB, number(1), distance)
 
 
 @onnx_op("AffineGrid", since=20)
@@ -177,7 +189,7 @@ def deform_conv(
                 **params,
             )
             y = im.wrap(blob, (x.shape[0], outputs, *offset.shape[2:]), [[1], [2], [3]], [0], x.dtype)
-            total = y if total is None else binary(im, ADD, total, y)
+            total = y if total is None else binary(im, BinaryOp.ADD, total, y)
         assert total is not None
         parts.append(total)
     return concat(im, *parts, axis=1)
@@ -304,7 +316,7 @@ def _largest(
     weight = np.concatenate([_widened(weight, most) for weight in weights])
     flat = im.reshape(x.viewed(x.view.transpose((0, 2, 3, 1))), (batch * height * width, channels))
     pixels = gather_nd11(im, flat, Constant(place[..., None]))
-    weighted = im.tensor(binary(im, MUL, pixels, Constant(weight[..., None].astype(np.float32))))
+    weighted = im.tensor(binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32))))
     largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(places), *size, channels)))
     return largest.viewed(largest.view.transpose((0, 3, 1, 2)))
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.ops.division import mod
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MAX, MUL, SUB, add, binary, max_, min_, mul, number
+from onnx2ncnn_opt.onnx.ops.elementwise import add, binary, max_, min_, mul, number
 from onnx2ncnn_opt.onnx.ops.gather import (
     as_places,
     check_indices,
@@ -100,11 +101,11 @@ def tensor_scatter(
     cache, rows = _transposed(past_cache, perm), _transposed(update, perm)
     if isinstance(write_indices, Tensor):
         begins = im.tensor(im.reshape(as_numbers(im, write_indices), (batch, 1)))
-        row: Value = as_places(im, binary(im, ADD, begins, Constant(np.arange(new, dtype=np.float32))))
+        row: Value = as_places(im, binary(im, BinaryOp.ADD, begins, Constant(np.arange(new, dtype=np.float32))))
         if mode == "circular":
             row = mod(im, row, Constant(np.array(length)))
         behind = length * np.arange(batch, dtype=np.float32)[:, None]
-        flat = im.reshape(as_places(im, binary(im, ADD, row, Constant(behind))), (batch * new,))
+        flat = im.reshape(as_places(im, binary(im, BinaryOp.ADD, row, Constant(behind))), (batch * new,))
         columns = im.reshape(rows, (batch * new, *rows.shape[2:]))
         placed = _scatter_rows(im, cache, im.tensor(flat), columns, 2, "none")
     else:
@@ -213,8 +214,8 @@ def _sources(im: ImportContext, places: Tensor, size: int) -> Tensor:
     """
     hits = _hits(im, places, size, 1)
     numbers = size + np.arange(fixed(im, places.shape)[1], dtype=np.float32).reshape(-1, 1)
-    last = reduce(im, im.tensor(binary(im, MUL, hits, Constant(numbers))), "ReduceMax", (1,), 0)
-    return as_places(im, binary(im, MAX, last, Constant(np.arange(size, dtype=np.float32))))
+    last = reduce(im, im.tensor(binary(im, BinaryOp.MUL, hits, Constant(numbers))), "ReduceMax", (1,), 0)
+    return as_places(im, binary(im, BinaryOp.MAX, last, Constant(np.arange(size, dtype=np.float32))))
 
 
 def _hits(im: ImportContext, places: Tensor, size: int, elements: int) -> Tensor:
@@ -231,9 +232,9 @@ def _hits(im: ImportContext, places: Tensor, size: int, elements: int) -> Tensor
 
 def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
     """1 where the distance to a number is 0, else 0."""
-    distance = im.tensor(binary(im, SUB, x, Constant(numbers)))
+    distance = im.tensor(binary(im, BinaryOp.SUB, x, Constant(numbers)))
     above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-FLT_MIN, 0.0))
-    return im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
+    return im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
 
 
 def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inner: Shape, reduction: str) -> Value:
@@ -307,7 +308,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
     """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
     if not x.view.axes[along]:
-        return im.tensor(binary(im, SUB, x, x)) if exclusive else x
+        return im.tensor(binary(im, BinaryOp.SUB, x, x)) if exclusive else x
     if reverse:
         x = flip(im, x, along)
     if exclusive:
@@ -358,11 +359,13 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     numbers = as_float(im, indices)
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # Sums are rounded to whole numbers where ONNX Runtime's are.
-        below = im.unary(im.unary(numbers, "UnaryOp", op_type=1), "Threshold", threshold=0.0)
-        numbers = im.tensor(binary(im, ADD, numbers, binary(im, MUL, below, Constant(np.array(count, np.float32)))))
+        below = im.unary(im.unary(numbers, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.0)
+        numbers = im.tensor(
+            binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, Constant(np.array(count, np.float32))))
+        )
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     places = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
     hot = _equal(im, column, places)
     off, on = (float(value) for value in values.astype(np.float64))
-    scaled = hot if on - off == 1 else binary(im, MUL, hot, Constant(np.array(on - off, np.float32)))
-    return scaled if off == 0 else binary(im, ADD, scaled, Constant(np.array(off, np.float32)))
+    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, Constant(np.array(on - off, np.float32)))
+    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, Constant(np.array(off, np.float32)))

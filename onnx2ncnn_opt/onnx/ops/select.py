@@ -18,12 +18,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, place, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FP32_ONLY, as_float, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MIN, MUL, RSUB, SUB, binary, number, spread
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number, spread
 from onnx2ncnn_opt.onnx.ops.logic import negative, ranked, rest, result_shape
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
@@ -33,9 +34,6 @@ Mask: TypeAlias = Tensor | Constant
 
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _LOWEST = -1e30  # no score comes near; added to one, it swallows it
-_ABS, _EXP, _EXPM1 = 0, 7, 21  # of UnaryOp
-_REDUCE_MAX = 4  # of Reduction
-_NEAREST, _BORDER = 2, 2  # of GridSample
 _PLANE = ((), (), (0,), (1,))
 _LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose places float32 and fp16 tell apart
 # Numbers of which one is in the domain of every function.
@@ -85,7 +83,7 @@ def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
     right = _ordinary(im, b, second)
     if right is None:
         return _moved(im, first, a, b)
-    return binary(im, ADD, binary(im, MUL, left, first), binary(im, MUL, right, second))
+    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, left, first), binary(im, BinaryOp.MUL, right, second))
 
 
 def _rest(im: ImportContext, mask: Mask) -> Mask:
@@ -93,7 +91,7 @@ def _rest(im: ImportContext, mask: Mask) -> Mask:
     if isinstance(mask, Constant):
         return Constant(1 - mask.array)
     layer = mask.blob.producer
-    if layer is not None and _is(layer, "BinaryOp", RSUB) and layer["with_scalar"] and layer["b"] == 1:
+    if layer is not None and _is(layer, "BinaryOp", BinaryOp.RSUB) and layer["with_scalar"] and layer["b"] == 1:
         return Tensor(layer.input, mask.view, mask.dtype)
     return rest(im, mask)
 
@@ -109,27 +107,27 @@ def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> V
     if any(not (np.abs(x.array) <= _LARGEST_HALF).all() for x in (a, b)):
         return _moved(im, first, a, b)
     if b.scalar == 0:
-        return binary(im, MUL, first, a)
-    beside = binary(im, MUL, _rest(im, first), b)
-    return beside if a.scalar == 0 else binary(im, ADD, binary(im, MUL, first, a), beside)
+        return binary(im, BinaryOp.MUL, first, a)
+    beside = binary(im, BinaryOp.MUL, _rest(im, first), b)
+    return beside if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, first, a), beside)
 
 
 def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> Value:
     """An ordinary x where `first` is 1, a constant elsewhere."""
     if isinstance(first, Constant):
-        chosen = binary(im, MUL, x, first)
+        chosen = binary(im, BinaryOp.MUL, x, first)
         added = np.where(first.array != 0, np.float32(0), other.array.astype(np.float32))
-        return binary(im, ADD, chosen, Constant(added)) if added.any() else chosen
+        return binary(im, BinaryOp.ADD, chosen, Constant(added)) if added.any() else chosen
     if other.scalar is not None and other.scalar <= _LOWEST:
-        return binary(im, ADD, x, _beyond_half(im, first, other))
-    chosen = binary(im, MUL, x, first)
+        return binary(im, BinaryOp.ADD, x, _beyond_half(im, first, other))
+    chosen = binary(im, BinaryOp.MUL, x, first)
     if not other.array.any():
         return chosen
     if (np.abs(other.array) <= _LARGEST_HALF).all():
-        return binary(im, ADD, chosen, binary(im, MUL, _rest(im, first), other))
+        return binary(im, BinaryOp.ADD, chosen, binary(im, BinaryOp.MUL, _rest(im, first), other))
     if other.scalar is not None and not math.isnan(other.scalar):
-        return binary(im, ADD, chosen, _beyond_half(im, first, other))
-    return binary(im, ADD, chosen, _moved(im, first, Constant(np.zeros((), np.float32)), other))
+        return binary(im, BinaryOp.ADD, chosen, _beyond_half(im, first, other))
+    return binary(im, BinaryOp.ADD, chosen, _moved(im, first, Constant(np.zeros((), np.float32)), other))
 
 
 def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
@@ -140,7 +138,7 @@ def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
     assert x.scalar is not None
     wall = im.unary(mask, "Log")
     wall = wall if x.scalar < 0 else negative(im, wall)
-    return wall if math.isinf(x.scalar) else binary(im, MAX if x.scalar < 0 else MIN, wall, x)
+    return wall if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, wall, x)
 
 
 # ---- functions of what is in their domain
@@ -207,7 +205,7 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
     limit, other = float(compared["threshold"]), b.blob.producer
     if other is None:
         return None
-    if limit >= _STRAIGHT and _is(other, "BinaryOp", MAX) and not other["with_scalar"]:
+    if limit >= _STRAIGHT and _is(other, "BinaryOp", BinaryOp.MAX) and not other["with_scalar"]:
         softplus = next((blob.producer for blob in other.inputs if blob is not x), None)
         return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
     if abs(limit) > np.finfo(np.float32).tiny:
@@ -224,7 +222,7 @@ def _is(layer: Layer, kind: str, op_type: int) -> bool:
 
 def _factor(layer: Layer) -> tuple[float, Blob | None]:
     """A number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
-    if _is(layer, "BinaryOp", MUL) and layer["with_scalar"]:
+    if _is(layer, "BinaryOp", BinaryOp.MUL) and layer["with_scalar"]:
         return float(layer["b"]), layer.input
     return 1.0, layer.output
 
@@ -233,13 +231,13 @@ def _is_expm1(blob: Blob, x: Blob) -> bool:
     layer = blob.producer
     if layer is None:
         return False
-    if _is(layer, "UnaryOp", _EXPM1):
+    if _is(layer, "UnaryOp", UnaryOp.EXPM1):
         return layer.input is x
     if layer.type != "BinaryOp" or not layer["with_scalar"]:
         return False
-    less = {ADD: -1.0, 1: 1.0}.get(layer["op_type"])
+    less = {BinaryOp.ADD: -1.0, 1: 1.0}.get(layer["op_type"])
     exp = layer.input.producer
-    return less == layer["b"] and exp is not None and _is(exp, "UnaryOp", _EXP) and exp.input is x
+    return less == layer["b"] and exp is not None and _is(exp, "UnaryOp", UnaryOp.EXP) and exp.input is x
 
 
 def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
@@ -261,12 +259,12 @@ def _checked_for_nan(mask: Tensor) -> Blob | None:
     for kind in ("BinaryOp", "Threshold"):
         if layer is None or layer.type != kind:
             return None
-        if kind == "BinaryOp" and (layer["op_type"], layer["with_scalar"], layer["b"]) != (RSUB, 1, 1.0):
+        if kind == "BinaryOp" and (layer["op_type"], layer["with_scalar"], layer["b"]) != (BinaryOp.RSUB, 1, 1.0):
             return None
         if kind == "Threshold" and layer["threshold"] >= 0:
             return None
         layer = layer.input.producer
-    return layer.input if layer is not None and _is(layer, "UnaryOp", _ABS) else None
+    return layer.input if layer is not None and _is(layer, "UnaryOp", UnaryOp.ABS) else None
 
 
 def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
@@ -274,9 +272,9 @@ def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
     scores, axis = softmax.input, softmax["axis"]
     bounded = im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE)
     chances = im.layer("Softmax", bounded, axis=axis, fixbug0=1)
-    largest = im.layer("Reduction", scores, operation=_REDUCE_MAX, reduce_all=0, axes=(axis,), keepdims=1, fixbug0=1)
+    largest = im.layer("Reduction", scores, operation=Reduction.MAX, reduce_all=0, axes=(axis,), keepdims=1, fixbug0=1)
     open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
-    return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=MUL))
+    return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
 
 
 # ---- moving
@@ -293,7 +291,7 @@ def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
     featmask = 0 if all(isinstance(size, int) and size <= _LARGEST_HALF_SIDE for size in sides) else FP32_ONLY
     image = im.layer("Concat", *halves, axis=1)
     grid = _grid(im, first, shape, sides, featmask)
-    params: dict[str, Any] = {"sample_type": _NEAREST, "padding_mode": _BORDER, "permute_fusion": 1}
+    params: dict[str, Any] = {"sample_type": Sample.NEAREST, "padding_mode": SamplePadding.BORDER, "permute_fusion": 1}
     blob = im.layer("GridSample", image, grid, featmask=featmask, **params)
     return im.reshape(im.wrap(blob, (rows, columns), _PLANE), shape)
 
@@ -326,7 +324,7 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim], 
     else:
         fixed = [_running(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
     mask = _plane(im, first, shape, sides)
-    side_ = im.layer("BinaryOp", mask, op_type=RSUB, with_scalar=1, b=0.5, featmask=featmask)
+    side_ = im.layer("BinaryOp", mask, op_type=BinaryOp.RSUB, with_scalar=1, b=0.5, featmask=featmask)
     return im.layer("Concat", *fixed, side_, axis=0, featmask=featmask)
 
 
@@ -343,7 +341,7 @@ def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
     else:
         cells = np.arange(size).reshape((-1, 1) if axis == 0 else (1, -1)).astype(object)
     float32 = np.dtype(np.float32)
-    middle = binary(im, ADD, im.tensor(Formula(cells, shape, float32)), number(0.5))
+    middle = binary(im, BinaryOp.ADD, im.tensor(Formula(cells, shape, float32)), number(0.5))
     whole = im.tensor(Formula(np.array(size, dtype=object).reshape(()), (), float32))
-    share = binary(im, MUL, binary(im, DIV, middle, whole), number(2))
-    return im.mat(binary(im, SUB, share, number(1)), _PLANE)
+    share = binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, middle, whole), number(2))
+    return im.mat(binary(im, BinaryOp.SUB, share, number(1)), _PLANE)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -38,11 +39,13 @@ def reverse_sequence(
     lens = as_numbers(im, sequence_lens)
     lens = lens.viewed(lens.view.with_axes((*lens.view.axes, ()) if batch_axis == 0 else ((), *lens.view.axes)))
     # To the place from its own: length - 1 - 2 * time, where time is before the length.
-    over = im.tensor(binary(im, SUB, lens, Constant(time.astype(np.float32))))
-    moved = binary(im, SUB, over, Constant(time.astype(np.float32) + 1))
-    step = binary(im, MUL, im.unary(over, "Threshold", threshold=0.0), moved)
-    place = binary(im, MUL, step, number(strides[0]))
-    place = im.tensor(binary(im, ADD, place, Constant((time * strides[0] + item * strides[1]).astype(np.float32))))
+    over = im.tensor(binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32))))
+    moved = binary(im, BinaryOp.SUB, over, Constant(time.astype(np.float32) + 1))
+    step = binary(im, BinaryOp.MUL, im.unary(over, "Threshold", threshold=0.0), moved)
+    place = binary(im, BinaryOp.MUL, step, number(strides[0]))
+    place = im.tensor(
+        binary(im, BinaryOp.ADD, place, Constant((time * strides[0] + item * strides[1]).astype(np.float32)))
+    )
     index = im.reshape(Tensor(place.blob, place.view, held_as_float(np.dtype(np.uint32))), (steps * batch,))
     return im.reshape(gather(im, flat, index), x.shape)
 

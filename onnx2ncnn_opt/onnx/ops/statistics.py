@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, DIV, MAX, MUL, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
-_ABS, _SQUARE, _SQRT = 0, 4, 5
 _MVN_EPSILON = 1e-9
 
 
 @onnx_op("MeanVarianceNormalization", since=9, axes="same")
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
     """What ONNX says it is: means, differences, and a square root."""
-    apart = binary(im, SUB, x, reduce(im, x, "ReduceMean", axes, 1))
-    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=_SQUARE), "ReduceMean", axes, 1)
-    deviation = binary(im, ADD, im.unary(variance, "UnaryOp", op_type=_SQRT), number(_MVN_EPSILON))
-    return binary(im, DIV, apart, deviation)
+    apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
+    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=UnaryOp.SQUARE), "ReduceMean", axes, 1)
+    deviation = binary(im, BinaryOp.ADD, im.unary(variance, "UnaryOp", op_type=UnaryOp.SQRT), number(_MVN_EPSILON))
+    return binary(im, BinaryOp.DIV, apart, deviation)
 
 
 @onnx_op("LpNormalization", axes="same")
@@ -31,7 +31,7 @@ def lp_norm(im: ImportContext, x: Tensor, *, axis: int = -1, p: int = 2) -> Valu
     if p not in (1, 2):
         raise im.refuse(f"p is {p}: only 1 and 2 are norms in ONNX", "export it with p = 1 or 2")
     norm = reduce(im, x, f"ReduceL{p}", (im.axis(axis, x.rank),), 1)
-    return binary(im, DIV, x, binary(im, MAX, norm, number(FLT_MIN)))
+    return binary(im, BinaryOp.DIV, x, binary(im, BinaryOp.MAX, norm, number(FLT_MIN)))
 
 
 @onnx_op("LpPool", since=2, batch=0)
@@ -64,7 +64,7 @@ def lp_pool(
         pads=pads,
         strides=strides,
     )
-    return _root(im, binary(im, MUL, pooled, number(math.prod(kernel_shape))), p)
+    return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(kernel_shape))), p)
 
 
 @onnx_op("GlobalLpPool", since=2, batch=0)
@@ -80,12 +80,12 @@ def _power(im: ImportContext, x: Tensor, p: int) -> Tensor:
     if p < 1:
         raise im.refuse(f"p is {p}: it must be at least 1", "export it with p >= 1")
     if p == 2:
-        return im.unary(x, "UnaryOp", op_type=_SQUARE)
-    positive = im.unary(x, "UnaryOp", op_type=_ABS)
+        return im.unary(x, "UnaryOp", op_type=UnaryOp.SQUARE)
+    positive = im.unary(x, "UnaryOp", op_type=UnaryOp.ABS)
     return positive if p == 1 else im.unary(positive, "Power", power=float(p))
 
 
 def _root(im: ImportContext, x: Value, p: int) -> Value:
     if p == 1:
         return x
-    return im.unary(x, "UnaryOp", op_type=_SQRT) if p == 2 else im.unary(x, "Power", power=1 / p)
+    return im.unary(x, "UnaryOp", op_type=UnaryOp.SQRT) if p == 2 else im.unary(x, "Power", power=1 / p)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
 from onnx2ncnn_opt.onnx.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.arg import arg_max
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import ADD, MIN, MUL, RSUB, SUB, binary, number
+from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather_elements
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.shape import concat
@@ -26,7 +27,6 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_floa
 _MOST_COMPARISONS = 2**24
 _MOST_ROUNDS = 128  # each is nine layers
 _ROOM = 4
-_NEG = 1
 _PLACE = held_as_float(np.dtype(np.uint32))
 _INDEX = held_as_float(np.dtype(np.int64))
 
@@ -52,7 +52,7 @@ def top_k11(
     size = x.shape[axis]
     if count < 1 or (isinstance(size, int) and count > size):
         raise im.refuse(f"k is {count}, for an axis of {size} elements")
-    order = x if largest else im.unary(x, "UnaryOp", op_type=_NEG)
+    order = x if largest else im.unary(x, "UnaryOp", op_type=UnaryOp.NEG)
     if count == 1:
         found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
         return found, arg_max(im, order, axis=axis)
@@ -104,44 +104,44 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: in
     places: list[Value] = []
     for turn in range(count):
         largest = reduce(im, left, "ReduceMax", (axis,), 1)
-        reached = im.unary(im.tensor(binary(im, SUB, left, largest)), "Threshold", threshold=-FLT_MIN)
-        marked = im.tensor(binary(im, MUL, reached, from_end))
+        reached = im.unary(im.tensor(binary(im, BinaryOp.SUB, left, largest)), "Threshold", threshold=-FLT_MIN)
+        marked = im.tensor(binary(im, BinaryOp.MUL, reached, from_end))
         first = reduce(im, marked, "ReduceMax", (axis,), 1)
         found.append(largest)
         places.append(first)
         if turn < count - 1:
             # 0 where the number is that is found, at least 1 below that elsewhere.
-            behind = im.tensor(binary(im, SUB, marked, first))
-            taken = _scaled(im, im.tensor(binary(im, ADD, behind, number(0.5))), -FLT_MAX)
-            left = im.tensor(binary(im, MIN, left, taken))
+            behind = im.tensor(binary(im, BinaryOp.SUB, marked, first))
+            taken = _scaled(im, im.tensor(binary(im, BinaryOp.ADD, behind, number(0.5))), -FLT_MAX)
+            left = im.tensor(binary(im, BinaryOp.MIN, left, taken))
     sign = 1 if order is x else -1
     values = _scaled(im, im.tensor(concat(im, *found, axis=axis)), sign * _ROOM)
-    indices = im.tensor(binary(im, RSUB, concat(im, *places, axis=axis), number(size)))
+    indices = im.tensor(binary(im, BinaryOp.RSUB, concat(im, *places, axis=axis), number(size)))
     return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
 
 
 def _scaled(im: ImportContext, x: Tensor, factor: float) -> Tensor:
-    return im.unary(x, "BinaryOp", op_type=MUL, with_scalar=1, b=factor)
+    return im.unary(x, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=factor)
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
     """How many of its row come before each number."""
     rows, numbers = x.view.axes
     row, column = (x.viewed(x.view.with_axes(axes)) for axes in ((rows, (), numbers), (rows, numbers, ())))
-    ahead = im.tensor(binary(im, SUB, row, column))
+    ahead = im.tensor(binary(im, BinaryOp.SUB, row, column))
     # To the right a larger number comes before; to the left all do but the smaller ones.
     side = Constant(np.sign(np.arange(size) - np.arange(size)[:, None]).astype(np.float32))
-    counted = im.unary(binary(im, MUL, ahead, side), "Threshold", threshold=0.0)
-    moved = reduce(im, im.tensor(binary(im, MUL, counted, side)), "ReduceSum", (2,), 0)
-    return im.tensor(binary(im, ADD, moved, Constant(np.arange(size, dtype=np.float32))))
+    counted = im.unary(binary(im, BinaryOp.MUL, ahead, side), "Threshold", threshold=0.0)
+    moved = reduce(im, im.tensor(binary(im, BinaryOp.MUL, counted, side)), "ReduceSum", (2,), 0)
+    return im.tensor(binary(im, BinaryOp.ADD, moved, Constant(np.arange(size, dtype=np.float32))))
 
 
 def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     """Where the first `count` ranks are in each row."""
     row = ranks.viewed(ranks.view.with_axes((ranks.view.axes[0], (), ranks.view.axes[1])))
-    distance = im.tensor(binary(im, SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None])))
+    distance = im.tensor(binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None])))
     above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-0.5, 0.5))
-    found = im.like(distance, im.layer("BinaryOp", *above, op_type=SUB))
-    index = im.tensor(binary(im, MUL, found, Constant(np.arange(size, dtype=np.float32))))
+    found = im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
+    index = im.tensor(binary(im, BinaryOp.MUL, found, Constant(np.arange(size, dtype=np.float32))))
     places = reduce(im, index, "ReduceSum", (2,), 0)
     return Tensor(places.blob, places.view, _PLACE)
