@@ -69,6 +69,7 @@ from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_norm_affine import fuse_norm_affine
 from onnx2ncnn_opt.passes.fuse_padding_crop import fuse_padding_crop
+from onnx2ncnn_opt.passes.fuse_parallel_convolutions import fuse_parallel_convolutions
 from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
@@ -146,6 +147,7 @@ PASSES: tuple[Pass, ...] = (
     *fuse_padding.PASSES,
     eliminate_padding_taps,
     fuse_affine,
+    fuse_parallel_convolutions,
     *fuse_gemm.PASSES,
     fuse_innerproduct_dropout,
     fuse_affine_before,

@@ -20,11 +20,10 @@ _SAME_UPPER, _SAME_LOWER = -233, -234
 
 
 @dataclass(frozen=True)
-class Window:
-    """How a layer slides along an axis of `size`: tap i of output o is at o * stride + i * dilation - before."""
+class Slide:
+    """How a layer slides along an axis of any size: tap i of output o is at o * stride + i * dilation - before."""
 
     axis: str
-    size: int
     kernel: int
     stride: int
     dilation: int
@@ -35,6 +34,13 @@ class Window:
     def extent(self) -> int:
         """The elements from the first tap to the last."""
         return (self.kernel - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class Window(Slide):
+    """How a layer slides along an axis of `size`."""
+
+    size: int
 
     @property
     def outputs(self) -> int:
@@ -64,28 +70,46 @@ def has_known_sizes(layer: Layer) -> bool:
     return shape is not None and len(shape) == len(axes) + 1 and all(isinstance(size, int) for size in shape[1:])
 
 
+def slides(layer: Layer) -> tuple[Slide, ...]:
+    """How a convolution slides, outermost axis first; sizes are needed only where they decide the pads."""
+    if _pad_mode(layer):
+        return windows(layer)
+    return tuple(
+        Slide(
+            axis,
+            *(int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation")),
+            *(int(layer[f"pad_{side}"]) for side in SIDES[axis]),
+        )
+        for axis in axes_of(layer)
+    )
+
+
+def _pad_mode(layer: Layer) -> int:
+    """ncnn's code for pads that depend on the size, or 0; refused where pads are negative otherwise."""
+    pads = [layer[f"pad_{side}"] for axis in axes_of(layer) for side in SIDES[axis]]
+    mode = pads[0] if len(set(pads)) == 1 and pads[0] in (_SAME_UPPER, _SAME_LOWER) else 0
+    require(mode or min(pads) >= 0, f"'{layer.name}' has negative pads")
+    return int(mode)
+
+
 def windows(layer: Layer) -> tuple[Window, ...]:
     """The windows of a convolution, outermost axis first; refused where sizes are open, or pads not understood."""
     require(has_known_sizes(layer), f"the sizes of '{layer.inputs[0].name}' are not known")
     assert layer.inputs[0].shape is not None
-    axes = axes_of(layer)
-    pads = {axis: tuple(layer[f"pad_{side}"] for side in SIDES[axis]) for axis in axes}
-    flat = [pad for pair in pads.values() for pad in pair]
-    mode = flat[0] if len(set(flat)) == 1 else 0
-    require(min(flat) >= 0 or mode in (_SAME_UPPER, _SAME_LOWER), f"'{layer.name}' has negative pads")
+    mode = _pad_mode(layer)
     found = []
-    for axis, size in zip(axes, layer.inputs[0].shape[1:], strict=True):
+    for axis, size in zip(axes_of(layer), layer.inputs[0].shape[1:], strict=True):
         assert isinstance(size, int)
         kernel, stride, dilation = (int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation"))
-        before, behind = pads[axis]
-        if mode in (_SAME_UPPER, _SAME_LOWER):
+        before, behind = (layer[f"pad_{side}"] for side in SIDES[axis])
+        if mode:
             total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
             require(total >= 0, f"'{layer.name}' skips elements of '{layer.inputs[0].name}' at its end")
             # ncnn puts the odd one of the depth behind it in both modes.
             before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
             require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
             behind = total - before
-        found.append(Window(axis, size, kernel, stride, dilation, before, behind))
+        found.append(Window(axis, kernel, stride, dilation, before, behind, size))
     return tuple(found)
 
 
@@ -102,7 +126,7 @@ def reordered(weight: Weight, array: Array) -> Weight:
     return Weight(np.ascontiguousarray(array).reshape(-1), weight.encoding, weight.table, weight.tag)
 
 
-def window_params(found: Sequence[Window]) -> dict[str, Any]:
+def window_params(found: Sequence[Slide]) -> dict[str, Any]:
     """The parameters of a convolution that slides so."""
     params: dict[str, Any] = {}
     for window in found:

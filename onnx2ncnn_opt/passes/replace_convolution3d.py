@@ -48,7 +48,7 @@ def _is_one_tap(window: Window) -> bool:
 def _along_depth(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
     layer, area = chain.layer, height.size * width.size
     image = chain.reshape(layer.input, (channels, depth.size, area), "rows")
-    sliding = replace(depth, axis="h"), Window("w", area, 1, 1, 1, 0, 0)
+    sliding = replace(depth, axis="h"), Window("w", 1, 1, 1, 0, 0, area)
     found = _convolution(chain, image, sliding, weight_of(layer), "conv")
     chain.reshape(found, (layer["num_output"], depth.outputs, height.size, width.size), "volume")
 

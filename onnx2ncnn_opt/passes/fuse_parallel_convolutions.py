@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._families import WEIGHTED
+from onnx2ncnn_opt.passes._fold import (
+    ADD,
+    DIV,
+    MUL,
+    RSUB,
+    SUB,
+    Affine,
+    batchnorm_affine,
+    channels,
+    linear,
+    require_no_activation,
+    require_offsets_fold,
+    require_own_weights,
+    scale_affine,
+)
+from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._windows import Slide, axes_of, slides, weight_of
+from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
+from onnx2ncnn_opt.rewrite.rule import require, rewrite
+
+_TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
+_DEPTHWISE = [type for type in _TYPES if "DepthWise" in type]
+# The signs that a sum gives its two operands.
+_SIGNS = {ADD: (1.0, 1.0), SUB: (1.0, -1.0), RSUB: (-1.0, 1.0)}
+
+
+class _Branch(NamedTuple):
+    """A convolution, or what is one with a single tap (then `layer` is None), with its sign in the sum.
+
+    The weight is (outputs, inputs of a group, kernel sizes), the bias (outputs), both in float64.
+    """
+
+    layer: Layer | None
+    slides: tuple[Slide, ...]
+    weight: Array
+    bias: Array
+
+
+def _sums(types: list[str], other: Pattern) -> list[Op]:
+    """Sums and differences of a convolution and another branch of one blob, in both orders."""
+    conv, total = op(types, "conv")("x"), op("BinaryOp", "total", op_type=frozenset(_SIGNS), with_scalar=0)
+    return [total(conv, other), total(other, conv)]
+
+
+@rewrite(
+    _sums(_TYPES, op(_TYPES)("x"))[0],
+    *_sums(_TYPES, op(("BatchNorm", "Scale"))("x")),
+    *_sums(_DEPTHWISE, op("BinaryOp", op_type=frozenset({ADD, SUB, RSUB, MUL, DIV}), with_scalar=1)("x")),
+    *_sums(_DEPTHWISE, "x"),
+    exact=False,
+    purpose="branches that were trained side by side, as in RepVGG, MobileOne and FastViT",
+)
+def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
+    """x ── Convolution 3x3, Convolution 1x1, BatchNorm ── BinaryOp (add) ──   ⇒   x ── Convolution 3x3 ──
+
+    The taps of the smaller kernel are added to those of the larger one that read the same elements. A BatchNorm, a
+    Scale, a scalar and the blob itself are kernels of one tap; the latter two only beside a depthwise convolution,
+    since winograd in fp16 would round the blob.
+    """
+    signs = _SIGNS[total["op_type"]]
+    branches = [_branch(blob, x, conv, sign) for blob, sign in zip(total.inputs, signs, strict=True)]
+    branches.sort(key=lambda branch: (branch.layer is None, -branch.weight.size))
+    large, small = branches
+    assert large.layer is not None
+    require(large.weight.shape[:2] == small.weight.shape[:2], f"the branches of '{total.name}' differ in channels")
+    taps = [_taps(outer, inner) for outer, inner in zip(large.slides, small.slides, strict=True)]
+    weight = large.weight.copy()
+    weight[np.ix_(*map(range, weight.shape[:2]), *taps)] += small.weight
+    bias = large.bias + small.bias
+    require_offsets_fold((large.bias, small.bias), bias, lambda: np.abs(weight).reshape(len(bias), -1).sum(axis=1))
+    weights = {"weight_data": stored(large.layer, "weight_data", weight).reshape(-1)}
+    if bias.any() or large.layer["bias_term"]:
+        weights["bias_data"] = stored(large.layer, "bias_data", bias)
+    return large.layer.having(weights=weights, bias_term=int("bias_data" in weights))
+
+
+def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
+    """One operand of the sum; one that is no convolution becomes a kernel of one tap, grouped like `conv`."""
+    layer = blob.producer
+    if blob is x or layer is None or layer.type not in _TYPES:
+        return _one_tap(None if blob is x else layer, conv, sign)
+    require(layer.type == conv.type and _groups(layer) == _groups(conv), f"'{layer.name}' has other groups")
+    require_own_weights(layer)
+    require_no_activation(layer)
+    require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
+    bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(layer["num_output"])
+    weight = layer.weights["weight_data"].reshape(weight_of(layer).shape).astype(np.float64)
+    return _Branch(layer, slides(layer), weight * sign, bias * sign)
+
+
+def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
+    """What a BatchNorm, a Scale, a scalar or (None) nothing does to a blob, as the kernel of a convolution."""
+    count, each = int(conv["num_output"]), weight_of(conv).shape[1]
+    require(count == each * _groups(conv), f"'{conv.name}' has more or fewer outputs than inputs")
+    scale, shift = _affine(layer, count)
+    weight = np.zeros((count, each))
+    weight[np.arange(count), np.arange(count) % each] = scale * sign
+    axes = axes_of(conv)
+    return _Branch(
+        None,
+        tuple(Slide(axis, 1, 1, 1, 0, 0) for axis in axes),
+        weight.reshape(count, each, *(1 for _ in axes)),
+        shift * sign,
+    )
+
+
+def _affine(layer: Layer | None, count: int) -> Affine:
+    if layer is None:
+        return Affine(np.ones(count), np.zeros(count))
+    if layer.type == "BinaryOp":
+        return linear(layer, np.full(count, layer["b"], np.float64))
+    require_own_weights(layer)
+    require(channels(layer) == count, f"'{layer.name}' has another number of channels")
+    return batchnorm_affine(layer) if layer.type == "BatchNorm" else scale_affine(layer)
+
+
+def _groups(conv: Layer) -> int:
+    return int(conv["group"]) if conv.type in _DEPTHWISE else 1
+
+
+def _taps(large: Slide, small: Slide) -> list[int]:
+    """The taps of the larger kernel that read the elements of the smaller one's, at every position of the output."""
+    moved = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
+    taps, rests = zip(*(divmod(offset, large.dilation) for offset in moved), strict=True)
+    covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)
+    same_ends = large.before + large.behind - large.extent == small.before + small.behind - small.extent
+    require(covers and same_ends and large.stride == small.stride, "neither kernel reads all that the other one reads")
+    return list(taps)
