@@ -4,15 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._families import WEIGHTED
 from onnx2ncnn_opt.passes._fold import (
-    ADD,
-    DIV,
-    MUL,
-    RSUB,
-    SUB,
     Affine,
     batchnorm_affine,
     channels,
@@ -30,7 +26,8 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") for type in family.types]
 _DEPTHWISE = [type for type in _TYPES if "DepthWise" in type]
 # The signs that a sum gives its two operands.
-_SIGNS = {ADD: (1.0, 1.0), SUB: (1.0, -1.0), RSUB: (-1.0, 1.0)}
+_SIGNS = {BinaryOp.ADD: (1.0, 1.0), BinaryOp.SUB: (1.0, -1.0), BinaryOp.RSUB: (-1.0, 1.0)}
+_OF_A_NUMBER = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB, BinaryOp.MUL, BinaryOp.DIV})
 
 
 class _Branch(NamedTuple):
@@ -54,7 +51,7 @@ def _sums(types: list[str], other: Pattern) -> list[Op]:
 @rewrite(
     _sums(_TYPES, op(_TYPES)("x"))[0],
     *_sums(_TYPES, op(("BatchNorm", "Scale"))("x")),
-    *_sums(_DEPTHWISE, op("BinaryOp", op_type=frozenset({ADD, SUB, RSUB, MUL, DIV}), with_scalar=1)("x")),
+    *_sums(_DEPTHWISE, op("BinaryOp", op_type=_OF_A_NUMBER, with_scalar=1)("x")),
     *_sums(_DEPTHWISE, "x"),
     exact=False,
     purpose="branches that were trained side by side, as in RepVGG, MobileOne and FastViT",
