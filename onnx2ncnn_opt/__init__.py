@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.bisect import bisect, bisect_passes
     from onnx2ncnn_opt.api.convert import Conversion, Files, convert
+    from onnx2ncnn_opt.api.diff import diff
+    from onnx2ncnn_opt.api.inspect import inspect
+    from onnx2ncnn_opt.api.optimize import NetFiles, Optimized, optimize
+    from onnx2ncnn_opt.api.verify import verify
     from onnx2ncnn_opt.runtime.net import Net
 
 __version__ = "0.1.0"
 
-__all__ = ["Conversion", "Files", "Net", "__version__", "convert"]
+__all__ = [
+    "Conversion",
+    "Files",
+    "Net",
+    "NetFiles",
+    "Optimized",
+    "__version__",
+    "bisect",
+    "bisect_passes",
+    "convert",
+    "diff",
+    "inspect",
+    "optimize",
+    "verify",
+]
+
+_MODULES = {
+    "Conversion": "api.convert",
+    "Files": "api.convert",
+    "Net": "runtime.net",
+    "NetFiles": "api.optimize",
+    "Optimized": "api.optimize",
+    "bisect": "api.bisect",
+    "bisect_passes": "api.bisect",
+    "convert": "api.convert",
+    "diff": "api.diff",
+    "inspect": "api.inspect",
+    "optimize": "api.optimize",
+    "verify": "api.verify",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load the converter when it is first asked for: the command line's `--help` needs none of it."""
-    if name == "Net":
-        from onnx2ncnn_opt.runtime import net
-
-        return net.Net
-    if name in __all__:
-        from onnx2ncnn_opt.api import convert as api
-
-        return getattr(api, name)
+    """Load a module when it is first asked for: the command line's `--help` needs none of them."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

@@ -39,11 +39,11 @@ from exports import MODELS as EXPORTS  # noqa: E402
 from exports import refilled  # noqa: E402
 from op_cases import load_cases  # noqa: E402
 
-from onnx2ncnn_opt import convert  # noqa: E402
-from onnx2ncnn_opt.api.convert import Conversion, Files, reference  # noqa: E402
+from onnx2ncnn_opt import Conversion, Files, convert  # noqa: E402
 from onnx2ncnn_opt.errors import Error  # noqa: E402
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer  # noqa: E402
 from onnx2ncnn_opt.ir.shapes import infer_graph  # noqa: E402
+from onnx2ncnn_opt.onnx.exported import reference  # noqa: E402
 from onnx2ncnn_opt.param.files import read_net, write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt import plugins
-from onnx2ncnn_opt.api.convert import Files, convert, reference
+from onnx2ncnn_opt.api.convert import Files, convert
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
+from onnx2ncnn_opt.api.verify import PathLike, manifest_for
 from onnx2ncnn_opt.errors import ConversionError, RunError, UsageError
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
-from onnx2ncnn_opt.onnx.exported import exported
+from onnx2ncnn_opt.onnx.exported import exported, reference
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
-from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.param.files import bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.storage import ROUNDING
 from onnx2ncnn_opt.rewrite.events import Applied, LayerRef, refs
@@ -77,7 +78,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What became of a net: `report` is that of `verify_net`, `located` the layer, None where the net is right.
+    """What became of a net: `report` is that of `verify`, `located` the layer, None where the net is right.
 
     It is None as well where a wrong net has no first wrong layer: it does not load, or lacks an output. `difference`
     says how the net differs from what this version of the package makes of the model, if it was made by this package.
@@ -88,12 +89,12 @@ class Bisection:
     difference: NetDiff | None
 
 
-def bisect_net(
-    model: Path | bytes,
-    param: Path,
-    bin: Path,
+def bisect(
+    model: Any,
+    param: PathLike,
+    bin: PathLike | None = None,
     *,
-    manifest: Manifest | None = None,
+    manifest: Manifest | PathLike | None = None,
     feeds: Mapping[str, Array] | Path | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
@@ -103,7 +104,7 @@ def bisect_net(
     modes: Sequence[str] = (),
     step: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
-    """Verify a net as `verify_net` does, and find the first layer that is wrong where it is; arguments are the same.
+    """Verify a net as `verify` does, and find the first layer that is wrong where it is; arguments are the same.
 
     1. A net of this package, which its manifest tells, is held against a new conversion with the same options, layer by
        layer; if that is right itself.
@@ -112,11 +113,13 @@ def bisect_net(
 
     The first wrong layer is the first one from which a way of wrong blobs leads to a wrong output.
     """
+    source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))
+    known, note = manifest_for(model, param, manifest)
     report = verify_net(
-        model,
+        source,
         param,
         bin,
-        manifest=manifest,
+        manifest=known,
         feeds=feeds,
         shapes=shapes,
         values=values,
@@ -126,21 +129,23 @@ def bisect_net(
         modes=modes,
         step=step,
     )
+    if note:
+        report = replace(report, notes=(note, *report.notes))
     if report.ok:
         return Bisection(report, None, None)
     graph = read_net(param, bin, plugins.layer_types()).graph
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         step("converting the model anew")
-        fresh = _converted(model, manifest, Path(folder)) if manifest else None
+        fresh = _converted(source, known, Path(folder)) if known else None
         difference = None
         if fresh:
             difference = diff_graphs(fresh.graph, graph, names=("a new conversion", os.fspath(param)))
         if report.wrong is None:
             return Bisection(report, None, difference)
-        bound = {**({v.name: v.array() for v in manifest.values} if manifest else {}), **(values or {})}
-        loaded = load_model(model, shapes=shapes, values=bound)
+        bound = {**({v.name: v.array() for v in known.values} if known else {}), **(values or {})}
+        loaded = load_model(source, shapes=shapes, values=bound)
         with NcnnWorker(find_target(on)) as worker, NcnnWorker() as here:
-            search = _Search(model, loaded, param, bin, graph, manifest, report, timeout, worker, here, step)
+            search = _Search(source, loaded, param, bin, graph, known, report, timeout, worker, here, step)
             located = search.located(fresh)
     if located is not None and difference is not None:
         changed = {*difference.added, *(change.after for change in difference.changed)}

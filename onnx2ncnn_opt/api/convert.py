@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Masked, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.exported import exported
+from onnx2ncnn_opt.onnx.exported import exported, reference
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
@@ -297,22 +297,6 @@ def _require_release(graph: Graph, release: int) -> None:
     ]
     if nodes:
         raise UnsupportedError(nodes)
-
-
-def reference(model: Any) -> Path | bytes:
-    """The model as ONNX Runtime takes it."""
-    if isinstance(model, (str, os.PathLike)):
-        return Path(model)
-    if isinstance(model, (bytes, bytearray, memoryview)):
-        return bytes(model)
-    if hasattr(model, "SerializeToString"):
-        return bytes(model.SerializeToString())
-    import onnx_ir  # loaded already
-
-    inner = model if isinstance(model, onnx_ir.Model) else getattr(model, "model", None)
-    if isinstance(inner, onnx_ir.Model):
-        return bytes(onnx_ir.to_proto(inner).SerializeToString())
-    return bytes(model.model_proto.SerializeToString())
 
 
 def _entry(port: Port, names: Mapping[Blob, str]) -> Tensor:

@@ -71,18 +71,13 @@ def bisect(
 def _bisect_net(
     model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any], *, as_json: bool
 ) -> None:
-    from onnx2ncnn_opt.api.bisect import bisect_net
-    from onnx2ncnn_opt.api.convert import reference
-    from onnx2ncnn_opt.manifest import read_manifest
-    from onnx2ncnn_opt.onnx.exported import exported
+    from onnx2ncnn_opt.api import bisect as api
     from onnx2ncnn_opt.report.bisection import located_blocks
     from onnx2ncnn_opt.report.console import Block, show, working
     from onnx2ncnn_opt.report.difference import difference_blocks
-    from onnx2ncnn_opt.verification.beside import manifest_beside
 
-    manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with working(f"bisecting {param}", sys.stderr) as step:
-        found = bisect_net(reference(exported(model)), param, bin, manifest=manifest, step=step, **options)
+        found = api.bisect(model, param, bin, manifest=manifest_path, step=step, **options)
     located = None
     if found.located is not None:
         located = {
@@ -95,8 +90,7 @@ def _bisect_net(
         difference = asdict(found.difference) if found.difference else None
         click.echo(json.dumps({**_report(found.report), "located": located, "difference": difference}, indent=1))
     else:
-        blocks: list[Block] = [f"note: {note}"] if note else []
-        blocks += _outputs(found.report)
+        blocks: list[Block] = _outputs(found.report)
         if located is not None:
             blocks += located_blocks(located)
         elif not found.report.ok:
@@ -133,4 +127,5 @@ def _report(report: VerifyReport) -> dict[str, Any]:
 def _outputs(report: VerifyReport) -> list[Any]:
     from onnx2ncnn_opt.report.verification import checked_lines, output_table
 
-    return [output_table(output_rows(report.outputs)), *checked_lines(report.checked)]
+    notes = [f"note: {text}" for text in report.notes]
+    return [*notes, output_table(output_rows(report.outputs)), *checked_lines(report.checked)]

@@ -27,32 +27,26 @@ def verify(
     runs: Runs,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
-    from onnx2ncnn_opt.api.convert import reference
-    from onnx2ncnn_opt.manifest import read_manifest
-    from onnx2ncnn_opt.onnx.exported import exported
+    from onnx2ncnn_opt.api import verify as api
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
     from onnx2ncnn_opt.runtime.ort import SHARED
-    from onnx2ncnn_opt.verification.beside import manifest_beside
-    from onnx2ncnn_opt.verification.verify import verify_net
 
-    manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     SHARED.warm_up()
     with working(f"running {param} against {model}", sys.stderr) as step:
-        report = verify_net(
-            reference(exported(model)),
+        report = api.verify(
+            model,
             param,
             bin,
-            manifest=manifest,
+            manifest=manifest_path,
             **vars(given),
             **vars(runs),
             step=step,
         )
-    notes = [note] if note else []
     show(
         [
-            *(f"note: {text}" for text in (*notes, *report.notes)),
-            *sizes_lines(output_sizes(report), others_refused=manifest is not None),
+            *(f"note: {text}" for text in report.notes),
+            *sizes_lines(output_sizes(report), others_refused=report.manifest is not None),
             output_table(output_rows(report.outputs)),
             *checked_lines(report.checked),
         ],

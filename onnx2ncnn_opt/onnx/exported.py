@@ -74,6 +74,22 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def reference(model: Any) -> Path | bytes:
+    """The model as ONNX Runtime takes it."""
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return bytes(model)
+    if hasattr(model, "SerializeToString"):
+        return bytes(model.SerializeToString())
+    import onnx_ir  # slow to import, and loaded already where a model is one
+
+    inner = model if isinstance(model, onnx_ir.Model) else getattr(model, "model", None)
+    if isinstance(inner, onnx_ir.Model):
+        return bytes(onnx_ir.to_proto(inner).SerializeToString())
+    return bytes(model.model_proto.SerializeToString())
+
+
 def _kind(model: Any) -> str:
     """What a model is of PyTorch's: a "file", a "program" or a "module"; empty for others. Imports nothing."""
     if isinstance(model, (str, os.PathLike)):

@@ -84,7 +84,8 @@ class VerifyReport:
     `sizes` are the open sizes that it was run at, one entry for a net that has none, and `draws` the inputs at these
     sizes, in turns. `notes` are things about the model that the reader should know. An output's numbers are the largest
     of all runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
-    `wrong` is the first mode and the inputs by name with which an output was wrong, None where none was.
+    `wrong` is the first mode and the inputs by name with which an output was wrong, None where none was. `manifest` is
+    the one that said how arrays go in and out.
     """
 
     outputs: tuple[OutputReport, ...]
@@ -94,6 +95,7 @@ class VerifyReport:
     draws: tuple[Draw, ...] = ()
     notes: tuple[str, ...] = ()
     wrong: tuple[str, Mapping[str, Array]] | None = field(default=None, repr=False, compare=False)
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -208,6 +210,7 @@ def verify_net(
         draws=tuple(run.draw for run in done if run.draw is not None),
         notes=tuple(_notes(loaded, done)),
         wrong=wrong,
+        manifest=manifest,
     )
 
 

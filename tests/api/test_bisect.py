@@ -18,7 +18,7 @@ from command import SMALL, run, write_model
 from plant_faults import FAULTS, places, plant
 
 from onnx2ncnn_opt import convert, plugins
-from onnx2ncnn_opt.api.bisect import Bisection, bisect_net, bisect_passes
+from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import read_manifest
@@ -45,7 +45,7 @@ def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
 
 def bisected(folder: Path, model: Path, *, with_manifest: bool) -> Bisection:
     manifest = read_manifest(folder / "net.ncnn.json") if with_manifest else None
-    return bisect_net(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest)
+    return bisect(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest)
 
 
 FAULTY = [
@@ -103,7 +103,7 @@ def test_a_net_of_pnnx(tmp_path: Path) -> None:
     found = bisected(tmp_path, folder / "tiny.onnx", with_manifest=False)
     assert found.located is not None
     assert found.located.layer == LayerRef("Convolution", wrong.name)
-    right = bisect_net(folder / "tiny.onnx", folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin")
+    right = bisect(folder / "tiny.onnx", folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin")
     assert right.report.ok
     assert right.located is None
 
@@ -112,7 +112,7 @@ def test_a_layer_that_kills_ncnn(tmp_path: Path) -> None:
     """The blob x has two readers and no Split."""
     graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y, float[1, 2, 3] z) { y = Relu(x) z = Neg(x) }"
     lines = ("Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
-    located = bisect_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines)).located
+    located = bisect(write_model(tmp_path, graph), *write_net(tmp_path, *lines)).located
     assert located is not None
     assert located.layer == LayerRef("UnaryOp", "n")
     assert "SIGSEGV" in located.message
@@ -121,7 +121,7 @@ def test_a_layer_that_kills_ncnn(tmp_path: Path) -> None:
 def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 2, 3] x) => (float[1, 2, 3] y) { a = Relu(x) y = Softplus(a) }")
     lines = ("Input in 0 1 x", "ReLU r 1 1 x 1", "UnaryOp e 1 1 1 2 0=7", "UnaryOp l 1 1 2 y 0=8")
-    located = bisect_net(model, *write_net(tmp_path, *lines)).located
+    located = bisect(model, *write_net(tmp_path, *lines)).located
     assert located is not None
     assert (located.layer.name, located.blob, located.value) == ("e", "2", None)
     assert located.message.startswith("the model has no such value; 'y' after it is ")
@@ -134,7 +134,7 @@ def test_an_output_in_another_order_of_axes(tmp_path: Path) -> None:
         tmp_path, "(float[1, 2, 3] x) => (float[1, 3, 2] y) { a = Relu(x) y = Transpose<perm=[0,2,1]>(a) }"
     )
     lines = ("Input in 0 1 x", "ReLU r 1 1 x a", "Permute p 1 1 a y 0=0")
-    located = bisect_net(model, *write_net(tmp_path, *lines)).located
+    located = bisect(model, *write_net(tmp_path, *lines)).located
     assert located is not None
     assert (located.layer.name, located.suspects) == ("p", (located.layer,))
     assert "shape" in located.message

@@ -1,0 +1,51 @@
+"""The Python interface for verification: compare any net with the model that it was made of."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.onnx.exported import exported, reference
+from onnx2ncnn_opt.param.files import bin_beside
+from onnx2ncnn_opt.verification.beside import manifest_beside
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+
+PathLike = str | os.PathLike[str]
+
+
+def verify(
+    model: Any,
+    param: PathLike,
+    bin: PathLike | None = None,
+    *,
+    manifest: Manifest | PathLike | None = None,
+    **options: Any,
+) -> VerifyReport:
+    """Compare a net with its model in ONNX Runtime, whoever converted it.
+
+    `model` is what `convert` takes, without `inputs`. `bin` is NET.bin by default. `manifest` says how arrays go in and
+    out, by default NET.json, if it fits both files; without one, blobs are matched by name or order. The `options` are
+    those of `verify_net`: `feeds`, `shapes`, `values`, `outputs`, `seed`, `tolerance`, `timeout`, `on`, `modes`.
+
+    Raises UsageError, ModelError, RunError and VerificationError as `verify_net` does.
+    """
+    known, note = manifest_for(model, param, manifest)
+    report = verify_net(
+        reference(exported(model)), Path(param), Path(bin or bin_beside(param)), manifest=known, **options
+    )
+    return replace(report, notes=(note, *report.notes)) if note else report
+
+
+def manifest_for(model: Any, param: PathLike, manifest: Manifest | PathLike | None) -> tuple[Manifest | None, str]:
+    """The manifest that is given, or lies beside the net; and why the latter is not used, if so.
+
+    Raises UsageError where the one that is given is broken.
+    """
+    if isinstance(manifest, Manifest):
+        return manifest, ""
+    if manifest is not None:
+        return read_manifest(Path(manifest)), ""
+    return manifest_beside(Path(param), Path(model)) if isinstance(model, (str, os.PathLike)) else (None, "")
