@@ -12,6 +12,6 @@ def caches(graph: Graph) -> set[Blob]:
     """
     found: set[Blob] = set()
     for layer in graph:
-        if layer.type in ("SDPA", "MultiHeadAttention") and layer["kv_cache"]:
+        if not layer.is_custom and "kv_cache" in layer.resolved and layer["kv_cache"]:
             found.update((*layer.inputs[-2:], *layer.outputs[1:]))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.layers import LAYERS
-from onnx2ncnn_opt.ir.spec import COMMON_BY_NAME, LayerSpec
+from onnx2ncnn_opt.ir.spec import COMMON_BY_NAME, LayerSpec, Trait
 from onnx2ncnn_opt.ir.weight import Array, Weight, Weights
 
 
@@ -107,6 +107,10 @@ class Layer:
     def is_custom(self) -> bool:
         """Whether ncnn's own registry lacks the type."""
         return self.spec is None or self.spec.is_custom
+
+    def has(self, trait: Trait) -> bool:
+        """Whether the layer's type has a trait; one that is not declared has none."""
+        return self.spec is not None and trait in self.spec.traits
 
     @property
     def output(self) -> Blob:

@@ -349,7 +349,7 @@ def _error(layer: Layer, result: Array, exact: Array, channels: Array) -> float:
 
 def _activated(layer: Layer, x: Array) -> Array:
     """A layer's fused activation of numbers."""
-    if layer.spec is None or "activation_type" not in layer.spec.by_name:
+    if layer.spec is None or not layer.spec.has_activation:
         return x
     kind, params = layer["activation_type"], layer["activation_params"]
     if kind == Activation.RELU:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from math import sqrt
+from math import inf, sqrt
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.codes import (
@@ -28,7 +28,7 @@ from onnx2ncnn_opt.ir.codes import (
     SamplePadding,
     UnaryOp,
 )
-from onnx2ncnn_opt.ir.spec import LayerSpec, Params, WeightSpec, choose, parse_params
+from onnx2ncnn_opt.ir.spec import LayerSpec, Params, Trait, WeightSpec, choose, parse_params
 
 # Parameters that whole families of layers share.
 _WINDOW = "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left"
@@ -130,7 +130,7 @@ _DYNAMIC_WEIGHTS = (
 )
 
 _TABLE = (
-    LayerSpec("AbsVal", 0, inplace=True),
+    LayerSpec("AbsVal", 0, inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec("ArgMax", 1, params=parse_params("0 out_max_val, 1 topk=1"), in_runtime=False),
     LayerSpec(
         "BatchNorm",
@@ -151,8 +151,8 @@ _TABLE = (
         weights=(WeightSpec("bias_data", lambda p: p["bias_data_size"]),),
         inplace=True,
     ),
-    LayerSpec("BNLL", 4, inplace=True),
-    LayerSpec("Concat", 5, params=parse_params("0 axis"), inputs=(1, None), one_blob_only=False),
+    LayerSpec("BNLL", 4, inplace=True, traits=Trait.ELEMENTWISE),
+    LayerSpec("Concat", 5, params=parse_params("0 axis"), inputs=(1, None), one_blob_only=False, traits=Trait.MOVES),
     LayerSpec(
         "Convolution",
         6,
@@ -180,6 +180,7 @@ _TABLE = (
         ),
         inputs=(1, 10),
         one_blob_only=_crop_is_one_blob,
+        traits=Trait.MOVES,
     ),
     LayerSpec(
         "Deconvolution",
@@ -190,7 +191,7 @@ _TABLE = (
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": Activation},
     ),
-    LayerSpec("Dropout", 9, params=parse_params("0 scale=1.0"), inplace=True),
+    LayerSpec("Dropout", 9, params=parse_params("0 scale=1.0"), inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec(
         "Eltwise",
         10,
@@ -199,7 +200,7 @@ _TABLE = (
         one_blob_only=False,
         enums={"op_type": Eltwise},
     ),
-    LayerSpec("ELU", 11, params=parse_params("0 alpha=0.1"), inplace=True),
+    LayerSpec("ELU", 11, params=parse_params("0 alpha=0.1"), inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec(
         "Embed",
         12,
@@ -209,8 +210,10 @@ _TABLE = (
             WeightSpec("weight_data_int8_scale", lambda p: 1, when=_has_int8_scales),
         ),
     ),
-    LayerSpec("Exp", 13, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
-    LayerSpec("Flatten", 14),
+    LayerSpec(
+        "Exp", 13, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True, traits=Trait.ELEMENTWISE
+    ),
+    LayerSpec("Flatten", 14, traits=Trait.VIEW),
     LayerSpec(
         "InnerProduct",
         15,
@@ -231,7 +234,9 @@ _TABLE = (
         one_blob_only=False,
         inplace=True,
     ),
-    LayerSpec("Log", 17, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
+    LayerSpec(
+        "Log", 17, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True, traits=Trait.ELEMENTWISE
+    ),
     LayerSpec(
         "LRN",
         18,
@@ -262,7 +267,13 @@ _TABLE = (
         params=parse_params(f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
         enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
-    LayerSpec("Power", 22, params=parse_params("0 power=1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True),
+    LayerSpec(
+        "Power",
+        22,
+        params=parse_params("0 power=1.0, 1 scale=1.0, 2 shift=0.0"),
+        inplace=True,
+        traits=Trait.ELEMENTWISE,
+    ),
     LayerSpec(
         "PReLU",
         23,
@@ -287,7 +298,7 @@ _TABLE = (
         params=parse_params("0 operation, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0"),
         enums={"operation": Reduction},
     ),
-    LayerSpec("ReLU", 26, params=parse_params("0 slope=0.0"), inplace=True),
+    LayerSpec("ReLU", 26, params=parse_params("0 slope=0.0"), inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec(
         "Reshape",
         27,
@@ -297,6 +308,7 @@ _TABLE = (
         ),
         inputs=(1, 10),
         one_blob_only=lambda p: _last_blob(p["shape_expr"]) == 0,
+        traits=Trait.VIEW,
     ),
     LayerSpec(
         "ROIPooling",
@@ -321,20 +333,23 @@ _TABLE = (
         one_blob_only=lambda p: p["scale_data_size"] != -233,
         inplace=True,
     ),
-    LayerSpec("Sigmoid", 30, inplace=True),
+    LayerSpec("Sigmoid", 30, inplace=True, traits=Trait.ELEMENTWISE, bounds=(0, 1)),
     LayerSpec(
         "Slice",
         31,
         params=parse_params("0 slices:int[], 1 axis, 2 indices:int[]"),
         outputs=(1, None),
         one_blob_only=False,
+        traits=Trait.MOVES,
     ),
-    LayerSpec("Softmax", 32, params=parse_params("0 axis, 1 fixbug0"), inplace=True),
-    LayerSpec("Split", 33, outputs=(1, None), one_blob_only=False),
+    LayerSpec("Softmax", 32, params=parse_params("0 axis, 1 fixbug0"), inplace=True, bounds=(0, 1)),
+    LayerSpec("Split", 33, outputs=(1, None), one_blob_only=False, traits=Trait.SHARES),
     LayerSpec("SPP", 34, params=parse_params("0 pooling_type, 1 pyramid_height=1"), in_runtime=False),
-    LayerSpec("TanH", 35, inplace=True),
-    LayerSpec("Threshold", 36, params=parse_params("0 threshold=0.0"), inplace=True),
-    LayerSpec("Tile", 37, params=parse_params("0 axis, 1 tiles=1, 2 repeats:int[]")),
+    LayerSpec("TanH", 35, inplace=True, traits=Trait.ELEMENTWISE, bounds=(-1, 1)),
+    LayerSpec(
+        "Threshold", 36, params=parse_params("0 threshold=0.0"), inplace=True, traits=Trait.ELEMENTWISE, bounds=(0, 1)
+    ),
+    LayerSpec("Tile", 37, params=parse_params("0 axis, 1 tiles=1, 2 repeats:int[]"), traits=Trait.MOVES),
     LayerSpec(
         "RNN",
         38,
@@ -407,6 +422,7 @@ _TABLE = (
         params=parse_params("0 op_type"),
         inplace=True,
         enums={"op_type": UnaryOp},
+        traits=Trait.ELEMENTWISE,
     ),
     LayerSpec(
         "ConvolutionDepthWise",
@@ -443,8 +459,13 @@ _TABLE = (
         ),
         enums={"type": Padding},
     ),
-    LayerSpec("Squeeze", 44, params=parse_params("0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d")),
-    LayerSpec("ExpandDims", 45, params=parse_params("3 axes:int[]")),
+    LayerSpec(
+        "Squeeze",
+        44,
+        params=parse_params("0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d"),
+        traits=Trait.VIEW,
+    ),
+    LayerSpec("ExpandDims", 45, params=parse_params("3 axes:int[]"), traits=Trait.VIEW),
     LayerSpec(
         "Normalize",
         46,
@@ -455,7 +476,7 @@ _TABLE = (
         inplace=True,
         enums={"eps_mode": EpsMode},
     ),
-    LayerSpec("Permute", 47, params=parse_params("0 order_type")),
+    LayerSpec("Permute", 47, params=parse_params("0 order_type"), traits=Trait.VIEW),
     LayerSpec(
         "PriorBox",
         48,
@@ -501,7 +522,7 @@ _TABLE = (
         one_blob_only=lambda p: p["dynamic_weight"] == 0,
         enums={"activation_type": Activation},
     ),
-    LayerSpec("ShuffleChannel", 52, params=parse_params("0 group=1, 1 reverse")),
+    LayerSpec("ShuffleChannel", 52, params=parse_params("0 group=1, 1 reverse"), traits=Trait.MOVES),
     LayerSpec(
         "InstanceNorm",
         53,
@@ -512,8 +533,14 @@ _TABLE = (
         ),
         inplace=True,
     ),
-    LayerSpec("Clip", 54, params=parse_params("0 min=-3.402823466e+38, 1 max=3.402823466e+38"), inplace=True),
-    LayerSpec("Reorg", 55, params=parse_params("0 stride=1, 1 mode")),
+    LayerSpec(
+        "Clip",
+        54,
+        params=parse_params("0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
+        inplace=True,
+        traits=Trait.ELEMENTWISE,
+    ),
+    LayerSpec("Reorg", 55, params=parse_params("0 stride=1, 1 mode"), traits=Trait.MOVES),
     LayerSpec(
         "YoloDetectionOutput",
         56,
@@ -586,15 +613,28 @@ _TABLE = (
         params=parse_params("0 type_from, 1 type_to"),
         enums={"type_from": Elements, "type_to": Elements},
     ),
-    LayerSpec("HardSigmoid", 65, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True),
-    LayerSpec("SELU", 66, params=parse_params("0 alpha=1.67326324, 1 lambda=1.050700987"), inplace=True),
-    LayerSpec("HardSwish", 67, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True),
-    LayerSpec("Noop", 68, inputs=(1, None), outputs=(1, None), one_blob_only=False, inplace=True),
-    LayerSpec("PixelShuffle", 69, params=parse_params("0 upscale_factor=1, 1 mode")),
-    LayerSpec("DeepCopy", 70),
-    LayerSpec("Mish", 71, inplace=True),
+    LayerSpec(
+        "HardSigmoid",
+        65,
+        params=parse_params("0 alpha=0.2, 1 beta=0.5"),
+        inplace=True,
+        traits=Trait.ELEMENTWISE,
+        bounds=(0, 1),
+    ),
+    LayerSpec(
+        "SELU",
+        66,
+        params=parse_params("0 alpha=1.67326324, 1 lambda=1.050700987"),
+        inplace=True,
+        traits=Trait.ELEMENTWISE,
+    ),
+    LayerSpec("HardSwish", 67, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True, traits=Trait.ELEMENTWISE),
+    LayerSpec("Noop", 68, inputs=(1, None), outputs=(1, None), one_blob_only=False, inplace=True, traits=Trait.SHARES),
+    LayerSpec("PixelShuffle", 69, params=parse_params("0 upscale_factor=1, 1 mode"), traits=Trait.MOVES),
+    LayerSpec("DeepCopy", 70, traits=Trait.MOVES),
+    LayerSpec("Mish", 71, inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec("StatisticsPooling", 72, params=parse_params("0 include_stddev")),
-    LayerSpec("Swish", 73, inplace=True),
+    LayerSpec("Swish", 73, inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec(
         "Gemm",
         74,
@@ -671,7 +711,7 @@ _TABLE = (
         ),
         inplace=True,
     ),
-    LayerSpec("Softplus", 77, inplace=True),
+    LayerSpec("Softplus", 77, inplace=True, traits=Trait.ELEMENTWISE, bounds=(0, inf)),
     LayerSpec(
         "GRU",
         78,
@@ -794,7 +834,7 @@ _TABLE = (
         outputs=(1, 3),
         one_blob_only=False,
     ),
-    LayerSpec("GELU", 80, params=parse_params("0 fast_gelu"), inplace=True),
+    LayerSpec("GELU", 80, params=parse_params("0 fast_gelu"), inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec(
         "Convolution1D",
         81,
@@ -929,11 +969,12 @@ _TABLE = (
         params=parse_params("0 woffset, 1 hoffset, 2 coffset, 9 starts:int[], 11 axes:int[], 13 doffset"),
         inputs=(2, 2),
         one_blob_only=False,
+        traits=Trait.MOVES,
     ),
-    LayerSpec("Erf", 100, inplace=True),
+    LayerSpec("Erf", 100, inplace=True, traits=Trait.ELEMENTWISE, bounds=(-1, 1)),
     LayerSpec("Diag", 101, params=parse_params("0 diagonal")),
-    LayerSpec("CELU", 102, params=parse_params("0 alpha=1.0"), inplace=True),
-    LayerSpec("Shrink", 103, params=parse_params("0 bias=0.0, 1 lambd=0.5"), inplace=True),
+    LayerSpec("CELU", 102, params=parse_params("0 alpha=1.0"), inplace=True, traits=Trait.ELEMENTWISE),
+    LayerSpec("Shrink", 103, params=parse_params("0 bias=0.0, 1 lambd=0.5"), inplace=True, traits=Trait.ELEMENTWISE),
     LayerSpec(
         "RMSNorm",
         104,
@@ -959,7 +1000,7 @@ _TABLE = (
             {"hoplen": lambda p: p["n_fft"] // 4},
         ),
     ),
-    LayerSpec("Flip", 107, params=parse_params("0 axes:int[]")),
+    LayerSpec("Flip", 107, params=parse_params("0 axes:int[]"), traits=Trait.MOVES),
     LayerSpec(
         "SDPA",
         108,
@@ -975,6 +1016,11 @@ LAYERS: Mapping[str, LayerSpec] = {spec.type: spec for spec in _TABLE}
 BY_INDEX: Mapping[int, LayerSpec] = {spec.index: spec for spec in _TABLE}
 
 
+def types_with(trait: Trait) -> frozenset[str]:
+    """The types of ncnn that have a trait."""
+    return frozenset(spec.type for spec in _TABLE if trait in spec.traits)
+
+
 def with_custom(specs: Iterable[LayerSpec]) -> Mapping[str, LayerSpec]:
     """The table with custom layer types added, the last of a name; GraphError for a type that ncnn has itself."""
     custom = {spec.type: spec for spec in specs}
@@ -983,4 +1029,6 @@ def with_custom(specs: Iterable[LayerSpec]) -> Mapping[str, LayerSpec]:
             raise GraphError(
                 f"{spec.type} cannot be declared as a custom layer: ncnn has a layer of that type or number"
             )
+        if Trait.ELEMENTWISE in spec.traits and (spec.inputs, spec.outputs) != ((1, 1), (1, 1)):
+            raise GraphError(f"{spec.type} cannot be declared as elementwise: that takes one input and one output")
     return {**LAYERS, **custom}

@@ -15,9 +15,8 @@ from math import inf
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import Trait
 
-# Layers whose output is their input's memory.
-_VIEWS = frozenset({"Split", "Noop"})
 # Reverse forms of BinaryOp's operations that give the same bits with their operands exchanged.
 _EXCHANGED = {code: code.exchanged for code in (BinaryOp.ADD, BinaryOp.MUL, BinaryOp.SUB, BinaryOp.RSUB)}
 # Layers simulated in search of a better order, at most; but a few orders are tried even of huge nets.
@@ -163,7 +162,7 @@ class _Simulation:
         return _Pending(blob.producer, iter(blob.producer.inputs), above)
 
     def forward(self, layer: Layer, above: _Pending | None) -> None:
-        shared = (layer.type in _VIEWS and len(layer.inputs) == len(layer.outputs)) or layer.type == "Split"
+        shared = (layer.has(Trait.SHARES) and len(layer.inputs) == len(layer.outputs)) or layer.type == "Split"
         if shared:
             for i, blob in enumerate(layer.outputs):
                 source = self.buffer[layer.inputs[0 if layer.type == "Split" else i]]

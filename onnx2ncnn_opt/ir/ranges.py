@@ -16,6 +16,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Padding, Reduction, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 
 _INF = math.inf
@@ -100,19 +101,30 @@ class Ranges:
 
 def through(layer: Layer, inputs: Sequence[Range]) -> Range:
     """What a layer makes of operands of these ranges."""
-    if layer.is_custom:
+    rule = _rule_of(layer)
+    if rule is None and layer.is_custom:
         return UNKNOWN
-    rule = _RULES.get(layer.type)
     found = rule(layer, *inputs) if rule is not None else ORDINARY
-    has_activation = layer.spec is not None and "activation_type" in layer.spec.by_name
-    if has_activation and layer["activation_type"]:
+    if layer.spec is not None and layer.spec.has_activation and layer["activation_type"]:
         found = _activated(layer, found)
     return _tidy(found)
 
 
 def _operands(layer: Layer) -> tuple[Blob, ...]:
     """The inputs that matter for the range: those of layers that are followed."""
-    return layer.inputs if layer.type in _RULES else ()
+    return layer.inputs if _rule_of(layer) is not None else ()
+
+
+def _rule_of(layer: Layer) -> Callable[..., Range] | None:
+    """How the range of a layer's outputs follows from its inputs' ranges; None for layers that are not followed."""
+    if layer.type in _RULES:
+        return _RULES[layer.type]
+    if layer.has(Trait.MOVES):
+        return lambda layer, *inputs: union(*inputs)
+    if layer.spec is not None and layer.spec.bounds is not None:
+        low, high = layer.spec.bounds
+        return lambda layer, *inputs: Range(low, high, any(x.may_be_nan for x in inputs), may_be_inf=False)
+    return None
 
 
 def _tidy(x: Range) -> Range:
@@ -452,10 +464,6 @@ def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
     return lambda layer, x: function(x)
 
 
-_MOVING = (
-    *("Reshape", "Permute", "Squeeze", "ExpandDims", "Flatten", "Crop", "Slice", "Tile", "Split", "Flip", "Concat"),
-    *("ShuffleChannel", "PixelShuffle", "Reorg", "CopyTo", "DeepCopy", "Noop"),
-)
 _FOLLOWING = (
     *("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast"),
     *("Interp",),
@@ -477,17 +485,12 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Log": _log_layer,
     "Power": _power_layer,
     "Softmax": _softmax,
-    "Sigmoid": _of(_into(0, 1)),
-    "HardSigmoid": _of(_into(0, 1)),
-    "TanH": _of(_into(-1, 1)),
-    "Erf": _of(_into(-1, 1)),
     "Softplus": _of(lambda x: Range(0, _INF, x.may_be_nan, x.high > EXP_LIMIT)),
     "Reduction": _reduction,
     "Dropout": _dropout,
     "Padding": _padding,
     "Pooling": _pooling,
     "GridSample": _grid_sample,
-    **dict.fromkeys(_MOVING, lambda layer, *inputs: union(*inputs)),
     **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
     **dict.fromkeys(_BENT, _of(_bent)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
 from functools import cached_property
 from typing import Any, Literal, cast
 
@@ -20,6 +20,24 @@ SHAPE_HINTS_ID = 30
 FEATMASK_ID = 31
 MAX_PARAM_ID = 31
 CUSTOM = -1
+
+
+class Trait(Flag):
+    """What is true of a layer type whatever its parameters are.
+
+    ELEMENTWISE: one input and one output, whose elements are the same function of the input's elements, each of the one
+    at its index; so the shape and the order of elements do not matter. MOVES: every element of an output is an element
+    of an input. VIEW: one input and one output, which has each element once, in another shape or with permuted axes; it
+    MOVES. SHARES: the outputs are the memory of the inputs; it MOVES.
+    """
+
+    NONE = 0
+    ELEMENTWISE = auto()
+    MOVES = auto()
+    _VIEWED = auto()
+    _SHARED = auto()
+    VIEW = MOVES | _VIEWED
+    SHARES = MOVES | _SHARED
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,8 @@ class LayerSpec:
     """One ncnn layer type.
 
     `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` tells for given
-    parameters whether ncnn demands exactly one blob on either side.
+    parameters whether ncnn demands exactly one blob on either side. `bounds` are those of all elements of the outputs,
+    which are NaN only where an input has a NaN; None where there are none.
     """
 
     type: str
@@ -81,6 +100,8 @@ class LayerSpec:
     in_runtime: bool = True
     inplace: bool = False
     enums: Mapping[str, Codes] = field(default_factory=dict)
+    traits: Trait = Trait.NONE
+    bounds: tuple[float, float] | None = None
 
     @cached_property
     def by_name(self) -> Mapping[str, Param]:
@@ -96,6 +117,11 @@ class LayerSpec:
     def is_custom(self) -> bool:
         """Whether ncnn's own registry lacks the type."""
         return self.index == CUSTOM
+
+    @property
+    def has_activation(self) -> bool:
+        """Whether an activation may be fused into the layer."""
+        return "activation_type" in self.by_name
 
     def is_one_blob_only(self, params: Params) -> bool:
         """Whether ncnn refuses anything but one input and one output."""

@@ -28,25 +28,6 @@ WEIGHTED = (
 )
 # Everything that takes up a factor and an offset per channel.
 FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Scale",)))
-# Whatever form a blob has, these do the same to every element.
-ELEMENTWISE = frozenset(
-    {
-        "AbsVal",
-        "BNLL",
-        "CELU",
-        "Clip",
-        "Dropout",
-        "ELU",
-        "Erf",
-        "Exp",
-        "GELU",
-        "HardSigmoid",
-        "HardSwish",
-        "Log",
-        "Mish",
-    }
-    | {"Power", "ReLU", "SELU", "Shrink", "Sigmoid", "Softplus", "Swish", "TanH", "Threshold", "UnaryOp"}
-)
 
 
 def types_of(families: Iterable[Family]) -> tuple[str, ...]:

@@ -11,15 +11,17 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.permute import order_type, permutation
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup, Reorder, Shuffle, Step, View, plan
 from onnx2ncnn_opt.ir.weight import Array
 
 Steps: TypeAlias = tuple[Step, ...]
 
-VIEWS = frozenset({"Reshape", "Permute", "Squeeze", "ExpandDims", "Flatten"})
+VIEWS = types_with(Trait.VIEW)
 # The parameters that say the block (or group) and the mode.
 _SHUFFLES = {
     "ShuffleChannel": ("group", None),

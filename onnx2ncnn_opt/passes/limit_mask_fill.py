@@ -13,8 +13,8 @@ from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.passes._views import VIEWS
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 # The largest number of fp16.
@@ -26,7 +26,6 @@ _FILL = -30000.0
 _ABSORBING = -1e8
 _SDPA_MASK = 3
 _UNKNOWN_SCALE = 1 / 16  # for queries of a width of 256, which few have
-_MOVING = VIEWS | {"Split", "Crop", "Slice", "Concat", "Tile", "Noop"}
 _ROWS = {"reduce_all": 0, "axes": (-1,), "keepdims": 1, "fixbug0": 1}
 
 
@@ -150,7 +149,7 @@ class _Limiter:
         self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, summed: bool
     ) -> bool:
         """Whether a layer hands a mask on, and only a Softmax reads what it makes of it."""
-        if user.type in _MOVING:
+        if user.has(Trait.MOVES) and user.type != "CopyTo":  # which writes over a part of a row
             keeps_rows = user.type != "Permute" and all(
                 mask.shape is not None and out.shape is not None and out.shape[-1] == mask.shape[-1]
                 for out in user.outputs

@@ -11,8 +11,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
-from onnx2ncnn_opt.passes._families import ELEMENTWISE
 from onnx2ncnn_opt.passes._views import (
     Steps,
     chain_above,
@@ -117,7 +117,7 @@ def _fits(layer: Layer) -> bool:
         return False
     if layer.type == "Eltwise" or (layer.type == "BinaryOp" and not layer["with_scalar"]):
         return _operands_fit(layer, shape)
-    if layer.type not in ELEMENTWISE | _ROWWISE | {"BinaryOp"}:
+    if not layer.has(Trait.ELEMENTWISE) and layer.type not in _ROWWISE | {"BinaryOp"}:
         return False
     # A constant that is the only operand has to keep its size: nothing would broadcast it.
     if layer.input.shape != shape or _is_constant(layer.input):

@@ -14,9 +14,10 @@ from onnx2ncnn_opt.errors import ShapeError
 from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.kernels import cost
+from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._families import ELEMENTWISE
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
@@ -266,7 +267,7 @@ def _reduction(layer: Layer) -> Params | None:
 
 
 _RULES: Mapping[str, Callable[[Layer], Params | None]] = {
-    **dict.fromkeys(ELEMENTWISE | {"BatchNorm", "GroupNorm", "PReLU"}, _same),
+    **dict.fromkeys(types_with(Trait.ELEMENTWISE) | {"BatchNorm", "GroupNorm", "PReLU"}, _same),
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     **dict.fromkeys(("GLU", "Slice", "Softmax"), _axis),
     **dict.fromkeys(("LayerNorm", "RMSNorm"), _rows),

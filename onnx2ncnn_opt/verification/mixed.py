@@ -20,6 +20,7 @@ from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import winograd_tile
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.param.files import read_net, write_net
@@ -35,23 +36,12 @@ from onnx2ncnn_opt.verification.verify import net_feeds
 Masks = Mapping[Layer, Feature]
 
 _MILD, _FULL = Feature.NO_WINOGRAD, Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
-_MOVES = frozenset(
-    {
-        "Concat",
-        "Crop",
-        "Dropout",
-        "ExpandDims",
-        "Flatten",
-        "Flip",
-        "Noop",
-        "Padding",
-        "Permute",
-        "PixelShuffle",
-        "Reorg",
-    }
-    | {"Reshape", "ShuffleChannel", "Slice", "Split", "Squeeze", "Tile"}
-)
 _TIMES = 7
+
+
+def _only_moves(layer: Layer) -> bool:
+    """Whether there is nothing to compute in a layer, so that it needs no mask."""
+    return layer.has(Trait.MOVES) or layer.type in SOURCES | {"Dropout", "Padding"}
 
 
 @dataclass(frozen=True)
@@ -195,7 +185,7 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         return Mixed(graph, (), before, before, judge.checked, judge.seconds({}))
     needed, _ = find_masks(judge.estimator, budget=math.inf)
     fixed = {layer: mask.features for layer, mask in needed.items()}
-    layers = [layer for layer in graph if layer.type not in SOURCES | _MOVES and layer not in fixed]
+    layers = [layer for layer in graph if not _only_moves(layer) and layer not in fixed]
     everything: dict[Layer, Feature] = {**dict.fromkeys(layers, _FULL), **fixed}
     least = judge.error(everything)
     if not least <= budget:

@@ -13,6 +13,7 @@ from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.verification.compare import Tolerance, compare
@@ -30,13 +31,6 @@ UNPROVEN_NET = (
 )
 # NaN as it is calculated; as bits of integers these are two numbers of -2**31 and below 2**31.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
-
-# Layers whose outputs have the values of their first input, moved about.
-_MOVES = frozenset(
-    {"Concat", "Crop", "ExpandDims", "Flatten", "Flip", "Noop", "Padding", "Permute", "Reshape", "Slice", "Split"}
-    | {"Squeeze", "Tile"}
-)
-
 
 # Layers that compare their inputs, or pick one of them.
 _SELECTS = frozenset({"Clip", "Threshold"})
@@ -115,7 +109,7 @@ def _uses(blob: Blob) -> Uses:
             is_guarded |= layer.type in _SELECTS or operation in _SELECTING
             if layer.type == "Embed":
                 tables.append(int(layer["input_dim"]))
-            elif layer.type in _MOVES or _is_move(layer):
+            elif _is_move(layer):
                 left += [output for output in layer.outputs if output not in seen]
                 seen.update(layer.outputs)
     domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
@@ -126,7 +120,6 @@ def _operation(layer: Layer) -> str:
     """What a layer of one or two operands computes, in ncnn's word; empty for other layers."""
     if layer.type == "Log":
         return "log"
-
     if layer.type not in _OPERATIONS:
         return ""
     return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
@@ -140,13 +133,14 @@ def index_blobs(graph: Graph) -> set[Blob]:
         blob = left.pop()
         found.add(blob)
         layer = blob.producer
-        if layer is not None and (layer.type in _MOVES or _is_move(layer)):
+        if layer is not None and _is_move(layer):
             left += [each for each in layer.inputs if each not in found]
     return found
 
 
 def _is_move(layer: Layer) -> bool:
-    return layer.type == "Dropout" and layer["scale"] == 1.0
+    """Whether a layer's outputs have the values of its first input, moved about."""
+    return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
 
 
 def run_reference(

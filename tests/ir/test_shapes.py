@@ -11,12 +11,14 @@ import pytest
 from handmade import write_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import ShapeError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, symbol
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.shapes import infer_shapes
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
@@ -480,6 +482,7 @@ ALL = [
     for type, cases in CASES.items()
     for i, one in enumerate(cases)
 ]
+WITH_TRAITS = [spec for spec in LAYERS.values() if spec.traits or spec.bounds is not None]
 CLAMPED_PARAMS = [pytest.param(type, *one, id=f"clamped-{type}-{i}") for i, (type, one) in enumerate(CLAMPED)]
 
 
@@ -489,6 +492,39 @@ def test_shapes_are_those_of_the_runtime(
 ) -> None:
     layer = make_layer(type, params, shapes, outputs)
     assert [shape for shape, _ in infer_shapes(layer)] == run(worker, layer, tmp_path)
+
+
+def test_every_type_with_a_trait_has_a_case() -> None:
+    assert {spec.type for spec in WITH_TRAITS} <= CASES.keys()
+
+
+@pytest.mark.parametrize(
+    ("type", "params", "shapes", "outputs"), [one for one in ALL if LAYERS[str(one.values[0])] in WITH_TRAITS]
+)
+def test_traits_are_true_in_the_runtime(
+    worker: NcnnWorker, tmp_path: Path, type: str, params: Params, shapes: list[tuple[int, ...]], outputs: int
+) -> None:
+    layer = make_layer(type, params, shapes, outputs)
+    rng = np.random.default_rng(0)
+    inputs = [rng.permutation(np.linspace(-9, 9, int(np.prod(shape)), dtype=np.float32)) for shape in shapes]
+    runner = NcnnRunner(*write(layer, tmp_path), worker=worker)
+
+    def computed(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+        feeds = {b.name: a.reshape(shape) for b, a, shape in zip(layer.inputs, arrays, shapes, strict=True)}
+        return np.concatenate([output.reshape(-1) for output in runner.run(feeds).values()])
+
+    result = computed(inputs)
+    if layer.has(Trait.ELEMENTWISE):
+        order = rng.permutation(inputs[0].size)
+        np.testing.assert_allclose(computed([inputs[0][order]]), result[order], rtol=1e-5, atol=1e-5)
+    if layer.has(Trait.MOVES):
+        assert np.isin(result, np.concatenate(inputs)).all()
+    if layer.has(Trait.VIEW):
+        assert np.array_equal(np.sort(result), np.sort(inputs[0]))
+    bounds = LAYERS[type].bounds
+    if bounds is not None:
+        assert (bounds[0] <= result).all()
+        assert (result <= bounds[1]).all()
 
 
 @pytest.mark.parametrize(("type", "params", "shapes", "outputs"), ALL)

@@ -19,12 +19,6 @@ from onnx2ncnn_opt.ir.shapes.registry import (
     shape_of,
 )
 
-# One input, one output, any rank, nothing to check.
-_SAME = (
-    *("AbsVal", "BNLL", "Cast", "CELU", "Clip", "DeepCopy", "Dropout", "ELU", "Erf", "Exp", "GELU", "HardSigmoid"),
-    *("HardSwish", "Log", "Mish", "Normalize", "Packing", "Power", "ReLU", "SELU", "Shrink", "Sigmoid"),
-    *("Softplus", "Swish", "TanH", "Threshold", "UnaryOp"),
-)
 # The parameters that count one value per slice of the outermost axis, or 1 value for all.
 _PER_SLICE = {
     "Dequantize": ("scale_data_size", "bias_data_size"),
@@ -36,9 +30,9 @@ _PER_SLICE = {
 _DATA_DEPENDENT = ("DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput")
 
 
-@shape_of(*_SAME)
+@shape_of("Cast", "DeepCopy", "Normalize", "Packing")
 def same(layer: Layer, x: Shape) -> Shape:
-    """The input's shape."""
+    """The input's shape; `infer_shapes` knows that of elementwise layers."""
     return x
 
 

@@ -9,6 +9,7 @@ from onnx2ncnn_opt.errors import ShapeError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, larger
 from onnx2ncnn_opt.ir.expression import evaluate
 from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.spec import Trait
 
 MAX_RANK = 4
 
@@ -25,6 +26,7 @@ Output: TypeAlias = "Shape | Batched | None"
 Rule: TypeAlias = Callable[..., "Output | list[Output]"]
 
 _RULES: dict[str, tuple[Rule, bool]] = {}
+_ELEMENTWISE: tuple[Rule, bool] = (lambda layer, x: x), False
 
 
 def shape_of(*types: str, unknown_inputs: bool = False) -> Callable[[Rule], Rule]:
@@ -46,13 +48,14 @@ def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
     """(shape, batch count) of every output of a layer, from its inputs' shapes, its parameters and weights.
 
     None stands for a shape that is unknown; ShapeError says that the layer cannot take its inputs. Outputs of custom
-    layers are unknown.
+    layers are unknown, but for elementwise ones.
     """
     shapes = [blob.shape for blob in layer.inputs]
     unknown: list[Output] = [None] * len(layer.outputs)
     outputs: Output | list[Output] = unknown
-    if layer.type in _RULES:
-        rule, unknown_inputs = _RULES[layer.type]
+    known = _RULES.get(layer.type, _ELEMENTWISE if layer.has(Trait.ELEMENTWISE) else None)
+    if known is not None:
+        rule, unknown_inputs = known
         least = layer.spec.inputs[0] if layer.spec else 0
         if len(shapes) < least:
             fail(layer, f"it needs {least} inputs")
