@@ -24,7 +24,7 @@ from refill import refill
 
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.errors import UnsupportedError
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 

@@ -22,7 +22,7 @@ import onnx
 from refill import refill
 
 from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.verify import verify_net
 

@@ -20,7 +20,7 @@ import numpy as np
 from onnx2ncnn_opt.api import convert as api
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target

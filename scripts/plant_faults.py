@@ -43,7 +43,7 @@ from onnx2ncnn_opt import Conversion, Files, convert  # noqa: E402
 from onnx2ncnn_opt.errors import Error  # noqa: E402
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer  # noqa: E402
 from onnx2ncnn_opt.ir.shapes import infer_graph  # noqa: E402
-from onnx2ncnn_opt.onnx.exported import reference  # noqa: E402
+from onnx2ncnn_opt.onnx.read.exported import reference  # noqa: E402
 from onnx2ncnn_opt.param.files import read_net, write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 from exports import MODELS, ROOT, SCRIPT
 
 from onnx2ncnn_opt.errors import ModelError
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 
 NAMES = [path.name.removesuffix(".onnx") for path in MODELS]
 SKELETONS = [path for path in MODELS if b'{"fill"' in path.read_bytes()]

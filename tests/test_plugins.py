@@ -136,7 +136,7 @@ def test_importers_of_the_page(tmp_path: Path) -> None:
 
 
 OUR_RELU = """
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor
 

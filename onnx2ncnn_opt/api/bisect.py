@@ -20,9 +20,9 @@ from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
-from onnx2ncnn_opt.onnx.exported import exported, reference
-from onnx2ncnn_opt.onnx.given import GivenShapes
-from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.storage import ROUNDING

@@ -18,10 +18,10 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
 from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Masked, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
-from onnx2ncnn_opt.onnx.exported import exported, reference
-from onnx2ncnn_opt.onnx.given import GivenShapes
 from onnx2ncnn_opt.onnx.importer import Port, import_model
-from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers

@@ -18,9 +18,9 @@ from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
-from onnx2ncnn_opt.onnx.exported import exported
-from onnx2ncnn_opt.onnx.given import GivenShapes
-from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.exported import exported
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import bin_beside, read_graph
 
 

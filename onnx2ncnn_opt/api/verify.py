@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
-from onnx2ncnn_opt.onnx.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.param.files import bin_beside
 from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.convert import Files
-    from onnx2ncnn_opt.onnx.given import GivenShapes
+    from onnx2ncnn_opt.onnx.read.given import GivenShapes
     from onnx2ncnn_opt.report.verification import OutputRow
 
 _NO_PREFIX = (".param", ".bin", ".ncnn.json")
@@ -100,7 +100,7 @@ def convert(
         raise click.UsageError("--inputs, --on, --modes and --keep-failed need verification, which --no-verify skips")
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.ir.releases import NEWEST
-    from onnx2ncnn_opt.onnx.pt2 import is_pt2
+    from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
     from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
 

@@ -9,10 +9,10 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.builder import Refusal
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.fold.sizes.cells import sizes_of
+from onnx2ncnn_opt.onnx.lower.builder import Refusal
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
-from onnx2ncnn_opt.onnx.sizes.cells import sizes_of
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Sizes, Tensor, Tensors, is_float
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir
 
-from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.registry import find, traits_of
 
 Size = int | onnx_ir.SymbolicDim

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, h
 from onnx2ncnn_opt.param.values import format_value
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.onnx.context import ImportContext
+    from onnx2ncnn_opt.onnx.lower.context import ImportContext
 
 _KINDS = (
     onnx_ir.AttributeType.INT,

@@ -15,21 +15,21 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
-from onnx2ncnn_opt.onnx import sizes
 from onnx2ncnn_opt.onnx.arguments import attributes_of, call
 from onnx2ncnn_opt.onnx.batch import batch_axes
-from onnx2ncnn_opt.onnx.binding import InputInfo
-from onnx2ncnn_opt.onnx.budget import Budget, check_size
-from onnx2ncnn_opt.onnx.builder import Misfit, Refusal
-from onnx2ncnn_opt.onnx.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
-from onnx2ncnn_opt.onnx.evaluate import CannotFold, TooLarge, can_fold, evaluate_node
-from onnx2ncnn_opt.onnx.form import Form
-from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.fold import sizes
+from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, can_fold, evaluate_node
+from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
+from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
+from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
+from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
+from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.onnx.read.schema import misfit
+from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp, find
-from onnx2ncnn_opt.onnx.schema import misfit
-from onnx2ncnn_opt.onnx.stand_in import inferred_outputs
-from onnx2ncnn_opt.onnx.structure import read_values
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float, is_float, is_held_as_float
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Manifest, Tensor
-from onnx2ncnn_opt.onnx.given import parsed_size
+from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.slots import np_dtype
 
 # Sizes for what the model leaves open, unless somebody says others: those of an image, and of anything else.

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import RunError, UsageError, check_options
 from onnx2ncnn_opt.manifest import Manifest, Tensor, read_manifest
-from onnx2ncnn_opt.onnx.given import parsed_size
+from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_feed

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.manifest import Manifest, Tensor
-from onnx2ncnn_opt.onnx.given import parsed_size
+from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 
 

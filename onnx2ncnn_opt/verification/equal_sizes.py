@@ -13,8 +13,8 @@ from typing import Any
 
 from onnx2ncnn_opt.errors import Error, RunError
 from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
-from onnx2ncnn_opt.onnx.given import GivenShapes
-from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, open_sizes, totals
 

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import winograd_tile
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask, put_masks

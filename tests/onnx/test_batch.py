@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx2ncnn_opt.onnx.batch import batch_axes
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.onnx.registry import OnnxOp, all_ops, find
 
 SHAPE = (2, 3, 4, 5)

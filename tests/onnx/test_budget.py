@@ -13,7 +13,7 @@ from onnx import helper
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
-from onnx2ncnn_opt.onnx.budget import Budget
+from onnx2ncnn_opt.onnx.lower.budget import Budget
 
 BILLION = np.int64(10**9)
 IMAGE = {"x": np.zeros((1, 1, 3, 3), np.float32)}

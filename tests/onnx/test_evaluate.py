@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from onnx2ncnn_opt.onnx.evaluate import _OPERATORS, CannotFold, evaluate_node
+from onnx2ncnn_opt.onnx.fold.evaluate import _OPERATORS, CannotFold, evaluate_node
 
 NEWEST = 26  # opset that ONNX Runtime runs
 Inputs = Sequence[np.ndarray | None]
@@ -423,6 +423,6 @@ def test_nonsense_gives_a_result_or_cannot_fold(
 
 
 def test_nothing_is_imported_until_something_folds() -> None:
-    code = "import sys, onnx2ncnn_opt.onnx.evaluate; print('onnx.reference' in sys.modules)"
+    code = "import sys, onnx2ncnn_opt.onnx.fold.evaluate; print('onnx.reference' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout == "False\n"

@@ -10,7 +10,7 @@ import pytest
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 
 
 def shapes_of(inputs: str, shapes: dict[str, list[Any]]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from onnx import TensorProto, helper
 
 from onnx2ncnn_opt.errors import ConversionError, ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import symbol
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3, 1, 1)
 
@@ -369,7 +369,7 @@ class TestExternalData:
         path = write(tmp_path, external("w.bin", dims=(size // 4 // 3, 3, 1, 1), length=size // 12 * 12))
         code = f"""
 import resource, time
-from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.onnx.read.load import load_model
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 loaded = load_model({str(path)!r})

@@ -10,7 +10,7 @@ from compared import compare, types
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
-from onnx2ncnn_opt.onnx.names import Names
+from onnx2ncnn_opt.onnx.lower.names import Names
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g '
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)

@@ -17,7 +17,7 @@ import pytest
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.onnx.pt2 import write_safe_copy
+from onnx2ncnn_opt.onnx.read.pt2 import write_safe_copy
 
 TENSOR = {"dtype": 7, "sizes": [{"as_int": 4}], "device": {"type": "cpu", "index": None}, "layout": 7}
 SPEC = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": None, "context": None}]}]

@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.onnx.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.verification.inputs import LARGE, Draw, check_inputs, draw_inputs, load_inputs
 
 TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"

@@ -10,8 +10,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.onnx.budget import require_room
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.budget import require_room
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal, result_shape

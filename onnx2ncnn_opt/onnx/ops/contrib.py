@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
 from onnx2ncnn_opt.onnx.ops.attention import (
     Sight,

@@ -10,7 +10,7 @@ from typing import Any
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, known
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import pad2
 from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial

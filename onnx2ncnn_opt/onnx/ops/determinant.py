@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick
 from onnx2ncnn_opt.onnx.registry import onnx_op

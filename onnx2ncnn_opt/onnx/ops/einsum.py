@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, product
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.matrix import matmul
 from onnx2ncnn_opt.onnx.ops.pad_slice import pick
 from onnx2ncnn_opt.onnx.ops.reduction import reduce

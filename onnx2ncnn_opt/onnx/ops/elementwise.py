@@ -18,8 +18,8 @@ from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import Cost, Form, align, broadcast, combined, common_form, meeting
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import Cost, Form, align, broadcast, combined, common_form, meeting
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, number_value, turned_over
 from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op

@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
 from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import LARGEST_EXACT
 from onnx2ncnn_opt.onnx.ops.division import floored
 from onnx2ncnn_opt.onnx.ops.elementwise import binary, spread

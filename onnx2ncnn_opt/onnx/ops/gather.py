@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary
 from onnx2ncnn_opt.onnx.ops.gather_slices import picked, picked_together

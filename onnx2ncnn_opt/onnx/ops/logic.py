@@ -10,8 +10,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape
-from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import broadcast
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import broadcast
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.registry import onnx_op

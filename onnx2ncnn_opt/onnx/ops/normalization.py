@@ -10,8 +10,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import Form
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import Form
 from onnx2ncnn_opt.onnx.ops.elementwise import binary, number, spread
 from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op

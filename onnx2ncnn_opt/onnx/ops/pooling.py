@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.ops.elementwise import binary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
 from onnx2ncnn_opt.onnx.ops.division import reciprocal, require_untested
 from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number

@@ -12,7 +12,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.division import by_whole, divided

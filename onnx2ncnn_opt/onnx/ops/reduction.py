@@ -9,8 +9,8 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
-from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import Form
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import Form
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.cast import as_numbers
 from onnx2ncnn_opt.onnx.registry import onnx_op

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
-from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import Form
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import Form
 from onnx2ncnn_opt.onnx.value import Tensor
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.budget import require_room
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.budget import require_room
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import as_float
 from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.ops.matrix import linear

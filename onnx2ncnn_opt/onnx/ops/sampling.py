@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather_nd11
 from onnx2ncnn_opt.onnx.ops.matrix import matmul

@@ -10,7 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.ops.division import mod
 from onnx2ncnn_opt.onnx.ops.elementwise import add, binary, max_, min_, mul, number

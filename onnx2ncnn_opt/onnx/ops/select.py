@@ -22,7 +22,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, Sample, SamplePadding, U
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, place, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.cast import FP32_ONLY, as_float, float_value
 from onnx2ncnn_opt.onnx.ops.elementwise import binary, number, spread
 from onnx2ncnn_opt.onnx.ops.logic import negative, ranked, rest, result_shape

@@ -11,8 +11,8 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.view import View
-from onnx2ncnn_opt.onnx.context import ImportContext
-from onnx2ncnn_opt.onnx.form import align, broadcast, combined, common_form
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.layout import align, broadcast, combined, common_form
 from onnx2ncnn_opt.onnx.ops.cast import number_value
 from onnx2ncnn_opt.onnx.ops.elementwise import spread
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, resized

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Dim, exact_div, product
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
 from onnx2ncnn_opt.onnx.ops.arg import arg_max
 from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx2ncnn_opt.ir.dim import Shape
-from onnx2ncnn_opt.onnx.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Ints
 
 # Spatial axes outermost first, as ONNX orders them, by their number.

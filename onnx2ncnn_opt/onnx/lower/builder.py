@@ -18,9 +18,9 @@ from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.expressions import LONGEST_TEXT, SizeWriter, UntoldError
-from onnx2ncnn_opt.onnx.form import Form, separations
-from onnx2ncnn_opt.onnx.names import Names
+from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UntoldError
+from onnx2ncnn_opt.onnx.lower.layout import Form, separations
+from onnx2ncnn_opt.onnx.lower.names import Names
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 # The parameters that say the block and the mode of `Shuffle` layers.

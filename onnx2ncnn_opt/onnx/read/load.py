@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx import constants, structure
-from onnx2ncnn_opt.onnx.binding import InputInfo, TensorInfo, bind
-from onnx2ncnn_opt.onnx.bound import bind_values
-from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.onnx.read import constants, structure
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind
+from onnx2ncnn_opt.onnx.read.bound import bind_values
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
 LARGEST_MESSAGE = 2**31 - 1  # what protobuf can parse
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, exact_div, known, larger, place, product, smaller
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.sizes.cells import (
+from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
     Undecided,

@@ -9,7 +9,7 @@ import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, symbol
-from onnx2ncnn_opt.onnx.given import Equations, GivenShapes, given_size
+from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import onnx_ir
 from onnx.shape_inference import infer_node_outputs
 
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.builder import Refusal
-from onnx2ncnn_opt.onnx.evaluate import LIMIT
+from onnx2ncnn_opt.onnx.fold.evaluate import LIMIT
+from onnx2ncnn_opt.onnx.lower.builder import Refusal
 from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor
 
 MOST_ELEMENTS = 2**28

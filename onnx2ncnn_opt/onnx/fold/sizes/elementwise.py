@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, exact_div, larger, place, smaller
-from onnx2ncnn_opt.onnx.sizes.cells import (
+from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
     Undecided,

@@ -10,10 +10,10 @@ import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, at_least
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.onnx.binding import InputInfo
-from onnx2ncnn_opt.onnx.builder import Builder
-from onnx2ncnn_opt.onnx.given import parsed_size
-from onnx2ncnn_opt.onnx.load import LoadedModel
+from onnx2ncnn_opt.onnx.lower.builder import Builder
+from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Formula, Item, Operand, Tensor
 
 MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.onnx.pt2 import is_pt2, write_safe_copy
-from onnx2ncnn_opt.onnx.structure import root_cause
+from onnx2ncnn_opt.onnx.read.pt2 import is_pt2, write_safe_copy
+from onnx2ncnn_opt.onnx.read.structure import root_cause
 
 _NEEDED = ("torch", "onnxscript")
 

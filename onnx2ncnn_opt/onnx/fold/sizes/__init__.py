@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, product
-from onnx2ncnn_opt.onnx.sizes import elementwise, movement
-from onnx2ncnn_opt.onnx.sizes.cells import (
+from onnx2ncnn_opt.onnx.fold.sizes import elementwise, movement
+from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     INT,
     MOST_CELLS,
     Attributes,

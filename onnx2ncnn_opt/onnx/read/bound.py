@@ -12,8 +12,8 @@ import onnx_ir
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.binding import InputInfo, bind
-from onnx2ncnn_opt.onnx.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.binding import InputInfo, bind
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
 LARGEST_VALUE = 2**26  # elements; a larger array is no flag or threshold
 
