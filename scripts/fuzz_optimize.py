@@ -79,7 +79,8 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     try:
         with result.drafts(folder / "out") as (drafts, names):
             report = result.verify(drafts, names, worker=worker, threads=1, timeout=20)
-            packed = "" if options["storage"] else packing(result, drafts, names, worker)
+            is_short = result.storage is not None and result.storage.count
+            packed = "" if is_short else packing(result, drafts, names, worker)
     except CrashError:
         return "original crashes"
     except RunError:

@@ -423,11 +423,13 @@ _KEEPS_SIGN = (Reduction.SUM, Reduction.MEAN, Reduction.PROD)
 def _reduction(layer: Layer, x: Range) -> Range:
     kind = layer["operation"]
     if kind in (Reduction.MAX, Reduction.MIN):
-        return replace(x, may_be_nan=False)
+        return x
+    nan = x.may_be_nan or x.may_be_inf
     if kind == Reduction.MEAN and layer["coeff"] == 1:
-        return Range(x.low, x.high, False, False)
+        return Range(x.low, x.high, nan, x.may_be_inf)
     never_negative = kind in _NEVER_NEGATIVE or (kind in _KEEPS_SIGN and x.low >= 0)
-    return replace(ORDINARY, low=0.0) if never_negative and layer["coeff"] > 0 else ORDINARY
+    made = Range(may_be_nan=nan, may_be_inf=x.may_be_inf)
+    return replace(made, low=0.0) if never_negative and layer["coeff"] > 0 else made
 
 
 def _dropout(layer: Layer, x: Range) -> Range:

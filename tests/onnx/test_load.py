@@ -555,6 +555,11 @@ class TestBinding:
         assert [info.shape for info in loaded.inputs] == [(n, 3, h, w), (n, 7), (symbol("free_0"), 2)]
         assert [info.shape for info in loaded.outputs] == [(n, 3, h, w), (symbol("M"),)]
 
+    def test_an_input_that_is_an_output_of_unknown_sizes_keeps_its_own(self) -> None:
+        text = """<ir_version: 10, opset_import: ["": 18]>
+        net (float[2,n,1] x) => (float[?,?,?] x, float y) { y = ReduceMax(x) }"""
+        assert load_model(onnx.parser.parse_model(text)).inputs[0].shape == (2, symbol("n"), 1)
+
     def test_a_symbol_has_one_value_everywhere(self) -> None:
         loaded = load_model(onnx.parser.parse_model(DYNAMIC), shapes={"x": [2, 3, 32, 64]})
         assert [info.shape for info in loaded.inputs] == [(2, 3, 32, 64), (2, 7), (symbol("free_0"), 2)]

@@ -203,6 +203,10 @@ def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:
     try:
         with _quiet():
             model = onnx_ir.from_proto(proto)
+            # It lets an output that is an input as well overwrite the input's shape, with sizes that may be unknown.
+            for declared, value in zip(proto.graph.input, model.graph.inputs, strict=True):
+                if declared.type.tensor_type.HasField("shape"):
+                    onnx_ir.serde.deserialize_value_info_proto(declared, value)
     except (onnx_ir.serde.SerdeError, ValueError, TypeError) as error:
         raise ModelError(f"the model breaks ONNX's rules: {structure.root_cause(error)}") from None
     if folder is not None:
