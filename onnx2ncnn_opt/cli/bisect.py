@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +13,12 @@ from onnx2ncnn_opt.cli.options import (
     Given,
     Runs,
     given_options,
-    json_option,
     manifest_option,
     run_options,
     skip_option,
 )
-from onnx2ncnn_opt.cli.verification import failure, output_rows, require_runtimes
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.verification import failure, output_rows, report_fields, require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.verify import VerifyReport
@@ -35,8 +33,9 @@ if TYPE_CHECKING:
 @skip_option("With --passes: leave a pass out; may be given several times.")
 @given_options
 @run_options()
-@json_option("api.bisect.Bisection")
+@output_options()
 def bisect(
+    output: Output,
     model: Path,
     param: Path | None,
     bin: Path | None,
@@ -45,7 +44,6 @@ def bisect(
     skip: tuple[str, ...],
     given: Given,
     runs: Runs,
-    as_json: bool,
 ) -> None:
     """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
 
@@ -61,22 +59,22 @@ def bisect(
     SHARED.warm_up()
     options = {**vars(given), **vars(runs)}
     if passes:
-        _bisect_passes(model, skip, options, as_json=as_json)
+        _bisect_passes(output, model, skip, options)
     else:
         assert param is not None
         assert bin is not None
-        _bisect_net(model, param, bin, manifest_path, options, as_json=as_json)
+        _bisect_net(output, model, param, bin, manifest_path, options)
 
 
 def _bisect_net(
-    model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any], *, as_json: bool
+    output: Output, model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any]
 ) -> None:
     from onnx2ncnn_opt.api import bisect as api
     from onnx2ncnn_opt.report.bisection import located_blocks
-    from onnx2ncnn_opt.report.console import Block, show, working
+    from onnx2ncnn_opt.report.console import Block
     from onnx2ncnn_opt.report.difference import difference_blocks
 
-    with working(f"bisecting {param}", sys.stderr) as step:
+    with output.working(f"bisecting {param}") as step:
         found = api.bisect(model, param, bin, manifest=manifest_path, step=step, **options)
     located = None
     if found.located is not None:
@@ -86,42 +84,31 @@ def _bisect_net(
         located["layer"] = asdict(found.located.layer)
         located["suspects"] = [asdict(ref) for ref in found.located.suspects]
         located["inputs"] = [asdict(read) for read in found.located.inputs]
-    if as_json:
-        difference = asdict(found.difference) if found.difference else None
-        click.echo(json.dumps({**_report(found.report), "located": located, "difference": difference}, indent=1))
-    else:
-        blocks: list[Block] = _outputs(found.report)
-        if located is not None:
-            blocks += located_blocks(located)
-        elif not found.report.ok:
-            blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
-        if found.difference is not None and not found.report.ok:
-            blocks += difference_blocks(asdict(found.difference), equal=found.difference.equal)
-        show(blocks, sys.stdout)
+    difference = asdict(found.difference) if found.difference else None
+    output.fields |= {**report_fields(found.report), "located": located, "difference": difference}
+    blocks: list[Block] = _outputs(found.report)
+    if located is not None:
+        blocks += located_blocks(located)
+    elif not found.report.ok:
+        blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
+    if found.difference is not None and not found.report.ok:
+        blocks += difference_blocks(asdict(found.difference), equal=found.difference.equal)
+    output.show(blocks)
     if not found.report.ok:
         raise failure(found.report)
 
 
-def _bisect_passes(model: Path, skip: tuple[str, ...], options: dict[str, Any], *, as_json: bool) -> None:
+def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], options: dict[str, Any]) -> None:
     from onnx2ncnn_opt.api.bisect import bisect_passes
     from onnx2ncnn_opt.report.bisection import pass_lines
-    from onnx2ncnn_opt.report.console import show, working
 
-    with working(f"bisecting the passes on {model}", sys.stderr) as step:
+    with output.working(f"bisecting the passes on {model}") as step:
         found = bisect_passes(model, skip=skip, step=step, **options)
-    if as_json:
-        event = asdict(found.event) if found.event else None
-        data = {"rewrites": found.rewrites, "number": found.number, "event": event}
-        click.echo(json.dumps({**_report(found.report), **data}, indent=1))
-    else:
-        show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))], sys.stdout)
+    event = asdict(found.event) if found.event else None
+    output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
+    output.show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])
     if not found.report.ok:
         raise failure(found.report)
-
-
-def _report(report: VerifyReport) -> dict[str, Any]:
-    outputs = [asdict(output) for output in report.outputs]
-    return {"format_version": 1, "ok": report.ok, "outputs": outputs, "checked": report.checked}
 
 
 def _outputs(report: VerifyReport) -> list[Any]:

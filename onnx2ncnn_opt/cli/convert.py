@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,26 +24,28 @@ from onnx2ncnn_opt.cli.options import (
     skip_option,
     storage_options,
 )
-from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, require_runtimes
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.several import run_each
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
+from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.convert import Files
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
-    from onnx2ncnn_opt.report.verification import OutputRow
+    from onnx2ncnn_opt.verification.verify import OutputReport
 
-_NO_PREFIX = (".param", ".bin", ".ncnn.json")
+_ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 
 
 @click.command(short_help="Convert a model to a verified ncnn net.")
-@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
+@click.argument("models", type=EXISTING_FILE, metavar="MODEL...", nargs=-1, required=True)
 @click.option(
     "-o",
-    "output",
+    "prefix",
     metavar="PREFIX",
     help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files with the model's name into the "
-    "folder PREFIX.  [default: the model's path without .onnx or .pt2]",
+    "folder PREFIX, as for several models.  [default: the model's path without .onnx or .pt2]",
 )
 @given_options
 @run_options()
@@ -74,9 +76,11 @@ _NO_PREFIX = (".param", ".bin", ".ncnn.json")
 @skip_option()
 @click.option("--no-optimize", is_flag=True, help="Skip all passes.")
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@output_options()
 def convert(
-    model: Path,
-    output: str | None,
+    output: Output,
+    models: tuple[Path, ...],
+    prefix: str | None,
     given: Given,
     runs: Runs,
     outputs: tuple[str, ...],
@@ -91,62 +95,88 @@ def convert(
     no_optimize: bool,
     verbose: bool,
 ) -> None:
-    """Convert MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
+    """Convert each MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
 
-    The files appear only after all steps have succeeded.
+    The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
+    largest of all models'.
     """
-    start = time.perf_counter()
     if no_verify and (given.feeds or keep_failed or runs.on or runs.modes):
         raise click.UsageError("--inputs, --on, --modes and --keep-failed need verification, which --no-verify skips")
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.ir.releases import NEWEST
-    from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
-    from onnx2ncnn_opt.report.console import show, working
-    from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks
 
     if custom and not no_verify:
         raise UsageError(f"--custom needs --no-verify: {api.NOT_RUN}, so that the net cannot be verified")
-    prefix = _prefix(model, output)
-    files = api.Files.at(prefix)
-    check_targets(astuple(files), {"the model": model})
+    prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
+    for model, path in prefixes.items():
+        check_targets(astuple(api.Files.at(path)), {"the model": model})
     if not no_verify:
         from onnx2ncnn_opt.runtime.ort import SHARED
 
         require_runtimes(runs.on, "onnxruntime")
         SHARED.warm_up()  # which takes a part of a second, on another core
-    requested = [name for names in outputs for name in names.split(",")]
+    options: dict[str, Any] = {
+        "values": given.values,
+        "outputs": [name for names in outputs for name in names.split(",")],
+        "batch_axes": dict(map(_batch_axis, batch_axes)),
+        "optimize": not no_optimize,
+        "skip": skip,
+        "storage": storage,
+        "release": NEWEST if release is None else release,
+        "custom": custom,
+        "masks": not no_masks,
+    }
+    verified = None if no_verify else runs
+    common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed}
+    run_each(
+        output,
+        {
+            str(model): partial(_convert, output, model, path, given, verified, options, **common)
+            for model, path in prefixes.items()
+        },
+    )
+
+
+def _convert(
+    output: Output,
+    model: Path,
+    prefix: Path,
+    given: Given,
+    runs: Runs | None,
+    options: Mapping[str, Any],
+    fields: dict[str, Any],
+    *,
+    keep_failed: bool,
+    verbose: bool,
+) -> None:
+    """Convert one model; without `runs` it is not verified."""
+    from onnx2ncnn_opt.api import convert as api
+    from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
+    from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
+
+    start = time.perf_counter()
+    files = api.Files.at(prefix)
     equal: list[str] = []
     sizes: GivenShapes = given.shapes
-    if not no_verify and not is_pt2(model):  # torch.export tells itself which sizes are equal
+    if runs and not is_pt2(model):  # torch.export tells itself which sizes are equal
         from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
-        with working(f"looking at the sizes of {model}", sys.stderr):
-            tied = equal_sizes(model, shapes=given.shapes, values=given.values, outputs=requested)
+        with output.working(f"looking at the sizes of {model}"):
+            tied = equal_sizes(model, shapes=given.shapes, values=given.values, outputs=options["outputs"])
         sizes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
-    with working(f"converting {model}", sys.stderr):
-        options: dict[str, Any] = {
-            "values": given.values,
-            "outputs": requested,
-            "batch_axes": dict(map(_batch_axis, batch_axes)),
-            "optimize": not no_optimize,
-            "skip": skip,
-            "storage": storage,
-            "release": NEWEST if release is None else release,
-            "custom": custom,
-            "masks": not no_masks,
-        }
+    with output.working(f"converting {model}"):
         conversion = api.convert(model, shapes=sizes, **options)
         cost = api.cost_of_batch(conversion, **options)
-    report, rows = None, None
-    if not no_verify:
-        with working("estimating what fp16 does to it", sys.stderr), suppress(RunError):  # verification tells of it
-            conversion = conversion.estimated(feeds=given.feeds, seed=runs.seed, masks=not no_masks)
+    report = None
+    if runs:
+        with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
+            conversion = conversion.estimated(feeds=given.feeds, seed=runs.seed, masks=options["masks"])
     try:
         with conversion.drafts(prefix) as drafts:
-            if not no_verify:
-                with working("verifying the net against ONNX Runtime", sys.stderr) as step:
+            if runs:
+                with output.working("verifying the net against ONNX Runtime") as step:
                     report = conversion.verify_files(drafts, feeds=given.feeds, **vars(runs), step=step)
-                rows = [_renamed(row, drafts, files) for row in output_rows(report.outputs)]
+                report = replace(report, outputs=tuple(_renamed(row, drafts, files) for row in report.outputs))
                 if not keep_failed:
                     report.check()
     except VerificationError as error:
@@ -163,9 +193,9 @@ def convert(
         lost=conversion.model.lost,
         equal=equal,
         cost=cost,
-        storage=(storage or "", conversion.storage.count if conversion.storage else 0),
+        storage=(options["storage"] or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
-        verified=rows,
+        verified=None if report is None else output_rows(report.outputs),
         sizes=[] if report is None else output_sizes(report),
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         prefix=str(prefix),
@@ -175,7 +205,8 @@ def convert(
         masks=[str(mask) for mask in conversion.masks],
         estimated="" if conversion.precision is None else str(conversion.precision),
     )
-    show(conversion_blocks(summary, verbose=verbose), sys.stdout)
+    fields |= {**conversion_fields(summary), "verification": None if report is None else report_fields(report)}
+    output.show(conversion_blocks(summary, verbose=verbose))
     if report is not None and not report.ok:
         raise failure(report, "the files are kept" if written else "no files are written (see --keep-failed)")
 
@@ -187,19 +218,16 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
     return name, None if axis == "none" else int(axis)
 
 
-def _prefix(model: Path, output: str | None) -> Path:
+def _prefix(model: Path, prefix: str | None) -> Path:
     stem = model.name.removesuffix(".onnx").removesuffix(".pt2")
-    if output is None:
+    if prefix is None:
         return model.with_name(stem)
-    if output.endswith(_NO_PREFIX):
-        raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.ncnn.param and its companions")
-    if output == "-":
-        raise UsageError("a net is three files, which standard output cannot take; -o takes a prefix")
-    path = Path(output.removesuffix(".ncnn"))
-    return path / stem if path.is_dir() or output.endswith(os.sep) else path
+    check_prefix(prefix, _ENDINGS)
+    path = Path(prefix.removesuffix(".ncnn"))
+    return path / stem if is_folder(prefix) else path
 
 
-def _renamed(row: OutputRow, drafts: Files, files: Files) -> OutputRow:
-    """The row with the files' names as they are to be, not as they were while it was made."""
+def _renamed(row: OutputReport, drafts: Files, files: Files) -> OutputReport:
+    """The report with the files' names as they are to be, not as they were while it was made."""
     message = row.message.replace(str(drafts.param), str(files.param)).replace(str(drafts.bin), str(files.bin))
     return replace(row, message=message)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, json_option, layers_option
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, layers_option
+from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.errors import ConversionError, UsageError
 
 
@@ -23,24 +22,21 @@ from onnx2ncnn_opt.errors import ConversionError, UsageError
     help="The weights of both.  [default: A.bin and B.bin beside them]",
 )
 @layers_option
-@json_option("api.diff.NetDiff")
-def diff(a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...], as_json: bool) -> None:
+@output_options()
+def diff(output: Output, a: Path, b: Path, bins: tuple[Path, Path] | None, custom: tuple[str, ...]) -> None:
     """Show which layers, parameters and weights differ between two ncnn nets.
 
     Layers are matched by what they are and where they stand in the data flow, not by name. Exit codes: 0 the nets are
     equal, 1 they differ, 2 trouble.
     """
     from onnx2ncnn_opt.api import diff as difference
-    from onnx2ncnn_opt.report.console import show
     from onnx2ncnn_opt.report.difference import difference_blocks
 
     try:
         found = difference.diff(a, b, bins, custom=custom)
     except ConversionError as error:  # whose exit code would say that the nets differ
         raise UsageError(str(error)) from error
-    if as_json:
-        click.echo(json.dumps({"format_version": 1, "equal": found.equal, **asdict(found)}, indent=1))
-    else:
-        show(difference_blocks(asdict(found), equal=found.equal), sys.stdout)
+    output.fields |= {"equal": found.equal, **asdict(found)}
+    output.show(difference_blocks(output.fields, equal=found.equal))
     if not found.equal:
         raise click.exceptions.Exit(1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from onnx2ncnn_opt.cli.options import shape_option
+from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.errors import UsageError
 
 
@@ -15,7 +16,8 @@ from onnx2ncnn_opt.errors import UsageError
 @click.option("--cpp", "language", flag_value="cpp", default=True, help="In C++.  [default]")
 @click.option("--python", "language", flag_value="python", help="In Python, with numpy and ncnn.")
 @shape_option("NAME:SIZES", "Sizes for an input that has dynamic dimensions, e.g. x:1,3,320,320.")
-def example(path: Path, language: str, shapes: dict[str, list[int]]) -> None:
+@output_options(quiet=False)
+def example(output: Output, path: Path, language: str, shapes: dict[str, list[int]]) -> None:
     """Print a complete small program that runs PREFIX.ncnn.param: every input and output, with shapes and types."""
     from onnx2ncnn_opt.report import example as report
     from onnx2ncnn_opt.runtime.net import net_files
@@ -23,4 +25,7 @@ def example(path: Path, language: str, shapes: dict[str, list[int]]) -> None:
     param, bin, manifest = net_files(path)
     if manifest is None:
         raise UsageError(f"{param} has no manifest beside it, which would say how arrays go in and out")
-    click.echo(report.example(manifest, param, bin, language=language, shapes=shapes), nl=False)
+    program = report.example(manifest, param, bin, language=language, shapes=shapes)
+    if not output.as_json:
+        click.echo(program, nl=False)
+    output.fields |= {"language": language, "program": program}

@@ -19,6 +19,7 @@ from onnx2ncnn_opt.cli.inspect import inspect
 from onnx2ncnn_opt.cli.mixed import mixed
 from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
+from onnx2ncnn_opt.cli.output import Output
 from onnx2ncnn_opt.cli.passes import passes
 from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.cli.watchdog import watch
@@ -46,30 +47,41 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code, and lets nothing but bugs of its own become a traceback."""
     _prepare_process()
     defer_imports()
+    output = Output()
     if _COMPLETE in os.environ:
         cli.main(prog_name=PROGRAM, complete_var=_COMPLETE)  # a shell asks what may come next; it ends the process
     try:
-        with cli.make_context(PROGRAM, list(sys.argv[1:] if args is None else args)) as context:
-            cli.invoke(context)
+        code, error = _run(list(sys.argv[1:] if args is None else args), output)
+        output.end(code, error)
         sys.stdout.flush()
-    except click.exceptions.Exit as end:
-        return end.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except Error as error:
-        return _fail(str(error), error.exit_code)
-    except MemoryError:
-        return _fail("out of memory", 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 128 + signal.SIGINT)
     except OSError as error:
         # What could not be written must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # whoever read the output has had enough
             return 128 + signal.SIGPIPE
         return _fail(str(error), 1)
-    return 0
+    return code
+
+
+def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
+    """The exit code of a command line, and the error that it ended with, which has been told on stderr."""
+    try:
+        with cli.make_context(PROGRAM, args, obj=output) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as end:
+        if not output.fields:  # --help
+            output.command = None
+        return end.exit_code, None
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code, error
+    except Error as error:
+        return _fail(str(error), error.exit_code), error
+    except MemoryError:
+        return _fail("out of memory", 1), MemoryError("out of memory")
+    except KeyboardInterrupt as error:
+        return _fail("interrupted", 128 + signal.SIGINT), error
+    return 0, None
 
 
 def _prepare_process() -> None:

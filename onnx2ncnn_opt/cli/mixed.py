@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 
 import click
 
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
-from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
-from onnx2ncnn_opt.errors import UsageError
 
 
-@click.command()
+@click.command(short_help="Find the fewest masks for fp16.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL.onnx")
 @click.argument("param", type=EXISTING_FILE, metavar="NET.param")
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
-@click.option("-o", "output", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
+@click.option("-o", "prefix", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
 @click.option(
     "--budget",
     type=float,
@@ -31,11 +30,13 @@ from onnx2ncnn_opt.errors import UsageError
 @manifest_option
 @given_options
 @run_options(modes=False)
+@output_options()
 def mixed(
+    output: Output,
     model: Path,
     param: Path,
     bin: Path,
-    output: str,
+    prefix: str,
     budget: float,
     manifest_path: Path | None,
     given: Given,
@@ -48,18 +49,16 @@ def mixed(
     from onnx2ncnn_opt.api.optimize import NetFiles
     from onnx2ncnn_opt.manifest import read_manifest
     from onnx2ncnn_opt.param.files import write_net
-    from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.mixed import MaskRow, mixed_blocks
     from onnx2ncnn_opt.verification.beside import manifest_beside
     from onnx2ncnn_opt.verification.mixed import mixed as mix
 
-    if output.endswith((".param", ".bin", os.sep)):
-        raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")
-    files = NetFiles.at(output)
+    check_prefix(prefix, (".param", ".bin", os.sep))
+    files = NetFiles.at(prefix)
     check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
     require_runtimes(runs.on, "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
-    with working(f"finding masks for {param}", sys.stderr) as step:
+    with output.working(f"finding masks for {param}") as step:
         result = mix(
             model,
             param,
@@ -76,4 +75,14 @@ def mixed(
     notes = [f"note: {note}"] if note else []
     blocks = mixed_blocks(rows, result.before, result.after, budget, result.seconds, result.checked)
     wrote = [f"wrote: {path}" for path in astuple(files)]
-    show([*notes, *blocks[:-1], *wrote, blocks[-1]], sys.stdout)
+    output.show([*notes, *blocks[:-1], *wrote, blocks[-1]])
+    output.fields |= {
+        "masks": [asdict(row) for row in rows],
+        "budget": budget,
+        "before": result.before,
+        "after": result.after,
+        "seconds": result.seconds,
+        "checked": result.checked,
+        "notes": [note] if note else [],
+        "files": written(files),
+    }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
+
+from onnx2ncnn_opt.cli.output import Output, output_options
 
 
 @click.command(short_help="List the ONNX operators that can be converted.")
-def ops() -> None:
+@output_options(quiet=False)
+def ops(output: Output) -> None:
     """List the ONNX operators that can be converted, those of plug-ins included."""
     from onnx2ncnn_opt.onnx.registry import all_ops
     from onnx2ncnn_opt.plugins import installed_ops
-    from onnx2ncnn_opt.report.console import Table, show
+    from onnx2ncnn_opt.report.console import Table
 
     installed_ops()
-    rows = tuple((op.qualified_name, str(op.since), op.summary) for op in all_ops())
-    show([Table(("operator", "opset", "in ncnn"), rows, named=(1,))], sys.stdout)
+    found = list(all_ops())
+    rows = tuple((op.qualified_name, str(op.since), op.summary) for op in found)
+    output.show([Table(("operator", "opset", "in ncnn"), rows, named=(1,))])
+    output.fields["operators"] = [{"name": op.qualified_name, "opset": op.since, "summary": op.summary} for op in found]

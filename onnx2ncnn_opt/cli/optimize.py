@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,17 +23,29 @@ from onnx2ncnn_opt.cli.options import (
     skip_option,
     storage_options,
 )
-from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.several import run_each
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
 from onnx2ncnn_opt.cli.verification import output_rows, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
-_NO_PREFIX = (".param", ".bin")
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.optimize import NetFiles, Verification
+    from onnx2ncnn_opt.verification.verify import OutputReport
+
+_ENDINGS = (".param", ".bin")
+_PARAM = (".param", ".param.bin")
 
 
 @click.command(short_help="Optimise any ncnn net, and verify it.")
-@click.argument("param", type=EXISTING_FILE, metavar="IN.param")
-@click.argument("bin", type=EXISTING_FILE, metavar="IN.bin")
-@click.option("-o", "output", metavar="PREFIX", required=True, help="Write PREFIX.param and PREFIX.bin.")
+@click.argument("files", type=EXISTING_FILE, metavar="IN.param [IN.bin] ...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "prefix",
+    metavar="PREFIX",
+    required=True,
+    help="Write PREFIX.param and PREFIX.bin, or files with the net's name into the folder PREFIX, as for several nets.",
+)
 @click.option(
     "--binary/--text", default=None, help="Format of the .param; PREFIX.param.bin if binary.  [default: as IN]"
 )
@@ -51,10 +64,11 @@ _NO_PREFIX = (".param", ".bin")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
 @layers_option
 @click.option("-v", "--verbose", is_flag=True, help="List near misses as well, with the reason.")
+@output_options()
 def optimize(
-    param: Path,
-    bin: Path,
-    output: str,
+    output: Output,
+    files: tuple[Path, ...],
+    prefix: str,
     binary: bool | None,
     shapes: dict[str, list[int]],
     fixed_shapes: bool,
@@ -74,59 +88,112 @@ def optimize(
 ) -> None:
     """Optimise any ncnn net, and verify that it computes the same.
 
-    The files appear only after all steps have succeeded.
+    IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
+    succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
-    clock = time.perf_counter()
     if no_verify and (runs.on or runs.modes):
         raise click.UsageError("--on and --modes need verification, which --no-verify skips")
-    from onnx2ncnn_opt.api import optimize as api
     from onnx2ncnn_opt.ir.releases import NEWEST
-    from onnx2ncnn_opt.report.console import show, working
-    from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks
-    from onnx2ncnn_opt.report.verification import OutputRow
 
-    if output.endswith((*_NO_PREFIX, os.sep)):
-        raise UsageError(f"-o takes a prefix, not '{output}': '-o net' writes net.param and net.bin")
-    sources = {"the input": param, "the input's weights": bin}
-    check_targets(astuple(api.NetFiles.at(output, binary=bool(binary))), sources)
+    check_prefix(prefix, _ENDINGS)
+    nets = _nets(files)
+    prefixes = targets(nets, lambda param: Path(prefix) / _stem(param) if is_folder(prefix) else Path(prefix), prefix)
+    for param, path in prefixes.items():
+        _check(param, nets[param], path, binary=bool(binary))
     if not no_verify:
         require_runtimes(runs.on)
-    with working(f"optimising {param}", sys.stderr):
-        result = api.optimize(
-            param,
-            bin,
-            shapes=shapes,
-            fixed_shapes=fixed_shapes,
-            only=only,
-            skip=skip,
-            limit=limit,
-            start=start,
-            end=end,
-            storage=storage,
-            shape_hints=shape_hints,
-            custom=custom,
-            masks=not no_masks,
-            release=NEWEST if release is None else release,
-        )
-    if not no_verify and not result.misfit:
-        with working("estimating what fp16 does to it", sys.stderr), suppress(RunError):  # verification tells of it
-            result = result.estimated(seed=runs.seed, masks=not no_masks)
+    options: dict[str, Any] = {
+        "shapes": shapes,
+        "fixed_shapes": fixed_shapes,
+        "only": only,
+        "skip": skip,
+        "limit": limit,
+        "start": start,
+        "end": end,
+        "storage": storage,
+        "shape_hints": shape_hints,
+        "custom": custom,
+        "masks": not no_masks,
+        "release": NEWEST if release is None else release,
+    }
+    verified = None if no_verify else runs
+    common: dict[str, Any] = {"binary": binary, "verbose": verbose}
+    run_each(
+        output,
+        {
+            str(param): partial(_optimize, output, param, nets[param], path, verified, options, **common)
+            for param, path in prefixes.items()
+        },
+    )
+
+
+def _nets(files: Sequence[Path]) -> dict[Path, Path]:
+    """The .bin of each .param: the file after it, or the one beside it."""
+    nets: dict[Path, Path] = {}
+    rest = list(files)
+    while rest:
+        param = rest.pop(0)
+        if param in nets:
+            raise UsageError(f"{param} is given twice")
+        if rest and not rest[0].name.endswith(_PARAM):
+            nets[param] = rest.pop(0)
+            continue
+        nets[param] = param.with_name(_stem(param) + ".bin")
+        if not nets[param].is_file():
+            raise UsageError(f"{param} has no {nets[param].name} beside it: name its .bin after it")
+    return nets
+
+
+def _stem(param: Path) -> str:
+    return param.name.removesuffix(".bin").removesuffix(".param")
+
+
+def _check(param: Path, bin: Path, prefix: Path, *, binary: bool) -> NetFiles:
+    """The files to write, which can be written, and are not those that are read."""
+    from onnx2ncnn_opt.api.optimize import NetFiles
+
+    files = NetFiles.at(prefix, binary=binary)
+    check_targets(astuple(files), {"the input": param, "the input's weights": bin})
+    return files
+
+
+def _optimize(
+    output: Output,
+    param: Path,
+    bin: Path,
+    prefix: Path,
+    runs: Runs | None,
+    options: Mapping[str, Any],
+    fields: dict[str, Any],
+    *,
+    binary: bool | None,
+    verbose: bool,
+) -> None:
+    """Optimise one net; without `runs` it is not verified."""
+    from onnx2ncnn_opt.api import optimize as api
+    from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
+
+    clock = time.perf_counter()
+    with output.working(f"optimising {param}"):
+        result = api.optimize(param, bin, **options)
+    if runs and not result.misfit:
+        with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
+            result = result.estimated(seed=runs.seed, masks=options["masks"])
     as_binary = result.is_binary if binary is None else binary
-    files = api.NetFiles.at(output, binary=as_binary)
-    check_targets(astuple(files), sources)
-    folded: list[OutputRow] = []
-    rows, report, size = None, None, 0
+    files = _check(param, bin, prefix, binary=as_binary)
+    report, size = None, 0
     wrong: VerificationError | None = None
     try:
-        with result.drafts(output, binary=as_binary) as (drafts, names):
+        with result.drafts(prefix, binary=as_binary) as (drafts, names):
             size = drafts.bin.stat().st_size
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
-            if not no_verify:
-                with working("running the net before and after", sys.stderr):
+            if runs:
+                with output.working("running the net before and after"):
                     report = result.verify(drafts, names, **vars(runs))
-                folded, rows = (
-                    [replace(row, message=_renamed(row.message, drafts, files)) for row in output_rows(outputs)]
-                    for outputs in (report.folded, report.outputs)
+                report = replace(
+                    report,
+                    folded=tuple(_renamed(each, drafts, files) for each in report.folded),
+                    outputs=tuple(_renamed(each, drafts, files) for each in report.outputs),
                 )
                 report.check()
     except VerificationError as error:
@@ -149,22 +216,31 @@ def optimize(
         kept=[str(kept) for kept in result.storage.kept] if result.storage else [],
         renamed=known,
         caches=result.caches,
-        folded=folded,
-        verified=rows,
+        folded=output_rows(report.folded) if report else [],
+        verified=output_rows(report.outputs) if report else None,
         files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],
         seconds=time.perf_counter() - clock,
         checked="" if report is None else report.checked,
         masks=[str(mask) for mask in result.masks],
         estimated="" if result.precision is None else str(result.precision),
     )
-    show(optimization_blocks(summary, verbose=verbose), sys.stdout)
-    if wrong is not None and rows is not None:
-        count = len({(row.name, row.mode) for row in (*folded, *rows) if row.status != "ok"})
-        raise VerificationError(f"{count} of {len(rows)} outputs differ from the original net's; no files are written")
+    fields |= {**optimization_fields(summary), "verification": None if report is None else _report_fields(report)}
+    output.show(optimization_blocks(summary, verbose=verbose))
+    if wrong is not None and report is not None:
+        count = len({(row.name, row.mode) for row in (*report.folded, *report.outputs) if row.status != "ok"})
+        message = f"{count} of {len(report.outputs)} outputs differ from the original net's; no files are written"
+        raise VerificationError(message)
 
 
-def _renamed(message: str, drafts: object, files: object) -> str:
-    """A message with the files' names as they are to be, not as they were while it was made."""
+def _report_fields(report: Verification) -> dict[str, Any]:
+    """What running the net before and after has shown, as JSON has it."""
+    outputs, folded = ([asdict(each) for each in rows] for rows in (report.outputs, report.folded))
+    return {"ok": report.ok, "outputs": outputs, "folded": folded, "checked": report.checked}
+
+
+def _renamed(report: OutputReport, drafts: object, files: object) -> OutputReport:
+    """The report with the files' names as they are to be, not as they were while it was made."""
+    message = report.message
     for draft, path in zip(astuple(drafts), astuple(files), strict=True):  # type: ignore[call-overload]
         message = message.replace(str(draft), str(path))
-    return message
+    return replace(report, message=message)

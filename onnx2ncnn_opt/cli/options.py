@@ -216,8 +216,3 @@ def layers_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option --custom for layers of nets, as `custom`."""
     help = "Declare the weights of a custom layer type."
     return click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help=help)(command)
-
-
-def json_option(of: str) -> Decorator:
-    """The option --json, as `as_json`; what is printed are the fields `of` an object of the Python interface."""
-    return click.option("--json", "as_json", is_flag=True, help=f"Print JSON: the fields of `onnx2ncnn_opt.{of}`.")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
+
+from onnx2ncnn_opt.cli.output import Output, output_options
 
 
 @click.command(short_help="List the optimisation passes, in their order.")
-def passes() -> None:
+@output_options(quiet=False)
+def passes(output: Output) -> None:
     """List the optimisation passes, in the order in which they run, those of plug-ins first."""
     from onnx2ncnn_opt.plugins import pipeline
-    from onnx2ncnn_opt.report.console import Table, show
+    from onnx2ncnn_opt.report.console import Table
 
-    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in pipeline())
-    show([Table(("pass", "bit-equal", "what it does"), rows, named=(1,))], sys.stdout)
+    found = pipeline()
+    rows = tuple((p.name, "yes" if p.exact else "no", p.summary) for p in found)
+    output.show([Table(("pass", "bit-equal", "what it does"), rows, named=(1,))])
+    output.fields["passes"] = [{"name": p.name, "exact": p.exact, "summary": p.summary} for p in found]

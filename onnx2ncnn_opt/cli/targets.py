@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError
+
+
+def is_folder(prefix: str) -> bool:
+    """Whether -o means a folder: one that is there, or that is written as one."""
+    return prefix.endswith(os.sep) or Path(prefix).is_dir()
+
+
+def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:
+    """Raise UsageError where -o names a file, with one of these endings, or no file at all."""
+    if prefix.endswith(endings):
+        raise UsageError(f"-o takes a prefix, not '{prefix}': '-o net' writes net{endings[0]} and its companions")
+    if prefix == "-":
+        raise UsageError("a net is several files, which standard output cannot take; -o takes a prefix")
+
+
+def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: str | None) -> dict[Path, Path]:
+    """The prefix of each source; raises UsageError where two have the same, for the `option` -o."""
+    found: dict[Path, Path] = {}
+    for source in sources:
+        if source in found:
+            raise UsageError(f"{source} is given twice")
+        path = prefix_of(source)
+        others = [other for other, its in found.items() if its == path]
+        if others and option is not None and not is_folder(option):
+            raise UsageError(f"-o {option} is one prefix for several nets; give a folder that is there")
+        if others:
+            raise UsageError(f"{others[0]} and {source} would both be written to {path}")
+        found[source] = path
+    return found
 
 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
@@ -22,3 +53,8 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
         for what, source in sources.items():
             if path.exists() and path.samefile(source):
                 raise UsageError(f"cannot write {path}: it is {what} itself")
+
+
+def written(files: Any) -> list[dict[str, Any]]:
+    """The files of a record of paths as JSON has them."""
+    return [{"path": str(path), "bytes": path.stat().st_size} for path in astuple(files)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import VerificationError
 
@@ -34,6 +35,18 @@ def output_sizes(report: VerifyReport) -> list[str]:
     from onnx2ncnn_opt.verification.verify import sizes_text
 
     return [sizes_text(sizes) for sizes in report.sizes]
+
+
+def report_fields(report: VerifyReport) -> dict[str, Any]:
+    """A verification as JSON has it."""
+    return {
+        "ok": report.ok,
+        "outputs": [asdict(output) for output in report.outputs],
+        "sizes": [dict(sizes) for sizes in report.sizes],
+        "seed": report.seed,
+        "checked": report.checked,
+        "notes": list(report.notes),
+    }
 
 
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:

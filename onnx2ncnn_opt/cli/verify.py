@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
-from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields
 
 
 @click.command(short_help="Compare any net with its model.")
@@ -18,7 +18,9 @@ from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes
 @manifest_option
 @given_options
 @run_options()
+@output_options()
 def verify(
+    output: Output,
     model: Path,
     param: Path,
     bin: Path,
@@ -28,12 +30,11 @@ def verify(
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import verify as api
-    from onnx2ncnn_opt.report.console import show, working
     from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
-    with working(f"running {param} against {model}", sys.stderr) as step:
+    with output.working(f"running {param} against {model}") as step:
         report = api.verify(
             model,
             param,
@@ -43,14 +44,14 @@ def verify(
             **vars(runs),
             step=step,
         )
-    show(
+    output.fields |= report_fields(report)
+    output.show(
         [
             *(f"note: {text}" for text in report.notes),
             *sizes_lines(output_sizes(report), others_refused=report.manifest is not None),
             output_table(output_rows(report.outputs)),
             *checked_lines(report.checked),
-        ],
-        sys.stdout,
+        ]
     )
     if not report.ok:
         raise failure(report)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.report.console import Block, Table
@@ -46,6 +47,26 @@ class ConversionSummary:
     estimated: str = ""
 
 
+def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
+    """The summary as JSON has it."""
+    manifest = asdict(summary.manifest)
+    encoding, count = summary.storage
+    return {
+        "producer": summary.producer,
+        "manifest": manifest,
+        "layers": manifest["layers"],
+        "rewrites": [asdict(event) for event in summary.applied],
+        "near_misses": [asdict(event) for event in summary.near_misses],
+        "custom": list(summary.custom),
+        "storage": {"encoding": encoding or None, "count": count, "kept": list(summary.kept)},
+        "masks": list(summary.masks),
+        "estimated": summary.estimated or None,
+        "notes": _notes(summary),
+        "files": [{"path": path, "bytes": size} for path, size in summary.files],
+        "seconds": summary.seconds,
+    }
+
+
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
     """The summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and what nearly was one."""
     manifest = summary.manifest
@@ -56,13 +77,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [f"rewrite: {event}" for event in summary.applied]
         blocks += [f"near miss: {event}" for event in summary.near_misses]
     blocks += [f"bound: {bound.name} = {_value(bound.value)}" for bound in manifest.values]
-    blocks += [f"note: {names} in this net: ONNX Runtime takes the model only so" for names in summary.equal]
-    if summary.cost:
-        blocks.append(f"note: {summary.cost}")
-    if summary.lost:
-        blocks.append(f"note: nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
-    for size, least in manifest.minimum.items():
-        blocks.append(f"note: {size} has to be {least} or more in this net; bind it with --shape where it is not")
+    blocks += [f"note: {text}" for text in _notes(summary)]
     blocks.append(f"layers: {manifest.layers.before} -> {manifest.layers.after}")
     passes = Counter(event.pass_name for event in summary.applied)
     if passes:
@@ -82,6 +97,18 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     if summary.files:
         blocks.append(f"run: onnx2ncnn-opt example {shlex.quote(summary.prefix)} prints a program that runs the net")
     return blocks
+
+
+def _notes(summary: ConversionSummary) -> list[str]:
+    """What the reader should know about the net."""
+    notes = [f"{names} in this net: ONNX Runtime takes the model only so" for names in summary.equal]
+    if summary.cost:
+        notes.append(summary.cost)
+    if summary.lost:
+        notes.append(f"nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
+    for size, least in summary.manifest.minimum.items():
+        notes.append(f"{size} has to be {least} or more in this net; bind it with --shape where it is not")
+    return notes
 
 
 def _port(kind: str, tensor: Tensor) -> str:

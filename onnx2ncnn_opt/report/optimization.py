@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.conversion import file_size, storage_lines
@@ -44,6 +45,29 @@ class OptimizationSummary:
     checked: str = ""
     masks: Sequence[str] = ()
     estimated: str = ""
+
+
+def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
+    """The summary as JSON has it."""
+    before, after = summary.layers
+    (peak, unknown), (lower, unknown_after) = summary.memory
+    is_known = not (unknown or unknown_after)
+    small, large = summary.weights
+    name, count = summary.storage
+    return {
+        "layers": {"before": before, "after": after},
+        "rewrites": [asdict(event) for event in summary.applied],
+        "near_misses": [asdict(event) for event in summary.near_misses],
+        "memory": {"before": peak, "after": lower} if is_known else None,
+        "weights": {"before": small, "after": large},
+        "storage": {"encoding": name or None, "count": count, "kept": list(summary.kept)},
+        "masks": list(summary.masks),
+        "estimated": summary.estimated or None,
+        "renamed": dict(summary.renamed),
+        "caches": list(summary.caches),
+        "files": [{"path": path, "bytes": size} for path, size in summary.files],
+        "seconds": summary.seconds,
+    }
 
 
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:

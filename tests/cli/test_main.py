@@ -135,7 +135,7 @@ def test_odd_arguments(tmp_path: Path) -> None:
     for args, message in (
         (("--fp16", "--bf16"), "give one of them"),
         (("--ncnn", "20990101"), "20990101 is not known here"),
-        (("-o", "-"), "a net is three files"),
+        (("-o", "-"), "a net is several files"),
     ):
         ended = run(tmp_path, "convert", "model.onnx", "--no-verify", *args)
         assert (ended.code, ended.out) == (2, "")

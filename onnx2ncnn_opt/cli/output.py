@@ -1,0 +1,96 @@
+"""What a command says: lines for people, one JSON object for programs, or nothing but errors."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx2ncnn_opt.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.report.console import Block
+
+FORMAT_VERSION = 1
+
+
+@dataclass
+class Output:
+    """Where a command puts its results; `main` ends it.
+
+    `fields` are what --json prints besides the fields that every command has; see docs/json.md.
+    """
+
+    command: str | None = None
+    as_json: bool = False
+    quiet: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        """Lines and tables, for people."""
+        from onnx2ncnn_opt.report.console import show
+
+        if not (self.as_json or self.quiet):
+            show(blocks, sys.stdout)
+
+    def working(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Say what takes the time, see `report.console.working`."""
+        from onnx2ncnn_opt.report.console import working
+
+        return nullcontext(lambda step: None) if self.quiet else working(what, sys.stderr)
+
+    def end(self, exit_code: int, error: BaseException | None = None) -> None:
+        """Print the JSON object of a command that has begun."""
+        if self.as_json and self.command is not None:
+            ended = {"exit_code": exit_code, "error": None if error is None else error_fields(error)}
+            data = {"format_version": FORMAT_VERSION, "command": self.command, **ended, **self.fields}
+            click.echo(json.dumps(_plain(data), indent=1, allow_nan=False))
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """An error as JSON has it; `nodes` are those that ncnn cannot compute."""
+    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
+    return {"type": type(error).__name__, "message": message, "nodes": nodes}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no numbers that are not finite: null stands for them."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _noted(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        output = ctx.ensure_object(Output)
+        setattr(output, str(param.name), True)
+        output.command = ctx.info_name
+
+
+def output_options(*, quiet: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options --json and --quiet; the command gets its `Output` as first argument."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_output(*args: Any, **options: Any) -> Any:
+            context = click.get_current_context()
+            output = context.ensure_object(Output)
+            output.command = context.info_name
+            return command(output, *args, **options)
+
+        noted: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _noted}
+        as_json = click.option("--json", "as_json", help="Print one JSON object (docs/json.md).", **noted)
+        as_nothing = click.option("-q", "--quiet", "quiet", help="Print nothing but errors.", **noted)
+        return as_json(as_nothing(with_output) if quiet else with_output)
+
+    return decorate

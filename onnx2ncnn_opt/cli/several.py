@@ -1,0 +1,50 @@
+"""Commands that take several models: one after the other, whatever becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from onnx2ncnn_opt.cli.output import Output, error_fields
+from onnx2ncnn_opt.errors import Error
+
+_RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
+
+
+def run_each(output: Output, jobs: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
+    """Run each job by its model's name; a job fills in its fields of the JSON.
+
+    A single one raises its errors. Of several, each error is told at once, a table comes last, and the exit code is the
+    largest of all.
+    """
+    from onnx2ncnn_opt.report.console import Table, printable
+
+    results = output.fields["results"] = []
+    for name, job in jobs.items():
+        fields: dict[str, Any] = {"source": name, "exit_code": 0, "error": None}
+        results.append(fields)
+        try:
+            job(fields)
+        except (Error, MemoryError) as error:
+            code = error.exit_code if isinstance(error, Error) else 1
+            fields |= {"exit_code": code, "error": error_fields(error)}
+            if len(jobs) == 1:
+                raise
+            message = str(error) if str(error).startswith(name) else f"{name}: {error}"
+            click.echo(f"Error: {printable(message)}", err=True)
+    if len(jobs) == 1:
+        return
+    output.show([Table(("model", "result", "layers", "time", ""), tuple(map(_row, results)), "result")])
+    if worst := max(fields["exit_code"] for fields in results):
+        raise click.exceptions.Exit(worst)
+
+
+def _row(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    verified = "ok" if fields.get("verification") else "ok, not verified"
+    result = _RESULTS.get(fields["exit_code"], verified)
+    layers = "{before} -> {after}".format(**fields["layers"]) if "layers" in fields else "-"
+    seconds = f"{fields['seconds']:.1f} s" if "seconds" in fields else "-"
+    message = fields["error"]["message"].partition("\n")[0] if fields["error"] else ""
+    return fields["source"], result, layers, seconds, message

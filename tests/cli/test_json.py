@@ -1,0 +1,180 @@
+"""What --json prints is what docs/json.md says, for every command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import SINE, SINE_AT, SMALL, names, run, write_model
+
+from onnx2ncnn_opt.cli.main import cli
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "number": (int, float),
+    "boolean": bool,
+    "list": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+@cache
+def tables() -> dict[str, dict[str, str]]:
+    """The types of fields by the headings of the page."""
+    found = {}
+    for section in re.split(r"^#+ ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        found[heading] = dict(re.findall(r"^\| `(\w+)` \| ([a-z ]+) \|", text, re.MULTILINE))
+    return found
+
+
+def check(data: Mapping[str, Any], *headings: str) -> None:
+    """Hold an object against the tables of these headings."""
+    fields = {name: kind for heading in headings for name, kind in tables()[heading].items()}
+    assert set(data) == set(fields)
+    for name, kind in fields.items():
+        assert isinstance(data[name], tuple(KINDS[word] for word in kind.split(" or "))), (name, data[name])  # type: ignore[arg-type]
+        assert not isinstance(data[name], bool) or kind == "boolean", name
+
+
+def printed(folder: Path, *args: str, code: int = 0) -> dict[str, Any]:
+    """What a command prints with --json."""
+    ended = run(folder, *args, "--json")
+    assert ended.code == code, ended.err
+
+    def no_constant(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    data: dict[str, Any] = json.loads(ended.out, parse_constant=no_constant)
+    assert (data["format_version"], data["command"], data["exit_code"]) == (1, args[0], code)
+    assert (data["error"] is None) == (code == 0 or args[0] == "diff" or len(data.get("results", ())) > 1)
+    if data["error"] is not None:
+        check(data["error"], "An error")
+        assert data["error"]["message"] in ended.err
+    return data
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert set(cli.commands) <= set(tables())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_model(tmp_path, SMALL)
+    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-q").code == 0
+    return tmp_path
+
+
+NET = ("model.ncnn.param", "model.ncnn.bin")
+
+
+def test_lists(tmp_path: Path) -> None:
+    check(printed(tmp_path, "passes"), "Every command", "passes")
+    check(printed(tmp_path, "ops"), "Every command", "ops")
+
+
+def test_of_a_model_and_its_net(folder: Path) -> None:
+    check(printed(folder, "inspect", "model.onnx"), "Every command", "inspect")
+    check(printed(folder, "inspect", NET[0]), "Every command", "inspect")
+    check(printed(folder, "example", "model"), "Every command", "example")
+    check(printed(folder, "verify", "model.onnx", *NET), "Every command", "A verification")
+    check(printed(folder, "bisect", "model.onnx", *NET), "Every command", "A verification", "bisect")
+    check(printed(folder, "bisect", "model.onnx", "--passes"), "Every command", "A verification", "bisect --passes")
+    check(printed(folder, "mixed", "model.onnx", *NET, "-o", "mixed"), "Every command", "mixed")
+    check(printed(folder, "diff", NET[0], NET[0]), "Every command", "diff")
+
+
+def test_convert(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    data = printed(tmp_path, "convert", "model.onnx")
+    check(data, "Every command", "convert")
+    (result,) = data["results"]
+    check(result, "Each of convert's results")
+    check(result["verification"], "A verification")
+    assert result["layers"] == {"before": 8, "after": 7}
+    assert [file["path"] for file in result["files"]] == ["model.ncnn.param", "model.ncnn.bin", "model.ncnn.json"]
+
+
+def test_optimize(folder: Path) -> None:
+    data = printed(folder, "optimize", *NET, "-o", "after")
+    check(data, "Every command", "optimize")
+    (result,) = data["results"]
+    check(result, "Each of optimize's results")
+    assert set(result["verification"]) == {"ok", "outputs", "folded", "checked"}
+
+
+def test_errors(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { [det] y = Det(x) }")
+    data = printed(tmp_path, "convert", "model.onnx", code=1)
+    check(data, "Every command", "convert")
+    assert data["error"]["type"] == "UnsupportedError"
+    assert [(node["node"], node["operator"]) for node in data["error"]["nodes"]] == [("det", "Det")]
+    assert set(data["results"][0]) == {"source", "exit_code", "error"}
+    printed(tmp_path, "convert", "model.onnx", "--skip", "nonsense", code=2)
+
+
+def test_a_wrong_net(tmp_path: Path) -> None:
+    write_model(tmp_path, SINE)
+    np.savez(tmp_path / "in.npz", x=np.asarray(SINE_AT, np.float32))
+    data = printed(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", code=3)
+    verification = data["results"][0]["verification"]
+    assert not verification["ok"]
+    assert [output["status"] == "ok" for output in verification["outputs"]] == [False, True]
+    assert data["results"][0]["files"] == []
+
+
+def test_several_models(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    write_model(tmp_path, SMALL, "a.onnx")
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "b.onnx")
+    write_model(tmp_path, SMALL, "c.onnx")
+    models = ("a.onnx", "b.onnx", "c.onnx")
+    ended = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify")
+    assert ended.code == 1
+    assert ended.err.startswith("Error: b.onnx: cannot express 1 node in ncnn:")
+    results = ended.lines("result")
+    assert [words[:2] for words in results] == [["a.onnx", "ok,"], ["b.onnx", "not"], ["c.onnx", "ok,"]]
+    expected = {f"{stem}.ncnn.{suffix}" for stem in "ac" for suffix in ("param", "bin", "json")}
+    assert names(tmp_path / "nets") == expected
+    data = printed(tmp_path, "convert", *models, "-o", "nets", "--no-verify", code=1)
+    assert [result["exit_code"] for result in data["results"]] == [0, 1, 0]
+    quiet = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify", "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (1, "", ended.err)
+
+
+def test_several_nets(folder: Path) -> None:
+    (folder / "nets").mkdir()
+    for suffix in ("param", "bin"):
+        (folder / f"other.{suffix}").write_bytes((folder / f"model.ncnn.{suffix}").read_bytes())
+    ended = run(folder, "optimize", NET[0], "other.param", "other.bin", "-o", "nets", "--no-verify")
+    assert ended.code == 0, ended.err
+    assert [words[0] for words in ended.lines("result")] == [NET[0], "other.param"]
+    assert names(folder / "nets") == {*NET, "other.param", "other.bin"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("convert", "model.onnx", "model.onnx"), "model.onnx is given twice"),
+        (("convert", "model.onnx", "other.onnx", "-o", "net"), "one prefix for several nets"),
+        (("convert", "model.onnx", "sub/model.onnx", "-o", "sub"), "would both be written to sub/model"),
+        (("optimize", "lonely.param", "-o", "out"), "has no lonely.bin beside it"),
+    ],
+)
+def test_targets_that_cannot_be(folder: Path, args: tuple[str, ...], message: str) -> None:
+    (folder / "sub").mkdir()
+    for name in ("other.onnx", "sub/model.onnx", "lonely.param"):
+        (folder / name).write_bytes(b"")
+    before = names(folder)
+    ended = run(folder, *args)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert names(folder) == before
