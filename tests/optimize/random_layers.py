@@ -284,10 +284,8 @@ WRITTEN_OUT: tuple[tuple[Step, ...], ...] = (
 ADD, SUB, MUL, DIV, MIN, POW, RSUB = 0, 1, 2, 3, 5, 6, 7
 SQRT, RSQRT, LOG, RECIPROCAL = 5, 6, 8, 15
 _SIGN_BIT: Step = ("Threshold", (0,), {"threshold": 0.0})
-# Functions that are not finite everywhere, guarded as nets without a select do it, or not guarded.
+# Functions that are not finite everywhere, guarded as nets without a select do it.
 GUARDS: tuple[tuple[Step, ...], ...] = (
-    (_operation(DIV, 0, 0),),
-    (_function(SQRT, 0),),
     (("AbsVal", (0,), {}), _above(0.1, 1), _operation(DIV, 0, 2)),
     (_operation(MUL, 0, 0), _number(ADD, 0.01, 1), _operation(DIV, 0, 2)),
     (_above(0.0, 0), _number(ADD, 0.01, 1), _function(SQRT, 2), _operation(MUL, 0, 3)),
@@ -295,9 +293,8 @@ GUARDS: tuple[tuple[Step, ...], ...] = (
     (("AbsVal", (0,), {}), _above(0.25, 1), _function(RECIPROCAL, 2)),
     (("ReLU", (0,), {}), _number(ADD, 0.1, 1), _number(POW, 0.3, 2)),
     (_above(0.01, 0), _function(LOG, 1)),
-    # log(x) where x is above 0, as the logarithm of 1 elsewhere; and x * log|x|, NaN at 0
+    # log(x) where x is above 0, as the logarithm of 1 elsewhere
     (_SIGN_BIT, _operation(MUL, 0, 1), _number(RSUB, 1.0, 1), _operation(ADD, 2, 3), _function(LOG, 4)),
-    (("AbsVal", (0,), {}), ("Log", (1,), {}), _operation(MUL, 0, 2)),
     # smooth L1, and the focal loss
     (
         ("AbsVal", (0,), {}),
@@ -316,6 +313,12 @@ GUARDS: tuple[tuple[Step, ...], ...] = (
         _number(MUL, -1.0, 6),
     ),
 )
+# And not guarded: x / x, the root, x * log|x|. What layers make of NaN depends on the machine, so none reads these.
+NOT_FINITE: tuple[tuple[Step, ...], ...] = (
+    (_operation(DIV, 0, 0),),
+    (_function(SQRT, 0),),
+    (("AbsVal", (0,), {}), ("Log", (1,), {}), _operation(MUL, 0, 2)),
+)
 
 
 class RandomNet:
@@ -323,7 +326,7 @@ class RandomNet:
 
     def __init__(self, seed: int) -> None:
         self.rng, self.bits = Random(seed), np.random.default_rng(seed)
-        self.graph, self.blobs = Graph(), list[Blob]()
+        self.graph, self.blobs, self.ends = Graph(), list[Blob](), list[Blob]()
         for _ in range(self.rng.choice((1, 1, 2))):
             shape = self.rng.choice(INPUTS)
             if self.rng.random() < 0.4:
@@ -335,7 +338,7 @@ class RandomNet:
             self.grow()
         free = [blob for blob in self.blobs if not blob.uses and not blob.is_input]
         inner = [blob for blob in self.blobs if not blob.is_input and self.rng.random() < 0.06]
-        self.graph.outputs = [*free, *inner]
+        self.graph.outputs = [*free, *inner, *self.ends]
 
     def grow(self) -> None:
         rng = self.rng
@@ -363,15 +366,24 @@ class RandomNet:
             self.add("Noop", [x, self.pick()], {}, tops=2)
         elif kind < 0.38:
             self.pad(x)
+        elif kind < 0.45:
+            self.write_out(x, rng.choice(WRITTEN_OUT if kind < 0.41 else GUARDS))
         elif kind < 0.46:
-            results = [x]
-            for type, operands, given in rng.choice(WRITTEN_OUT if kind < 0.41 else GUARDS):
-                results.append(self.add(type, [results[i] for i in operands], given) or x)
+            before = len(self.blobs)
+            self.write_out(x, rng.choice(NOT_FINITE))
+            self.ends += [blob for blob in self.blobs[before:] if not blob.uses]
+            del self.blobs[before:]
         else:
             type, draw = rng.choice(ONE)
             params = draw(rng, [size for size in x.shape or () if isinstance(size, int)])
             if params is not None:
                 self.add(type, [x], params)
+
+    def write_out(self, x: Blob, steps: Sequence[Step]) -> None:
+        """Add these layers, the first of which reads x."""
+        results = [x]
+        for type, operands, given in steps:
+            results.append(self.add(type, [results[i] for i in operands], given) or x)
 
     def pad(self, x: Blob | None) -> None:
         """A Padding, mostly of what is not negative, and a layer that may make it needless."""
