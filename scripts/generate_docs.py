@@ -16,7 +16,7 @@ from pathlib import Path
 from limits import constant_inputs, refusals
 from measured import BENEFIT, FIRINGS, SOURCES, read_table
 
-from onnx2ncnn_opt.onnx.registry import all_ops
+from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.passes import PASSES
 
 ROOT = Path(__file__).resolve().parent.parent

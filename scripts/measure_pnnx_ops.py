@@ -32,7 +32,7 @@ from conformance import Case, collect
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.onnx.registry import all_ops
+from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.verification.verify import verify_net
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "pnnx_ops.tsv"

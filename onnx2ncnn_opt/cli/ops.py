@@ -11,7 +11,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 @output_options(quiet=False)
 def ops(output: Output) -> None:
     """List the ONNX operators that can be converted, those of plug-ins included."""
-    from onnx2ncnn_opt.onnx.registry import all_ops
+    from onnx2ncnn_opt.onnx.ops import all_ops
     from onnx2ncnn_opt.plugins import installed_ops
     from onnx2ncnn_opt.report.console import Table
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir
 
+from onnx2ncnn_opt.onnx.ops import find, traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.registry import find, traits_of
 
 Size = int | onnx_ir.SymbolicDim
 

@@ -24,12 +24,14 @@ from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
+from onnx2ncnn_opt.onnx.lower.functional.formula import calculated
 from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.ops import find
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
-from onnx2ncnn_opt.onnx.registry import OnnxOp, find
+from onnx2ncnn_opt.onnx.registry import OnnxOp
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float, is_float, is_held_as_float
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
@@ -122,6 +124,10 @@ class _Walk(ImportContext):
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
     # ---- nodes
+
+    def computed(self, x: Formula) -> Tensor:
+        """See `ImportContext`; made of functions that take an import context themselves."""
+        return calculated(self, x)
 
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self._node = _node_name(node), node

@@ -14,6 +14,8 @@ annotation of an input says is checked before the function runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
+`onnx2ncnn_opt.onnx.ops` registers all operators; import `find`, `all_ops` and `traits_of` from there.
+
 An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
 """
 
@@ -170,7 +172,6 @@ def onnx_op(
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
     """The newest importer for an operator at an opset, of other packages first; None where there is none."""
-    _load()
     known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
 
@@ -188,13 +189,7 @@ def registered(function: object) -> tuple[OnnxOp, ...]:
 
 def all_ops() -> tuple[OnnxOp, ...]:
     """Every importer, by domain, name and version."""
-    _load()
     return tuple(op for key in sorted(_OPS) for op in _OPS[key])
-
-
-def _load() -> None:
-    """Importing the families registers their operators."""
-    from onnx2ncnn_opt.onnx import ops  # noqa: F401
 
 
 def _optional(hint: Any) -> tuple[Any, bool]:

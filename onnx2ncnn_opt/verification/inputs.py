@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Tensor
+from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.registry import Traits, traits_of
+from onnx2ncnn_opt.onnx.registry import Traits
 from onnx2ncnn_opt.runtime.slots import check_arrays
 
 Array = NDArray[Any]

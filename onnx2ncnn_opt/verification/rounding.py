@@ -19,7 +19,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.onnx.registry import traits_of
+from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model
 from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE

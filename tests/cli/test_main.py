@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import COMMAND, SMALL, names, net_files, run, write_model
 
-from onnx2ncnn_opt.onnx.registry import all_ops
+from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.passes import PASSES
 
 

@@ -18,7 +18,7 @@ from conformance import Harness, first_difference
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
-from onnx2ncnn_opt.onnx.registry import all_ops
+from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 

@@ -13,8 +13,9 @@ from onnx.defs import OpSchema
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.onnx.ops import all_ops, find
 from onnx2ncnn_opt.onnx.read.structure import OLDEST_OPSET
-from onnx2ncnn_opt.onnx.registry import OnnxOp, all_ops, find
+from onnx2ncnn_opt.onnx.registry import OnnxOp
 
 OPSETS = range(OLDEST_OPSET, onnx.defs.onnx_opset_version() + 1)
 NAMES = sorted({op.name for op in all_ops() if op.domain == ""})

@@ -120,12 +120,12 @@ class ImportContext(Builder, ABC):
         return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", named) for dim in value.shape)
 
     def tensor(self, x: Operand) -> Tensor:
-        """The value as a tensor of the running net; a constant becomes MemoryData, a formula is calculated."""
-        if isinstance(x, Formula):
-            from onnx2ncnn_opt.onnx.ops.formula import calculated  # which is made of operators
+        """The value as a tensor of the running net; a constant becomes MemoryData, a formula is computed."""
+        return self.computed(x) if isinstance(x, Formula) else super().tensor(x)
 
-            return calculated(self, x)
-        return super().tensor(x)
+    @abstractmethod
+    def computed(self, x: Formula) -> Tensor:
+        """The tensor of a formula, computed at run time."""
 
     @abstractmethod
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:

@@ -1,4 +1,4 @@
-"""The operator families; importing this package registers all of them."""
+"""The operator families; importing this package registers all of them, and only then are they found."""
 
 from onnx2ncnn_opt.onnx.ops import (
     activation,
@@ -38,9 +38,11 @@ from onnx2ncnn_opt.onnx.ops import (
     statistics,
     topk,
 )
+from onnx2ncnn_opt.onnx.registry import all_ops, find, traits_of
 
 __all__ = [
     "activation",
+    "all_ops",
     "arg",
     "attention",
     "bitwise",
@@ -53,6 +55,7 @@ __all__ = [
     "division",
     "einsum",
     "elementwise",
+    "find",
     "formula",
     "gather",
     "linear_attention",
@@ -76,4 +79,5 @@ __all__ = [
     "spectral",
     "statistics",
     "topk",
+    "traits_of",
 ]

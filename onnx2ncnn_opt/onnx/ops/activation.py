@@ -11,12 +11,10 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import decided
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import as_numbers, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import binary
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, turned_over
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
-
-FLT_MAX = float(np.finfo(np.float32).max)
 
 # ONNX operator -> ncnn layer and its parameters; neither has attributes.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,26 +1,13 @@
-"""Casts between element types, and integers read as floats.
-
-Floats of any width are float32 in ncnn. Integers and bools that are fed to the net are int32; those that the net itself
-calculates are held as float32, under a type that says so.
-"""
+"""Casts between element types."""
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import cast_to
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
-
-FLT_MIN = float(np.finfo(np.float32).tiny)
-FP32_ONLY = 1 | 2 | 4  # featmask: no fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats
-# Beside that no Vulkan, which in fp16 takes them for floats on their way to the GPU, whatever the layer's mask says.
-_ON_CPU = FP32_ONLY | 16
-_FLOAT = np.dtype(np.float32)
-_NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
-LARGEST_EXACT = 2**24
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 @onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="same")
@@ -32,7 +19,7 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
     known = {int(kind) for kind in onnx_ir.DataType} - {onnx_ir.DataType.UNDEFINED, onnx_ir.DataType.STRING}
     if to not in known:
         raise im.refuse(f"a cast to element type {to}")
-    return _cast(im, x, onnx_ir.DataType(to).numpy())
+    return cast_to(im, x, onnx_ir.DataType(to).numpy())
 
 
 @onnx_op("CastLike", since=15, integers=True, axes="same")
@@ -40,85 +27,4 @@ def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, 
     """As Cast."""
     if isinstance(x, Constant):
         return Constant(x.array.astype(target.dtype))
-    return _cast(im, x, target.dtype)
-
-
-def _cast(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
-    if target == np.bool_:
-        return x if x.dtype == np.bool_ else Tensor(nonzero(im, x).blob, x.view, BOOL)
-    if is_float(target) and target.itemsize >= 2:
-        return Tensor(as_float(im, x).blob, x.view, target)
-    if target.kind in "iu" and is_float(x.dtype):
-        return turned_over(
-            im, Tensor(im.layer("UnaryOp", x.blob, op_type=UnaryOp.TRUNC), x.view, held_as_float(target))
-        )
-    if target.kind in "iu" and x.dtype.kind in "iub" and not _is_lost(x.dtype, target):
-        if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
-            return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
-        return turned_over(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
-    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time")
-
-
-def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
-    """Whether numbers below 0 would become such that float32 does not hold."""
-    return dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
-
-
-def turned_over(im: ImportContext, x: Tensor) -> Tensor:
-    """Whole numbers as integers of their type have them: those of 8 and 16 bits begin anew beyond its bounds."""
-    if x.dtype.itemsize >= _NARROW or x.dtype.kind not in "iu":
-        return x
-    span = 2.0 ** (8 * x.dtype.itemsize)
-    low = -span / 2 if x.dtype.kind == "i" else 0.0
-    above = im.unary(x, "BinaryOp", op_type=BinaryOp.SUB, with_scalar=1, b=low) if low else x
-    turns = im.unary(
-        im.unary(above, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=1 / span), "UnaryOp", op_type=UnaryOp.FLOOR
-    )
-    turns = im.unary(turns, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=span)
-    return im.like(x, im.layer("BinaryOp", x.blob, turns.blob, op_type=BinaryOp.SUB))
-
-
-def as_float(im: ImportContext, x: Tensor) -> Tensor:
-    """The numbers of a tensor of any type as float32; integers are rounded beyond 2**24, as ONNX does."""
-    if is_float(x.dtype):
-        return x
-    if is_held_as_float(x.dtype):
-        return Tensor(x.blob, x.view, _FLOAT)
-    if x.dtype.kind not in "iub":
-        raise im.refuse(f"ncnn cannot read {x.dtype}")
-    scale = {"scale_data": np.ones(1, np.float32)}
-    return Tensor(im.layer("Dequantize", x.blob, weights=scale, scale_data_size=1, featmask=_ON_CPU), x.view, _FLOAT)
-
-
-def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
-    """The tensor with numbers that ncnn can compare: integers that were fed become such that are held as float32."""
-    if is_float(x.dtype) or is_held_as_float(x.dtype):
-        return x
-    return Tensor(as_float(im, x).blob, x.view, held_as_float(x.dtype))
-
-
-def number_value(im: ImportContext, x: Value) -> Value:
-    """An operand of any type with numbers that ncnn can calculate with; see `as_numbers` and `float_value`."""
-    return as_numbers(im, x) if isinstance(x, Tensor) else float_value(im, x)
-
-
-def float_value(im: ImportContext, x: Value) -> Value:
-    """An operand of any type as floats that are equal if and only if the operand's numbers are."""
-    if isinstance(x, Tensor):
-        return as_float(im, x)
-    if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > LARGEST_EXACT:
-        raise im.refuse(
-            "an integer constant is larger than 2**24, which float32 does not hold exactly",
-            "compute with smaller integers, or outside ncnn",
-        )
-    return Constant(im.f32(x.array.astype(np.float32) if not is_float(x.dtype) else x.array))
-
-
-def nonzero(im: ImportContext, x: Tensor) -> Tensor:
-    """1 where the number is not 0 (NaN is not), else 0."""
-    whole = not is_float(x.dtype)
-    x = im.unary(as_float(im, x), "UnaryOp", op_type=UnaryOp.ABS)
-    if whole:
-        return im.unary(x, "Threshold", threshold=0.5)
-    zero = im.unary(im.unary(x, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
-    return im.unary(zero, "BinaryOp", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)
+    return cast_to(im, x, target.dtype)

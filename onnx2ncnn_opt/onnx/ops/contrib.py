@@ -9,6 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
 from onnx2ncnn_opt.onnx.ops.attention import (
     Sight,
@@ -22,7 +23,6 @@ from onnx2ncnn_opt.onnx.ops.attention import (
     with_past,
 )
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import greater
 from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned

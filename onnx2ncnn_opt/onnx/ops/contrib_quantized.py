@@ -9,8 +9,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.ops.quantization import (

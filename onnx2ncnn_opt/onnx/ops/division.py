@@ -1,29 +1,30 @@
-"""Div and Mod, and quotients that are to be rounded to whole numbers.
-
-ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
-quotient, the division is corrected by what it leaves, which is calculated without any error.
-
-For integers up to 2**20 it is enough to divide a number beside the one that is meant.
-"""
+"""Div, Reciprocal and Mod; a quotient that the model rounds is corrected first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_numbers, number_value, turned_over
-from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import turned_over
+from onnx2ncnn_opt.onnx.lower.functional.division import (
+    applied,
+    by_whole,
+    divided,
+    floored,
+    kept_from_zero,
+    require_untested,
+    rest_of,
+    truncated,
+)
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, is_float
 
-_HALF_BITS = 12  # a product of two numbers of so many bits is exact
 _LARGEST_WHOLE = 2**20
-_BEYOND = 2.0**30  # every float32 from here on is even
 
 _ROUNDS = ("Ceil", "Floor", "Round")
 # What may stand between a quotient and its rounding; the first row moves numbers only, the second calculates.
@@ -32,10 +33,6 @@ _BETWEEN = (
     *("Abs", "Add", "Clip", "Max", "Min", "Mul", "Neg", "Relu", "Sub"),
 )
 _FURTHEST = 3
-# From where on functions give the same in float32, and exp gives 0.
-_LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
-_VANISHED = 104.0
-_TINY = 1e-3
 
 
 @onnx_op("Div", since=7, integers=True, divisor=1, axes="same")
@@ -43,7 +40,7 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; corrected where it is rounded; of integers with what is behind the point cut off."""
     if not is_float(a.dtype):
         whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
-        return turned_over(im, _truncated(im, whole, by))
+        return turned_over(im, truncated(im, whole, by))
     if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
         return binary(im, BinaryOp.MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     if _are_rounding(im.readers()):
@@ -52,14 +49,7 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
         return by_whole(im, a, b)
     if a is not b:  # x / x is finite or NaN
         require_untested(im, b)
-    return binary(im, BinaryOp.DIV, a, _kept_from_zero(im, a, b))
-
-
-def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
-    """a / b to the last bit, for a whole number b: a scale's last bit decides which way ties between two steps go."""
-    inverse = Constant(1 / im.f32(b.array).astype(np.float64))
-    near = binary(im, BinaryOp.MUL, a, inverse)
-    return binary(im, BinaryOp.ADD, near, binary(im, BinaryOp.MUL, rest_of(im, a, im.tensor(b), near), inverse))
+    return binary(im, BinaryOp.DIV, a, kept_from_zero(im, a, b))
 
 
 def _is_whole(b: Constant) -> bool:
@@ -78,92 +68,7 @@ def _is_rounding_scale(im: ImportContext) -> bool:
 def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
     require_untested(im, x)
-    return im.unary(im.tensor(_kept_from_zero(im, number(1), x)), "UnaryOp", op_type=UnaryOp.RECIPROCAL)
-
-
-def require_untested(im: ImportContext, divisor: Operand) -> None:
-    """Refuse a divisor that may be 0 where the model asks whether the quotient is NaN or infinite.
-
-    x86 makes NaN of what is infinite in ONNX.
-    """
-    if isinstance(divisor, Constant) and divisor.array.all():
-        return
-    may_vanish = not isinstance(divisor, Tensor) or im.range_of(divisor).has(0)
-    tests = [reader for reader in im.readers() if reader.op_type in ("IsInf", "IsNaN")]
-    if may_vanish and tests and not _is_any_test(tests):
-        raise im.refuse(
-            "a quotient by 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
-            "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
-        )
-
-
-def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
-    """Whether the model asks in one whether a number is NaN or infinite: then it does not matter which."""
-    readers = [reader for test in tests for reader in test.outputs[0].consumers()]
-    both = sorted(test.op_type for test in tests) == ["IsInf", "IsNaN"] and not any(test.attributes for test in tests)
-    return both and len(readers) == 2 and readers[0] is readers[1] and readers[0].op_type == "Or"
-
-
-def _kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
-    """A divisor that is not 0, where all that reads the quotient has reached its limit long before.
-
-    x86 makes NaN of 1 / 0; -0.0 counts as 0 here.
-    """
-    if not isinstance(a, Constant) or not isinstance(b, Tensor) or not a.array.all() or not np.isfinite(a.array).all():
-        return b
-    known = im.range_of(b)
-    if not known.has(0) or not is_float(b.dtype):
-        return b
-    signs = np.sign(a.array)
-    side = int(signs.flat[0]) if known.low >= 0 and (signs == signs.flat[0]).all() else 0
-    limits = [_limit(reader, side) for reader in im.readers()]
-    largest = max((limit for limit in limits if limit is not None), default=0.0)
-    if not largest or None in limits:
-        return b
-    least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
-    if known.low >= 0:
-        return binary(im, BinaryOp.MAX, b, least)
-    is_zero = im.unary(
-        im.unary(im.unary(b, "UnaryOp", op_type=UnaryOp.ABS), "UnaryOp", op_type=UnaryOp.NEG),
-        "Threshold",
-        threshold=-FLT_MIN,
-    )
-    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, is_zero, least))
-
-
-def _limit(node: onnx_ir.Node, side: int) -> float | None:
-    """From where on the node gives the same for numbers of any size; None where there is no such number.
-
-    `side` is the sign of all of them, 0 for both.
-    """
-    if node.op_type in _LIMITS:
-        return _LIMITS[node.op_type]
-    if node.op_type == "Exp" and side < 0:
-        return _VANISHED
-    if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
-        return _VANISHED if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
-    if node.op_type == "Min" and side > 0:
-        bounds = [_scalar(value) for value in node.inputs]
-        found = [abs(bound) for bound in bounds if bound is not None]
-        return max(found, default=None)
-    if node.op_type != "Clip":
-        return None
-    low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
-    needed = [high] if side > 0 else [low] if side < 0 else [low, high]
-    bounds_ = [abs(bound) for bound in needed if bound is not None and np.isfinite(bound)]
-    return max((*bounds_, _TINY)) if len(bounds_) == len(needed) else None
-
-
-def _bound(node: onnx_ir.Node, name: str, at: int) -> float | None:
-    """A constant bound of a Clip, which was an attribute once."""
-    if name in node.attributes:
-        return node.attributes[name].as_float()
-    return _scalar(node.inputs[at]) if len(node.inputs) > at else None
-
-
-def _scalar(value: onnx_ir.Value | None) -> float | None:
-    tensor = value.const_value if value is not None else None
-    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+    return im.unary(im.tensor(kept_from_zero(im, number(1), x)), "UnaryOp", op_type=UnaryOp.RECIPROCAL)
 
 
 @onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="same")
@@ -173,7 +78,7 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
     That is a's with `fmod`, else b's. Floats have no error up to 2**22 turns.
     """
     if not is_float(a.dtype):
-        turns = _truncated(im, a, b) if fmod else floored(im, a, b)
+        turns = truncated(im, a, b) if fmod else floored(im, a, b)
         return binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, turns, b))
     if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
         raise im.refuse(
@@ -181,21 +86,12 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
             "export torch.remainder(x, y) instead, which divides",
         )
     rest = im.tensor(rest_of(im, a, im.unary(binary(im, BinaryOp.DIV, a, b), "UnaryOp", op_type=UnaryOp.ROUND), b))
-    side = _applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
+    side = applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
     other = im.unary(
         binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1))), "Threshold", threshold=0.0
     )
-    turn = arithmetic(im, BinaryOp.MUL, _applied(im, b, UnaryOp.ABS, np.abs), side)
+    turn = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.ABS, np.abs), side)
     return binary(im, BinaryOp.ADD, rest, binary(im, BinaryOp.MUL, other, turn))
-
-
-def _applied(im: ImportContext, x: Value, op_type: int, function: Callable[[Array], Array]) -> Value:
-    """UnaryOp on numbers of any type; of a constant a constant."""
-    return (
-        Constant(function(x.array))
-        if isinstance(x, Constant)
-        else im.unary(as_numbers(im, x), "UnaryOp", op_type=op_type)
-    )
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:
@@ -206,70 +102,3 @@ def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool
         or (steps > 0 and node.op_type in _BETWEEN and _are_rounding(node.outputs[0].consumers(), steps - 1))
         for node in nodes
     )
-
-
-def divided(im: ImportContext, a: Value, b: Value) -> Value:
-    """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
-    half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, BinaryOp.MUL, b, number(0.5))
-    twice = im.unary(
-        binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), "UnaryOp", op_type=UnaryOp.ROUND
-    )
-    # Cut off, so that the rest of an infinity is infinite.
-    twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
-    return binary(
-        im,
-        BinaryOp.ADD,
-        binary(im, BinaryOp.MUL, twice, number(0.5)),
-        binary(im, BinaryOp.DIV, rest_of(im, a, twice, half), b),
-    )
-
-
-def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
-    """a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
-    step = number(2.0**_HALF_BITS)
-    many = binary(
-        im,
-        BinaryOp.MUL,
-        im.unary(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=UnaryOp.TRUNC),
-        step,
-    )
-    few = binary(im, BinaryOp.SUB, turns, many)
-    for part in _parts(im, b):
-        for digits in (many, few):
-            a = binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, digits, part))
-    return a
-
-
-def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
-    """One or two numbers of 12 bits, whose sum is x."""
-    if isinstance(x, Constant):
-        mantissa, exponent = np.frexp(x.array)
-        upper = np.ldexp(np.rint(mantissa * 2.0**_HALF_BITS), exponent - _HALF_BITS)
-        lower = x.array - upper
-        return [Constant(upper), Constant(lower)] if lower.any() else [x]
-    wide = binary(im, BinaryOp.MUL, x, number(2.0**_HALF_BITS + 1))
-    above = binary(im, BinaryOp.SUB, wide, binary(im, BinaryOp.SUB, wide, x))
-    return [above, binary(im, BinaryOp.SUB, x, above)]
-
-
-def _truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
-    larger = arithmetic(im, BinaryOp.MUL, number_value(im, a), number(1 + 2.0**-21))
-    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=UnaryOp.TRUNC)
-
-
-def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
-    half = arithmetic(im, BinaryOp.MUL, _applied(im, b, UnaryOp.SIGN, np.sign), number(0.5))
-    return im.unary(
-        _ratio(im, arithmetic(im, BinaryOp.ADD, number_value(im, a), half), b), "UnaryOp", op_type=UnaryOp.FLOOR
-    )
-
-
-def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
-    """a / b; a constant divisor as a factor."""
-    if not isinstance(b, Constant):
-        return binary(im, BinaryOp.DIV, a, b)
-    if not b.array.all():
-        raise im.refuse("it divides integers by 0")
-    return binary(im, BinaryOp.MUL, a, Constant(1 / b.array.astype(np.float64)))

@@ -17,8 +17,8 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import arithmetic, binary
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
 from onnx2ncnn_opt.onnx.ops.gather_slices import picked, picked_together
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
 from onnx2ncnn_opt.onnx.ops.reduction import reduce

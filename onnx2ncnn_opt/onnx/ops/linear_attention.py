@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
 from onnx2ncnn_opt.onnx.ops.shape import concat, split2

@@ -11,13 +11,11 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_float, float_value
 from onnx2ncnn_opt.onnx.lower.layout import broadcast
-from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value
-
-FLT_MAX = float(np.finfo(np.float32).max)
 
 
 def threshold(im: ImportContext, x: Value, limit: float) -> Tensor:

@@ -6,8 +6,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import number_value
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
 from onnx2ncnn_opt.onnx.ops.gather import gather, gather_elements
 from onnx2ncnn_opt.onnx.ops.logic import equal
 from onnx2ncnn_opt.onnx.ops.reduction import log_softmax13, reduce

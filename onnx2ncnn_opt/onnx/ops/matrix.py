@@ -10,8 +10,8 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, spread
 from onnx2ncnn_opt.onnx.lower.layout import Form, align, combined, meeting, presence
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, broadcast_shape, spread
 from onnx2ncnn_opt.onnx.ops.normalization import rows
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value

@@ -16,8 +16,8 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import as_numbers
-from onnx2ncnn_opt.onnx.ops.repeat import batch_beside, dims_around, repeated
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 

@@ -11,11 +11,10 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.activation import FLT_MAX
-from onnx2ncnn_opt.onnx.ops.cast import as_numbers
-from onnx2ncnn_opt.onnx.ops.elementwise import binary
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
-from onnx2ncnn_opt.onnx.ops.window import pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 

@@ -15,6 +15,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.ops.activation import (
     elu,
     hard_sigmoid,
@@ -22,7 +23,6 @@ from onnx2ncnn_opt.onnx.ops.activation import (
     softplus,
     softsign,
 )
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, number
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.linear_attention import MOST_STEPS
 from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned

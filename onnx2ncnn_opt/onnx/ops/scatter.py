@@ -11,9 +11,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import FLT_MIN, as_float, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.ops.division import mod
-from onnx2ncnn_opt.onnx.ops.elementwise import add, binary, max_, min_, mul, number
+from onnx2ncnn_opt.onnx.ops.elementwise import add, max_, min_, mul
 from onnx2ncnn_opt.onnx.ops.gather import (
     as_places,
     check_indices,

@@ -23,8 +23,8 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, place, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.cast import FP32_ONLY, as_float, float_value
-from onnx2ncnn_opt.onnx.ops.elementwise import binary, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.cast import FP32_ONLY, as_float, float_value
 from onnx2ncnn_opt.onnx.ops.logic import negative, ranked, rest, result_shape
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float

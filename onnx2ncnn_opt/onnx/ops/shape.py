@@ -12,11 +12,11 @@ import onnx_ir
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import spread
+from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
+from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
 from onnx2ncnn_opt.onnx.lower.layout import align, broadcast, combined, common_form
-from onnx2ncnn_opt.onnx.ops.cast import number_value
-from onnx2ncnn_opt.onnx.ops.elementwise import spread
 from onnx2ncnn_opt.onnx.ops.pad_slice import crop, resized
-from onnx2ncnn_opt.onnx.ops.repeat import repeated
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float, is_held_as_float
 

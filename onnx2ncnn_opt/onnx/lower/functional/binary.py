@@ -1,0 +1,186 @@
+"""Arithmetic of two values with ONNX's (numpy's) broadcasting.
+
+ncnn broadcasts like numpy between Mats of equal rank, but aligns a Mat of lower rank to the outer axes. So both
+operands are brought to one layout with the dims that are missing as size 1; trailing dims of size 1 may be left out.
+
+Integers are computed as float32, which holds them exactly up to 2**24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import View, sizes
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value
+from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.lower.layout import Cost, Form, align, broadcast, combined, common_form, meeting
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
+
+_NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
+    BinaryOp.ADD: np.add,
+    BinaryOp.SUB: np.subtract,
+    BinaryOp.MUL: np.multiply,
+    BinaryOp.DIV: np.divide,
+    BinaryOp.FLOOR_DIVIDE: np.floor_divide,
+}
+
+
+def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Value:
+    """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
+    shape = broadcast_shape(im, a.shape, b.shape)
+    a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
+    a, b = number_value(im, a), number_value(im, b)
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        a = im.tensor(a)
+    if isinstance(a, Constant):
+        a, b, op_type = b, a, op_type.exchanged
+    assert isinstance(a, Tensor)
+    if isinstance(b, Constant) and b.scalar is not None and len(shape) == a.rank:
+        return im.unary(a, "BinaryOp", op_type=op_type, with_scalar=1, b=float(im.f32(b.array).reshape(-1)[0]))
+    rank = len(shape)
+    views = [_padded(a.view, rank), _padded(_view(b), rank)]
+    aligned = align(views)
+    if aligned is None:
+        return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
+    fine, origin = aligned
+    costs = [_cost(im, x, view) for x, view in zip((a, b), fine, strict=True)]
+    form = common_form(fine, origin, costs)
+    if form is None:  # broadcasting takes more than four dims: without it they can be merged
+        return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
+    left, lying_a = _operand(im, a, fine[0], form)
+    right, lying_b = _operand(im, b, fine[1], form, left)
+    right = _fit(im, right, left, form)
+    left = _fit(im, left, right, form)
+    blob = im.layer("BinaryOp", left, right, op_type=op_type)
+    axes = [meeting(pair) for pair in zip(lying_a.axes, lying_b.axes, strict=True)]
+    result = Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+    im.note_operands(result, a, b)
+    return result
+
+
+def number(value: float) -> Constant:
+    """A scalar operand."""
+    return Constant(np.array(value, np.float32))
+
+
+def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
+    """BinaryOp; of two constants a constant."""
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return Constant(np.asarray(_NUMPY[op_type](a.array, b.array)))
+    return binary(im, op_type, a, b)
+
+
+def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
+    """A formula as tensor, not repeated along axes on which it is the same and the other operand has its size."""
+    if not isinstance(x, Formula):
+        return x
+    rank = x.rank
+    shape = tuple(
+        1 if -axis <= len(other) and other[axis] == x.shape[axis] and not _varies(x, axis) else x.shape[axis]
+        for axis in range(-rank, 0)
+    )
+    return im.tensor(Formula(x.cells, shape, x.dtype))
+
+
+def _varies(x: Formula, axis: int) -> bool:
+    """Whether elements differ along an axis, counted from the end."""
+    name = str(place(-1 - axis))
+    return x.cells.shape[axis] != 1 or any(name in cell.names() for cell in x.cells.flat if isinstance(cell, Sym))
+
+
+def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
+    """The value repeated to a shape that it broadcasts to; along open axes as a product with ones."""
+    if isinstance(x, Constant):
+        fixed = [1 if isinstance(size, Sym) else size for size in shape]
+        x = Constant(np.broadcast_to(x.array, fixed))
+        if len(fixed) == len(shape) and all(isinstance(size, int) for size in shape):
+            return x
+        return spread(im, im.tensor(x), shape)
+    x = x.viewed(_padded(x.view, len(shape)))
+    pairs = list(zip(x.shape, shape, strict=True))
+    x = repeated(im, x, [want if have == 1 and isinstance(want, int) else 1 for have, want in pairs])
+    for axis, (have, want) in enumerate(pairs):
+        if isinstance(have, int) and isinstance(want, int):
+            continue
+        if fitting(have, want) is None:  # one is 1, or may be
+            row = im.tensor(Constant(np.ones(want, np.float32))) if isinstance(want, int) else im.ones(want)
+            along = row.viewed(row.view.with_axes((*row.view.axes, *((),) * (len(shape) - 1 - axis))))
+            x = im.tensor(binary(im, BinaryOp.MUL, as_numbers(im, x), along))
+    return x
+
+
+def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
+    return partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None
+
+
+def _operand(im: ImportContext, x: Value, view: View, form: Form, other: Blob | None = None) -> tuple[Blob, View]:
+    """An operand in the common form; inner dims of size 1 are cut off where `other` broadcasts them all the same."""
+    dims, batch = form.atoms(view)
+    if isinstance(x, Tensor):
+        trimmed = dims
+        while len(trimmed) > 1 and not trimmed[-1]:
+            trimmed = trimmed[:-1]
+        lying = view.dims
+        # A Mat of fewer dims is aligned to the outer axes, so missing inner dims of size 1 cost nothing.
+        if view.batch == batch and lying != dims and lying == trimmed:
+            return x.blob, view
+        made = im.formed(Tensor(x.blob, view, x.dtype), form)
+        return made.blob, made.view
+    array = x.array.reshape(known(view.shape))
+    order = [axis for group in form.dims for axis in group]
+    rest = [axis for axis in range(array.ndim) if axis not in order]
+    data = array.transpose(order + rest).reshape(known(sizes(dims)))
+    while data.ndim > 1 and data.shape[-1] == 1:
+        data = data[..., 0]
+    if other is not None and _needs_rank(data.shape, other.shape or ()):
+        data = data.reshape(data.shape + (1,) * (len(other.shape or ()) - data.ndim))
+    return im.memory(data), view
+
+
+def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
+    """A 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
+    assert x.shape is not None
+    assert other.shape is not None
+    ambiguous = len(x.shape) == 1 < len(other.shape) and x.shape != other.shape[:1] and x.shape != (1,)
+    if not ambiguous and not _needs_rank(x.shape, other.shape):
+        return x
+    return im.regrouped(x, x.shape + (1,) * (len(form.dims) - len(x.shape)))
+
+
+def _needs_rank(shape: Shape, other: Shape) -> bool:
+    """Whether a Mat of two and more dims has to have as many as the other: unless it has the sizes of the outer ones.
+
+    Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
+    """
+    return 1 < len(shape) < len(other) and shape != other[: len(shape)]
+
+
+def _view(x: Value) -> View:
+    return x.view if isinstance(x, Tensor) else View.of(x.shape, [range(x.rank)])
+
+
+def _padded(view: View, rank: int) -> View:
+    return view.with_axes(((),) * (rank - len(view.axes)) + view.axes)
+
+
+def broadcast_shape(im: ImportContext, a: Shape, b: Shape) -> Shape:
+    """The shape that two shapes broadcast to."""
+    rank = max(len(a), len(b))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in (a, b)]
+    shape = tuple(broadcast(n, m) for n, m in zip(*padded, strict=True))
+    if any(n is None for n in shape):
+        apart = [(n, m) for n, m in zip(*padded, strict=True) if broadcast(n, m) is None]
+        raise im.misfit(f"shapes {_text(a)} and {_text(b)} do not broadcast", apart)
+    return tuple(n for n in shape if n is not None)
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"

@@ -1,0 +1,199 @@
+"""Quotients that are to be rounded to whole numbers.
+
+ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
+quotient, the division is corrected by what it leaves, which is computed without any error.
+
+For integers up to 2**20 it is enough to divide a number beside the one that is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_numbers, number_value
+from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value, is_float
+
+_HALF_BITS = 12  # a product of two numbers of so many bits is exact
+
+_BEYOND = 2.0**30  # every float32 from here on is even
+
+
+# From where on functions give the same in float32, and exp gives 0.
+_LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
+_VANISHED = 104.0
+_TINY = 1e-3
+
+
+def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
+    """a / b to the last bit, for a whole number b: a scale's last bit decides which way ties between two steps go."""
+    inverse = Constant(1 / im.f32(b.array).astype(np.float64))
+    near = binary(im, BinaryOp.MUL, a, inverse)
+    return binary(im, BinaryOp.ADD, near, binary(im, BinaryOp.MUL, rest_of(im, a, im.tensor(b), near), inverse))
+
+
+def require_untested(im: ImportContext, divisor: Operand) -> None:
+    """Refuse a divisor that may be 0 where the model asks whether the quotient is NaN or infinite.
+
+    x86 makes NaN of what is infinite in ONNX.
+    """
+    if isinstance(divisor, Constant) and divisor.array.all():
+        return
+    may_vanish = not isinstance(divisor, Tensor) or im.range_of(divisor).has(0)
+    tests = [reader for reader in im.readers() if reader.op_type in ("IsInf", "IsNaN")]
+    if may_vanish and tests and not _is_any_test(tests):
+        raise im.refuse(
+            "a quotient by 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
+            "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
+        )
+
+
+def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
+    """Whether the model asks in one whether a number is NaN or infinite: then it does not matter which."""
+    readers = [reader for test in tests for reader in test.outputs[0].consumers()]
+    both = sorted(test.op_type for test in tests) == ["IsInf", "IsNaN"] and not any(test.attributes for test in tests)
+    return both and len(readers) == 2 and readers[0] is readers[1] and readers[0].op_type == "Or"
+
+
+def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
+    """A divisor that is not 0, where all that reads the quotient has reached its limit long before.
+
+    x86 makes NaN of 1 / 0; -0.0 counts as 0 here.
+    """
+    if not isinstance(a, Constant) or not isinstance(b, Tensor) or not a.array.all() or not np.isfinite(a.array).all():
+        return b
+    known = im.range_of(b)
+    if not known.has(0) or not is_float(b.dtype):
+        return b
+    signs = np.sign(a.array)
+    side = int(signs.flat[0]) if known.low >= 0 and (signs == signs.flat[0]).all() else 0
+    limits = [_limit(reader, side) for reader in im.readers()]
+    largest = max((limit for limit in limits if limit is not None), default=0.0)
+    if not largest or None in limits:
+        return b
+    least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
+    if known.low >= 0:
+        return binary(im, BinaryOp.MAX, b, least)
+    is_zero = im.unary(
+        im.unary(im.unary(b, "UnaryOp", op_type=UnaryOp.ABS), "UnaryOp", op_type=UnaryOp.NEG),
+        "Threshold",
+        threshold=-FLT_MIN,
+    )
+    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, is_zero, least))
+
+
+def _limit(node: onnx_ir.Node, side: int) -> float | None:
+    """From where on the node gives the same for numbers of any size; None where there is no such number.
+
+    `side` is the sign of all of them, 0 for both.
+    """
+    if node.op_type in _LIMITS:
+        return _LIMITS[node.op_type]
+    if node.op_type == "Exp" and side < 0:
+        return _VANISHED
+    if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
+        return _VANISHED if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
+    if node.op_type == "Min" and side > 0:
+        bounds = [_scalar(value) for value in node.inputs]
+        found = [abs(bound) for bound in bounds if bound is not None]
+        return max(found, default=None)
+    if node.op_type != "Clip":
+        return None
+    low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
+    needed = [high] if side > 0 else [low] if side < 0 else [low, high]
+    bounds_ = [abs(bound) for bound in needed if bound is not None and np.isfinite(bound)]
+    return max((*bounds_, _TINY)) if len(bounds_) == len(needed) else None
+
+
+def _bound(node: onnx_ir.Node, name: str, at: int) -> float | None:
+    """A constant bound of a Clip, which was an attribute once."""
+    if name in node.attributes:
+        return node.attributes[name].as_float()
+    return _scalar(node.inputs[at]) if len(node.inputs) > at else None
+
+
+def _scalar(value: onnx_ir.Value | None) -> float | None:
+    tensor = value.const_value if value is not None else None
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+
+
+def applied(im: ImportContext, x: Value, op_type: int, function: Callable[[Array], Array]) -> Value:
+    """UnaryOp on numbers of any type; of a constant a constant."""
+    return (
+        Constant(function(x.array))
+        if isinstance(x, Constant)
+        else im.unary(as_numbers(im, x), "UnaryOp", op_type=op_type)
+    )
+
+
+def divided(im: ImportContext, a: Value, b: Value) -> Value:
+    """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
+    half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, BinaryOp.MUL, b, number(0.5))
+    twice = im.unary(
+        binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), "UnaryOp", op_type=UnaryOp.ROUND
+    )
+    # Cut off, so that the rest of an infinity is infinite.
+    twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
+    return binary(
+        im,
+        BinaryOp.ADD,
+        binary(im, BinaryOp.MUL, twice, number(0.5)),
+        binary(im, BinaryOp.DIV, rest_of(im, a, twice, half), b),
+    )
+
+
+def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
+    """a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
+    step = number(2.0**_HALF_BITS)
+    many = binary(
+        im,
+        BinaryOp.MUL,
+        im.unary(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=UnaryOp.TRUNC),
+        step,
+    )
+    few = binary(im, BinaryOp.SUB, turns, many)
+    for part in _parts(im, b):
+        for digits in (many, few):
+            a = binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, digits, part))
+    return a
+
+
+def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
+    """One or two numbers of 12 bits, whose sum is x."""
+    if isinstance(x, Constant):
+        mantissa, exponent = np.frexp(x.array)
+        upper = np.ldexp(np.rint(mantissa * 2.0**_HALF_BITS), exponent - _HALF_BITS)
+        lower = x.array - upper
+        return [Constant(upper), Constant(lower)] if lower.any() else [x]
+    wide = binary(im, BinaryOp.MUL, x, number(2.0**_HALF_BITS + 1))
+    above = binary(im, BinaryOp.SUB, wide, binary(im, BinaryOp.SUB, wide, x))
+    return [above, binary(im, BinaryOp.SUB, x, above)]
+
+
+def truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
+    """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
+    larger = arithmetic(im, BinaryOp.MUL, number_value(im, a), number(1 + 2.0**-21))
+    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=UnaryOp.TRUNC)
+
+
+def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
+    """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
+    half = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.SIGN, np.sign), number(0.5))
+    return im.unary(
+        _ratio(im, arithmetic(im, BinaryOp.ADD, number_value(im, a), half), b), "UnaryOp", op_type=UnaryOp.FLOOR
+    )
+
+
+def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
+    """a / b; a constant divisor as a factor."""
+    if not isinstance(b, Constant):
+        return binary(im, BinaryOp.DIV, a, b)
+    if not b.array.all():
+        raise im.refuse("it divides integers by 0")
+    return binary(im, BinaryOp.MUL, a, Constant(1 / b.array.astype(np.float64)))

@@ -1,0 +1,97 @@
+"""Symbolic tensors computed at run time: Interp makes rows of ones, and all else is arithmetic."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction
+from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, spread
+from onnx2ncnn_opt.onnx.lower.functional.cast import LARGEST_EXACT
+from onnx2ncnn_opt.onnx.lower.functional.division import floored
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
+
+
+def calculated(im: ImportContext, x: Formula) -> Tensor:
+    """The tensor of a formula: the sum of its cells' terms, each a constant times a product of places and sizes."""
+    value = spread(im, _sum(im, x), x.shape)
+    result = im.tensor(value)
+    dtype = x.dtype if is_float(x.dtype) else held_as_float(x.dtype)
+    return Tensor(result.blob, result.view, dtype)
+
+
+def _sum(im: ImportContext, x: Formula) -> Value:
+    if not any(isinstance(cell, Sym) for cell in x.cells.flat):
+        return _constant(im, x.cells, whole=not is_float(x.dtype))
+    factors: dict[tuple[str | Call, ...], Array] = {}
+    for index, cell in np.ndenumerate(x.cells):
+        terms = cell.terms if isinstance(cell, Sym) else {(): cell}
+        for term, k in terms.items():
+            factors.setdefault(term, np.zeros(x.cells.shape))[index] = k
+    terms_ = [_term(im, x, term, k) for term, k in factors.items() if k.any()]
+    return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), terms_)
+
+
+def _term(im: ImportContext, x: Formula, factors: tuple[str | Call, ...], k: Array) -> Value:
+    coefficients: Value = _constant(im, k, whole=True)
+    if not factors:
+        return coefficients
+    parts = [_factor(im, x, factor) for factor in factors]
+    product = reduce(lambda a, b: binary(im, BinaryOp.MUL, a, b), parts)
+    return product if (k == 1).all() else binary(im, BinaryOp.MUL, product, coefficients)
+
+
+def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
+    array = numbers.astype(np.float64)
+    if whole and np.abs(array).max(initial=0) > LARGEST_EXACT:
+        raise im.refuse(
+            "it computes with integers beyond 2**24, which float32 does not hold exactly",
+            "bind sizes with --shape",
+        )
+    return Constant(im.f32(array))
+
+
+def _factor(im: ImportContext, x: Formula, factor: str | Call) -> Value:
+    size = Sym({(factor,): 1})
+    if isinstance(factor, str) and factor.startswith("#"):
+        axis = x.rank - 1 - int(factor[1:])
+        return _placed(im, x.shape[axis], axis, x.rank)
+    if isinstance(factor, Call) and any(name.startswith("#") for name in size.names()):
+        a, b = (_sum(im, Formula(_cell(part, x.rank), x.shape, x.dtype)) for part in (factor.a, factor.b))
+        if factor.operator == "//":
+            return floored(im, a, b)
+        return binary(im, BinaryOp.MIN if factor.operator == "min" else BinaryOp.MAX, a, b)
+    return _number(im, size)
+
+
+def _cell(size: Dim, rank: int) -> Array:
+    cell = np.empty((1,) * rank, dtype=object)
+    cell[...] = size
+    return cell
+
+
+def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
+    """0, 1, 2, ... along an axis: the sums of ones, less 1."""
+    if isinstance(size, int):
+        return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))
+    ones = im.ones(size)
+    sums = im.like(ones, im.layer("CumulativeSum", ones.blob, axis=2))
+    places = im.unary(sums, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=-1.0)
+    return places.viewed(places.view.with_axes(((),) * axis + places.view.axes + ((),) * (rank - 1 - axis)))
+
+
+def _number(im: ImportContext, size: Sym) -> Tensor:
+    """An open size as the one element of a tensor: so many ones added up."""
+    if not at_least(size, 0):
+        raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
+    more = 0 if at_least(size, 1) else 1
+    longer = size + more
+    assert isinstance(longer, Sym)
+    ones = im.ones(longer)
+    blob = im.layer("Reduction", ones.blob, operation=Reduction.SUM, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
+    number = im.wrap(blob, (), [[]])
+    return im.unary(number, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=-1.0) if more else number
