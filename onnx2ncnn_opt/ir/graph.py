@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.errors import GraphError, ShapeError
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import COMMON_BY_NAME, LayerSpec, Trait
@@ -45,6 +45,13 @@ class Blob:
     def uses(self) -> int:
         """How often the blob is used: once per input it feeds, and once for being a graph output."""
         return sum(self._users.values()) + self.is_output
+
+    @property
+    def known_shape(self) -> Shape:
+        """The shape, where it is sure to be known; ShapeError if it is not."""
+        if self.shape is None:
+            raise ShapeError(f"the shape of '{self.name}' is unknown")
+        return self.shape
 
     @property
     def is_input(self) -> bool:

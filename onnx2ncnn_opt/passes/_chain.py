@@ -45,8 +45,7 @@ class Chain:
 
     def crop(self, blob: Blob, ranges: Mapping[int, tuple[int, int]], what: str) -> Blob:
         """Ranges along axes; those that are the whole axis say nothing."""
-        assert blob.shape is not None
-        cut = {axis: range for axis, range in ranges.items() if range != (0, blob.shape[axis])}
+        cut = {axis: range for axis, range in ranges.items() if range != (0, blob.known_shape[axis])}
         if not cut:
             return blob
         starts, ends = zip(*cut.values(), strict=True)
@@ -71,7 +70,6 @@ def gathered(chain: Chain, parts: list[Blob], group: int) -> Blob:
         return parts[0]
     if group == 1:
         return chain.add("Concat", "taps", *parts)
-    assert parts[0].shape is not None
-    channels, *sizes = parts[0].shape
+    channels, *sizes = parts[0].known_shape
     shape = group, channels // group, sizes[0] * sizes[1], sizes[2]
     return chain.add("Concat", "taps", *(chain.reshape(p, shape, f"group{k}") for k, p in enumerate(parts)), axis=1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.rewrite.rule import require
+from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 
 def constant_array(const: Layer) -> Array:
@@ -65,13 +65,13 @@ def per_channel(const: Layer, x: Blob, channels: int) -> Array:
 def per_column(const: Layer, x: Blob, columns: int) -> Array:
     """A constant beside a 2-D `x` of shape (rows, columns) as one value for each column."""
     data = constant_array(const)
-    assert x.shape is not None
+    shape = known_shape(x)
     _require_no_higher_rank(data, const, x)
     if data.size == 1:
         return np.full(columns, data.reshape(()))
     if data.ndim == 1:
         # A 1-D operand goes along the rows where it has their number, whatever the number of columns.
-        rows = x.shape[0]
+        rows = shape[0]
         require(isinstance(rows, int) and rows != data.size, f"'{const.name}' may be one value for each row")
     fits = data.shape in ((columns,), (1, columns))
     require(fits, f"'{const.name}' of shape {data.shape} is not one value for each of {columns} columns")
@@ -80,9 +80,7 @@ def per_column(const: Layer, x: Blob, columns: int) -> Array:
 
 def _require_no_higher_rank(data: Array, const: Layer, x: Blob) -> None:
     if data.ndim > 1:
-        require(x.shape is not None, f"the shape of '{x.name}' is unknown")
-        assert x.shape is not None
-        require(data.ndim <= len(x.shape), f"'{const.name}' has more dimensions than '{x.name}'")
+        require(data.ndim <= len(known_shape(x)), f"'{const.name}' has more dimensions than '{x.name}'")
 
 
 def finite_float32(value: float) -> bool:

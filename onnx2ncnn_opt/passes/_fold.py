@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
-from onnx2ncnn_opt.rewrite.rule import require
+from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 # What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
 # what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
@@ -107,7 +106,7 @@ def channels(layer: Layer) -> int:
 def require_outermost_channels(layer: Layer) -> None:
     """Refuse where the output channels are not the outermost axis: an InnerProduct over the rows of a matrix."""
     if layer.type == "InnerProduct":
-        is_vector = len(_known_shape(layer)) == 1
+        is_vector = len(known_shape(layer.output)) == 1
         require(is_vector, f"'{layer.output.name}' is a matrix: its outermost axis are the rows, not the channels")
 
 
@@ -133,7 +132,7 @@ def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
     count = channels(layer)
     if const is None:
         value = np.full(count, op["b"], np.float64)
-    elif layer.type == "InnerProduct" and len(_known_shape(layer)) == 2:
+    elif layer.type == "InnerProduct" and len(known_shape(layer.output)) == 2:
         value = per_column(const, layer.output, count)
     else:
         value = per_channel(const, layer.output, count)
@@ -171,13 +170,6 @@ def _reach(layer: Layer, scale: Array) -> Array:
         return np.asarray(np.abs(batchnorm_affine(layer).scale * scale))
     weight = layer.weights["scale_data" if layer.type == "Scale" else "weight_data"]
     return np.asarray(np.abs(weight.reshape(len(scale), -1)).sum(axis=1, dtype=np.float64) * np.abs(scale))
-
-
-def _known_shape(layer: Layer) -> Shape:
-    shape = layer.output.shape
-    require(shape is not None, f"the shape of '{layer.output.name}' is unknown")
-    assert shape is not None
-    return shape
 
 
 def _blocks(layer: Layer, *names: str) -> tuple[Array, ...]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Pooling, Reduction, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape
-from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._linear import mul, plus
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, op
 from onnx2ncnn_opt.rewrite.rule import require
@@ -74,13 +73,6 @@ def over(x: Pattern, root: Op) -> Iterator[Op]:
 
 def _times_root(x: Pattern, factor: Op) -> Op:
     return op("BinaryOp", "root", op_type=BinaryOp.MUL, with_scalar=0)(x, factor)
-
-
-def known_shape(x: Blob) -> Shape:
-    """The shape of a blob; refused where it is unknown."""
-    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
-    assert x.shape is not None
-    return x.shape
 
 
 def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:

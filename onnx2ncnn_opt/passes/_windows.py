@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
-from onnx2ncnn_opt.rewrite.rule import require
+from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 
 # ncnn's names of the axes, outermost first, by the last letters of the layer's type.
 _AXES = {"1D": "w", "3D": "dhw"}
@@ -94,17 +94,16 @@ def _pad_mode(layer: Layer) -> int:
 
 def windows(layer: Layer) -> tuple[Window, ...]:
     """The windows of a convolution, outermost axis first; refused where sizes are open, or pads not understood."""
-    require(has_known_sizes(layer), f"the sizes of '{layer.inputs[0].name}' are not known")
-    assert layer.inputs[0].shape is not None
-    mode = _pad_mode(layer)
+    x, mode, axes = layer.inputs[0], _pad_mode(layer), axes_of(layer)
+    known_shape(x, len(axes) + 1)
     found = []
-    for axis, size in zip(axes_of(layer), layer.inputs[0].shape[1:], strict=True):
-        assert isinstance(size, int)
+    for at, axis in enumerate(axes, 1):
+        size = fixed_size(x, at)
         kernel, stride, dilation = (int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation"))
         before, behind = (layer[f"pad_{side}"] for side in SIDES[axis])
         if mode:
             total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
-            require(total >= 0, f"'{layer.name}' skips elements of '{layer.inputs[0].name}' at its end")
+            require(total >= 0, f"'{layer.name}' skips elements of '{x.name}' at its end")
             # ncnn puts the odd one of the depth behind it in both modes.
             before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
             require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import kept, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, rewrite
 
 
 @rewrite(op("Flatten")(kept(op("InnerProduct", "ip"))), exact=True, purpose="nets of other converters")
@@ -11,7 +11,5 @@ def eliminate_flatten_after_innerproduct(ip: Layer) -> Blob:
 
     Only where x is not a matrix with one row per token, whose result is a matrix that Flatten makes a vector of.
     """
-    require(ip.output.shape is not None, f"the shape of '{ip.output.name}' is unknown")
-    assert ip.output.shape is not None
-    require(len(ip.output.shape) == 1, f"'{ip.output.name}' is a matrix")
+    known_shape(ip.output, 1)
     return ip.output

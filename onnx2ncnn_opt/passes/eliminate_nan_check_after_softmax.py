@@ -5,9 +5,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.passes._statistics import known_shape
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # Below this, the importer takes scores for masked.
 _LEAST = -30000.0

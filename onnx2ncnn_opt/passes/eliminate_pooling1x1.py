@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, rewrite
 
 _RANKS = {"Pooling1D": 2, "Pooling": 3, "Pooling3D": 4}
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom", "pad_front", "pad_behind")
@@ -26,7 +26,5 @@ def eliminate_pooling1x1(pool: Layer, x: Blob) -> Blob:
 
     Pooling takes blobs of any rank and makes 3-D blobs of them, so the rank of x must be the layer's own.
     """
-    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
-    assert x.shape is not None
-    require(len(x.shape) == _RANKS[pool.type], f"{pool.type} changes the rank of '{x.name}'")
+    known_shape(x, _RANKS[pool.type])
     return x

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._statistics import known_shape
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 def _elementwise(capture: str, x: Op) -> Op:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Graph, Layer
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 
 @graph_pass(exact=True, purpose="what other passes leave between a Slice and a Concat")
@@ -23,9 +23,7 @@ def eliminate_slice_concat(graph: Graph) -> Iterator[Replacement | Miss]:
 def _eliminate(other: Layer, layer: Layer) -> Replacement:
     """Use what stands before the first of both layers instead of what comes out of the second."""
     whole = layer.inputs[0] if layer.type == "Slice" else other.inputs[0]
-    require(whole.shape is not None, f"the shape of '{whole.name}' is unknown")
-    assert whole.shape is not None
-    rank = len(whole.shape)
+    rank = len(known_shape(whole))
     require(other["axis"] % rank == layer["axis"] % rank, "the axes differ")
     if layer.type == "Slice":
         same = [blob.shape for blob in other.inputs] == [blob.shape for blob in layer.outputs]

@@ -53,9 +53,7 @@ def _better(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     """From where on a chain has a shorter form, and the form; the layers that others need count on both sides."""
     best = None
     for start in reversed(range(len(chain))):
-        shape = chain[start].input.shape
-        assert shape is not None
-        steps = shortest(shape, steps_of(chain[start:]))
+        steps = shortest(chain[start].input.known_shape, steps_of(chain[start:]))
         if steps is None:
             continue
         (count, moves), (old_count, old_moves) = cost(steps), cost(steps_of(_private(chain, start)))

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.passes._fold import (
 )
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
 _LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("deconvolution"))
 _LAYER = op(types_of(_LAYERS), "layer")
@@ -77,14 +77,9 @@ def _affine(affine: Layer, inputs: int) -> Affine:
 def _input_channels(layer: Layer) -> int:
     """The channels of a layer's input: its outermost axis."""
     (x,) = layer.inputs
-    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
-    assert x.shape is not None
-    inputs = x.shape[0]
-    require(isinstance(inputs, int), f"the number of channels of '{x.name}' is unknown")
-    assert isinstance(inputs, int)
     if layer.type == "InnerProduct":
-        require(len(x.shape) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")
-    return inputs
+        require(len(known_shape(x)) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")
+    return fixed_size(x, 0)
 
 
 def _pads(layer: Layer) -> bool:

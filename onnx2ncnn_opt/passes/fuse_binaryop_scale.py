@@ -7,7 +7,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import element_count, per_channel
 from onnx2ncnn_opt.passes._fold import linear
 from onnx2ncnn_opt.rewrite.pattern import const, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 _COMMUTING, _OTHERS = (
     frozenset({BinaryOp.MUL, BinaryOp.ADD}),
@@ -33,9 +33,8 @@ _ONE_SIDED = op("BinaryOp", "binary", _has_channel_count, op_type=_OTHERS, with_
 @rewrite(_BINARY("x", const("constant")), _ONE_SIDED(const("constant"), "x"), exact=False)
 def fuse_binaryop_scale(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value per channel) ── BinaryOp ──   ⇒   x ── Scale ──"""
-    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
     channels = element_count(constant)
-    require(x.shape is None or x.shape[0] == channels, f"'{x.name}' has not {channels} channels")
+    require(known_shape(x)[0] == channels, f"'{x.name}' does not have {channels} channels")
     value = per_channel(constant, x, channels)
     scale, shift = linear(binary, value, const_first=binary.inputs[0].producer is constant)
     weights = {"scale_data": scale.astype(np.float32)}

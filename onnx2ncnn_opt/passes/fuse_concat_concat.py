@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 
 @graph_pass(exact=True, purpose="assignments to slices, and feature pyramids")
@@ -23,9 +23,8 @@ def _merge(inner: Layer, outer: Layer) -> Replacement:
     """Let `outer` read what `inner` reads."""
     blob = inner.output
     require(blob.uses == 1, f"'{blob.name}' is also used elsewhere")
-    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-    assert blob.shape is not None
-    require(inner["axis"] % len(blob.shape) == outer["axis"] % len(blob.shape), "the axes differ")
+    rank = len(known_shape(blob))
+    require(inner["axis"] % rank == outer["axis"] % rank, "the axes differ")
     parts: list[Blob] = []
     for part in outer.inputs:
         parts.extend(inner.inputs if part is blob else (part,))

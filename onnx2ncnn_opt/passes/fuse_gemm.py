@@ -51,7 +51,6 @@ def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
         return np.full(columns, binary["b"], np.float64)
     if gemm["output_transpose"]:
         return per_channel(constant, gemm.output, columns)
-    require(gemm.output.shape is not None, f"the shape of '{gemm.output.name}' is unknown")
     return per_column(constant, gemm.output, columns)
 
 

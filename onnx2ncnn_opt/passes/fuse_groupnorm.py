@@ -6,10 +6,9 @@ from onnx2ncnn_opt.ir.dim import exact_div
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import Regroup
-from onnx2ncnn_opt.passes._statistics import known_shape
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, known_shape, require, rewrite
 
 # The layers that normalise each group for itself, and which axis of their blob is that of the groups.
 _INSTANCES = op("InstanceNorm", "norm")
@@ -28,11 +27,8 @@ def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | 
     """
     for view in (groups, back):
         require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
-    assert x.shape is not None
-    rows, channels = known_shape(norm.input), x.shape[0]
+    rows, channels = known_shape(norm.input), fixed_size(x, 0)
     require(norm.type == "InstanceNorm" or norm["affine_size"] == rows[-1], "the rows are not whole groups")
-    require(isinstance(channels, int), f"the channels of '{x.name}' are unknown")
-    assert isinstance(channels, int)
     each = exact_div(channels, rows[0])
     require(each is not None, f"{channels} channels do not make {rows[0]} groups")
     assert isinstance(each, int)
@@ -43,11 +39,9 @@ def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | 
     else:
         weights = {name: np.repeat(norm.weights[name], each) for name in ("gamma_data", "beta_data")}
     new = Layer("GroupNorm", norm.name, [x], (), params, weights)
-    shape = back.output.shape
-    if shape == x.shape:
+    if back.output.shape == x.shape:
         return new
-    require(shape is not None and all(isinstance(n, int) for n in shape), f"the shape of '{back.output.name}' is open")
-    assert shape is not None
+    shape = fixed_shape(back.output)
     new.outputs = (Blob(norm.output.name, x.shape, x.batch),)
     sizes = dict(zip(AXES[len(shape)], shape, strict=True))
     return [new, Layer("Reshape", back.name, [new.output], (), sizes)]

@@ -8,9 +8,9 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.passes._linear import offset
-from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, mean, over_root, square
+from onnx2ncnn_opt.passes._statistics import axes_of, mean, over_root, square
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
 # For each rank the Permutes that bring the channels behind everything else, and back.
 _BEHIND = {rank: (order_type((*range(1, rank), 0)), order_type((rank - 1, *range(rank - 1)))) for rank in (2, 3)}
@@ -31,14 +31,13 @@ def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Laye
 
     For means over the innermost axis of matrices and stacks of them.
     """
-    shape = known_shape(x)
-    require(len(shape) in (2, 3), f"'{x.name}' is not one or several matrices")
+    shape = known_shape(x, 2, 3)
     inner = (len(shape) - 1,)
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == inner, f"'{reduction.name}' is not over the innermost axis")
-    width = shape[-1]
-    require(isinstance(width, int), f"the width of '{x.name}' is unknown")
-    return Layer("LayerNorm", root.name, [x], (), {"affine_size": width, "eps": offset(eps), "affine": 0})
+    return Layer(
+        "LayerNorm", root.name, [x], (), {"affine_size": fixed_size(x, inner[0]), "eps": offset(eps), "affine": 0}
+    )
 
 
 @rewrite(*_forms(), exact=False, purpose="models that write it out")
@@ -47,13 +46,11 @@ def fuse_instancenorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: L
 
     For means over everything but the channels.
     """
-    shape = known_shape(x)
-    require(len(shape) in (3, 4), f"'{x.name}' has not channels and an image")
+    shape = known_shape(x, 3, 4)
     inner = tuple(range(1, len(shape)))
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == inner, f"'{reduction.name}' is not over all of a channel")
-    channels = shape[0]
-    require(isinstance(channels, int), f"the channels of '{x.name}' are unknown")
+    channels = fixed_size(x, 0)
     return Layer("InstanceNorm", root.name, [x], (), {"channels": channels, "eps": offset(eps), "affine": 0})
 
 
@@ -68,8 +65,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     require(len(shape) in _BEHIND, f"'{x.name}' has not channels and places")
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == (0,), f"'{reduction.name}' is not over the channels")
-    channels = shape[0]
-    require(isinstance(channels, int), f"the channels of '{x.name}' are unknown")
+    channels = fixed_size(x, 0)
     there, back = _BEHIND[len(shape)]
     behind = Blob(f"{x.name}_behind", (*shape[1:], channels), x.batch)
     permute = Layer("Permute", f"{root.name}_behind", [x], [behind], {"order_type": there})
@@ -89,8 +85,7 @@ def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root
     for reduction in (mean, variance):
         is_whole = axes_of(reduction, len(shape)) == tuple(range(len(shape)))
         require(is_whole and len(shape) > 1, f"'{reduction.name}' is not over all of several axes")
-    channels = shape[0]
-    require(isinstance(channels, int), f"the channels of '{x.name}' are unknown")
+    channels = fixed_size(x, 0)
     return Layer("GroupNorm", root.name, [x], (), {"group": 1, "channels": channels, "eps": offset(eps), "affine": 0})
 
 

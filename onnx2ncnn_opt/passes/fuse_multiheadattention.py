@@ -15,7 +15,7 @@ from onnx2ncnn_opt.passes._views import in_form, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention
 from onnx2ncnn_opt.rewrite.edit import require_private
 from onnx2ncnn_opt.rewrite.pattern import matches, op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_shape, fixed_size, graph_pass, require
 
 _SCALING = times("x")
 _SDPA = op("SDPA", "root", kv_cache=0, int8_scale_term=0)
@@ -125,7 +125,7 @@ def _core(layer: Layer | None) -> _Core | None:
         return None
     if _SDPA.fits(layer):
         q, k, v, *mask = layer.inputs
-        scale = layer["scale"] or 1 / float(_size(q, -1)) ** 0.5
+        scale = layer["scale"] or 1 / float(fixed_size(q, -1)) ** 0.5
         return _Core(q, k, v, mask[0] if mask else None, scale, layer.output, (layer,))
     for pattern in _PRODUCTS:
         for match in matches(pattern, layer):
@@ -138,13 +138,6 @@ def _core(layer: Layer | None) -> _Core | None:
                 scale = factor(scaling) if isinstance(scaling, Layer) else 1.0
                 return _Core(q, k, v, None, scale, layer.output, match.layers)
     return None
-
-
-def _size(blob: Blob, axis: int) -> int:
-    size = blob.shape[axis] if blob.shape else None
-    require(isinstance(size, int), f"the shape of '{blob.name}' is not known")
-    assert isinstance(size, int)
-    return size
 
 
 # ---- what lies between attention and projections
@@ -161,7 +154,7 @@ def _trace(blob: Blob, is_source: object, depth: int = 12) -> _Trace | None:
         return None
     assert callable(is_source)
     if is_source(layer) and len(layer.outputs) == 1:
-        sizes = tuple(_size(blob, axis) for axis in range(len(blob.shape)))
+        sizes = fixed_shape(blob)
         return _Trace(blob, np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes))
     if len(layer.inputs) != 1:
         return None
@@ -180,8 +173,8 @@ def _trace(blob: Blob, is_source: object, depth: int = 12) -> _Trace | None:
     else:
         axis = layer["axis"] % above.index.ndim
         at = layer.outputs.index(blob)
-        start = sum(_size(other, axis) for other in layer.outputs[:at])
-        above.index = above.index.take(range(start, start + _size(blob, axis)), axis)
+        start = sum(fixed_size(other, axis) for other in layer.outputs[:at])
+        above.index = above.index.take(range(start, start + fixed_size(blob, axis)), axis)
     return above
 
 
@@ -209,7 +202,7 @@ def _selected(gemm: Layer, trace: _Trace) -> Linear:
     columns = index[:, 0] % len(weight)
     length = index.shape[1]
     rows = np.arange(length, dtype=np.int32)[None, :, None]
-    require(_size(trace.source, 0) == length, "not all rows go into the attention")
+    require(fixed_size(trace.source, 0) == length, "not all rows go into the attention")
     expected = rows * len(weight) + columns[:, None, :]
     require(np.array_equal(index, expected), "rows and columns are mixed before the attention")
     chosen = columns.reshape(-1)

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.passes._constants import constant_array, per_channel
 from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, require_own_weights, scale_affine
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 _SIZE = {"InstanceNorm": "channels", "GroupNorm": "channels", "LayerNorm": "affine_size", "RMSNorm": "affine_size"}
 _PER_CHANNEL = frozenset({"InstanceNorm", "GroupNorm"})
@@ -39,9 +39,7 @@ def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
         return np.full(size, binary["b"], np.float64)
     if norm.type in _PER_CHANNEL:
         return per_channel(constant, norm.output, size)
-    data, shape = constant_array(constant), norm.output.shape
-    require(shape is not None, f"the shape of '{norm.output.name}' is unknown")
-    assert shape is not None
+    data, shape = constant_array(constant), known_shape(norm.output)
     if data.size == 1 and data.ndim <= len(shape):
         return np.full(size, data.reshape(()))
     # Where ranks differ, ncnn may lay the constant along another axis.

@@ -11,10 +11,10 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._constants import per_channel
 from onnx2ncnn_opt.passes._fold import linear, require_own_weights
 from onnx2ncnn_opt.passes._gemm import stored
-from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over, sqrt, sum_of_squares
+from onnx2ncnn_opt.passes._statistics import axes_of, over, sqrt, sum_of_squares
 from onnx2ncnn_opt.passes.fuse_rmsnorm import normalized
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Rewrite, fixed_size, known_shape, require, rewrite
 
 # The square of a length that no row of numbers has, but a row of zeros; and the least that is left of its mean.
 _TINY, _LEAST = 1e-20, 1e-36
@@ -86,10 +86,8 @@ def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None)
         return norm.having(
             weights={"scale_data": stored(norm, "scale_data", linear(scale, np.full_like(own, scale["b"])).scale * own)}
         )
-    shape = known_shape(norm.input)
-    require(len(shape) == 3 and isinstance(shape[0], int), f"'{norm.input.name}' is no image with known channels")
-    channels = shape[0]
-    assert isinstance(channels, int)
+    known_shape(norm.input, 3)
+    channels = fixed_size(norm.input, 0)
     if constant is not None:
         factors = per_channel(constant, norm.output, channels)
     else:

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 PADDING = op("Padding", "padding", type=Padding.CONSTANT, per_channel_pad_data_size=0)
 SIDES = {"w": ("left", "right"), "h": ("top", "bottom"), "d": ("front", "behind")}
@@ -41,9 +41,7 @@ def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
     """The pads that a convolution or pooling needs to do the work of the Padding before it, too."""
     sides = _sides(_rank(layer))
     (blob,) = padding.inputs
-    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-    assert blob.shape is not None
-    require(len(blob.shape) == _rank(layer), f"{layer.type} '{layer.name}' takes blobs of another rank")
+    known_shape(blob, _rank(layer))
     require_no_cropping(padding)
     beside = any(padding[side] for side in _sides(4) if side not in sides)
     require(not beside, f"'{padding.name}' pads the channels")
@@ -105,8 +103,7 @@ def _tail(pool: Layer, axis: str) -> int:
     stride: int = pool[f"stride_{axis}"]
     if pool["pad_mode"] == PadMode.VALID or stride == 1:
         return 0
-    assert pool.input.shape is not None
-    size = pool.input.shape[{"w": -1, "h": -2, "d": -3}[axis]]
+    size = pool.input.known_shape[{"w": -1, "h": -2, "d": -3}[axis]]
     before, behind = (pool[f"pad_{side}"] for side in SIDES[axis])
     if not isinstance(size, int):
         return stride - 1

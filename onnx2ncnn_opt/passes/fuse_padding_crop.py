@@ -5,10 +5,9 @@ from typing import Any
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.passes._crops import cropped, ranges
-from onnx2ncnn_opt.passes._statistics import known_shape
 from onnx2ncnn_opt.passes.fuse_padding import SIDES, require_no_cropping
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 @rewrite(

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 # Swaps the last two axes, whatever the rank; of vectors it changes nothing.
 _SWAP = op("Permute", "permute", order_type=1)
 _GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
-
-
-def _require_rank(blob: Blob, *ranks: int) -> None:
-    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-    assert blob.shape is not None
-    require(len(blob.shape) in ranks, f"'{blob.name}' is no matrix")
 
 
 @rewrite(
@@ -28,7 +22,7 @@ def _require_rank(blob: Blob, *ranks: int) -> None:
 )
 def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
     """x ── Permute ── Gemm ──   ⇒   x ── Gemm (transA or transB) ──"""
-    _require_rank(x, 2)
+    known_shape(x, 2)
     at = gemm.inputs.index(permute.output)
     dynamic = [name for name in "AB" if not gemm[f"constant{name}"]]
     require(at < len(dynamic), f"'{permute.output.name}' is added, not multiplied")
@@ -44,7 +38,7 @@ def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
 @rewrite(_SWAP(_GEMM), exact=False, purpose="MLP-Mixer and models with channels last; one blob less")
 def fuse_gemm_permute(gemm: Layer) -> Layer:
     """x ── Gemm ── Permute ──   ⇒   x ── Gemm (output_transpose) ──"""
-    _require_rank(gemm.output, 2)
+    known_shape(gemm.output, 2)
     require(gemm["quantize_term"] == 0, f"Gemm '{gemm.name}' is quantised")
     return gemm.having(output_transpose=1 - gemm["output_transpose"])
 
@@ -52,7 +46,7 @@ def fuse_gemm_permute(gemm: Layer) -> Layer:
 @rewrite(op("MatMul", "matmul")("a", _SWAP("b")), exact=False, purpose="attention in nets of other converters")
 def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
     """a, b ── Permute ── MatMul ──   ⇒   a, b ── MatMul (transB) ──"""
-    _require_rank(b, 2, 3, 4)
+    known_shape(b, 2, 3, 4)
     return matmul.having(inputs=[a, b], transB=1 - matmul["transB"])
 
 

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.passes._constants import per_channel
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._linear import factor, negated, times
 from onnx2ncnn_opt.rewrite.pattern import Op, Pattern, const, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Rewrite, fixed_size, require, rewrite
 
 _RELU = op("ReLU", slope=0.0)
 _SUM = op("BinaryOp", "root", op_type=frozenset({BinaryOp.ADD, BinaryOp.SUB}), with_scalar=0)
@@ -29,10 +29,7 @@ def sloped(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: float =
     """A leaky ReLU with the slope that `weighted` has found, or a PReLU with one for each channel."""
     if scale.type == "BinaryOp" and slopes is None:
         return Layer("ReLU", name, [x], (), {"slope": sign * factor(scale)})
-    require(x.shape is not None and isinstance(x.shape[0], int), f"the channels of '{x.name}' are unknown")
-    assert x.shape is not None
-    channels = x.shape[0]
-    assert isinstance(channels, int)
+    channels = fixed_size(x, 0)
     if slopes is not None:
         values = per_channel(slopes, x, channels)
     else:

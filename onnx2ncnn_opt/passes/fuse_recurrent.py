@@ -22,7 +22,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._pieces import Linear, Piece, Tracer, Unlike, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
-from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, fixed_size, graph_pass, require
 
 _LEAST_STEPS = 2
 # Biases that an exporter has added up itself are off in the last bits.
@@ -383,9 +383,7 @@ class _Layers:
 
     def rows(self, y: Blob, blobs: Mapping[int, Blob]) -> dict[Blob, Blob]:
         """For each of the blobs the row of `y` of its number."""
-        assert y.shape is not None
-        steps = y.shape[0]
-        assert isinstance(steps, int)
+        steps = fixed_size(y, 0)
         parts: Mapping[int, Blob]
         if len(blobs) == steps:
             layer = Layer("Slice", self._like.name, [y], (), {"slices": (1,) * steps, "axis": 0})

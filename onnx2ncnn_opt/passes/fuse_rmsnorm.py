@@ -11,9 +11,9 @@ from onnx2ncnn_opt.ir.codes import EpsMode
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes import _statistics as statistics
 from onnx2ncnn_opt.passes._linear import offset
-from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over_root, sum_of_squares
+from onnx2ncnn_opt.passes._statistics import axes_of, over_root, sum_of_squares
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
 _L2 = 8
 
@@ -38,11 +38,8 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     """
     shape = known_shape(x)
     axes = axes_of(mean, len(shape))
-    size = shape[axes[0]]
     require(len(axes) == 1, f"'{mean.name}' is over several axes")
-    require(isinstance(size, int), f"the size of '{x.name}' along the mean's axis is unknown")
-    assert isinstance(size, int)
-    return normalized(x, root, axes[0], mean, offset(eps), 1 / size)
+    return normalized(x, root, axes[0], mean, offset(eps), 1 / fixed_size(x, axes[0]))
 
 
 @rewrite(*_by_lengths(), exact=False, purpose="descriptors and embeddings that are normalised by hand")
@@ -61,9 +58,7 @@ def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, fa
     shape = known_shape(x)
     require(eps >= 0, "what is added under the root is negative")
     if len(shape) in (2, 3) and axis == len(shape) - 1:
-        width = shape[-1]
-        require(isinstance(width, int), f"the width of '{x.name}' is unknown")
-        assert isinstance(width, int)
+        width = fixed_size(x, axis)
         scale = 1 / sqrt(factor * width)
         params = {"affine_size": width, "eps": eps / (factor * width)}
         if np.isclose(scale, 1, rtol=1e-9):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.view import Regroup, Reorder
 from onnx2ncnn_opt.ir.weight import Array
@@ -25,7 +25,7 @@ from onnx2ncnn_opt.passes._views import (
     view_layers,
 )
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Refused, Replacement, attempt, fixed_shape, graph_pass, require
 
 _NEGATION = op("UnaryOp", op_type=UnaryOp.NEG)
 _SCALING = times("x")
@@ -103,14 +103,6 @@ def _table(root: Layer, name: str, data: Array) -> Layer:
     return Layer("MemoryData", f"{root.name}_{name}", (), [blob], params, {"data": data.reshape(-1)})
 
 
-def _sizes(blob: Blob) -> tuple[int, ...]:
-    """The shape of a blob; refused where a size is open."""
-    shape = blob.shape
-    require(shape is not None and all(isinstance(size, int) for size in shape), f"the shape of '{blob.name}' is open")
-    assert shape is not None
-    return known(shape)
-
-
 # ---- the layers between a blob and the sum or Concat that may be its rotation
 
 
@@ -162,7 +154,7 @@ def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Te
     if blob in found:
         return found[blob]
     if blob is source:
-        sizes = _sizes(source)
+        sizes = fixed_shape(source)
         terms = [_Term(np.arange(prod(sizes), dtype=np.int32).reshape(sizes), np.ones(sizes, np.float32))]
     else:
         layer = blob.producer
@@ -184,7 +176,7 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
         return _times(first, -1.0)
     if _PRODUCT.fits(layer):
         constant = next(b.producer for b in layer.inputs if b.producer is not None and _is_constant(b))
-        return _times(first, _beside(constant, _sizes(blob)))
+        return _times(first, _beside(constant, fixed_shape(blob)))
     if _SCALING.fits(layer):
         return _times(first, factor(layer))
     if layer.type == "Concat":
@@ -222,13 +214,13 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
     if layer.type == "Slice":
         axis = layer["axis"] % values.ndim
         before = layer.outputs[: layer.outputs.index(blob)]
-        starts = {axis: sum(_sizes(other)[axis] for other in before)}
+        starts = {axis: sum(fixed_shape(other)[axis] for other in before)}
     else:
         axes = [axis % values.ndim for axis in layer["axes"]]
         require(len(axes) == len(layer["starts"]), f"the axes of '{layer.name}' are not all named")
         starts = {a: s + (s < 0) * values.shape[a] for a, s in zip(axes, layer["starts"], strict=True)}
         require(min(starts.values()) >= 0, f"'{layer.name}' starts before its input")
-    sizes = _sizes(blob)
+    sizes = fixed_shape(blob)
     return values[tuple(slice(starts.get(a, 0), starts.get(a, 0) + size) for a, size in enumerate(sizes))]
 
 
@@ -241,13 +233,13 @@ def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
         terms = _terms(blob, source, {})
     except Refused:
         return None
-    for lead, half, interleaved in _layouts(_sizes(blob)):
+    for lead, half, interleaved in _layouts(fixed_shape(blob)):
         shape, pair = ((*lead, half, 2), -1) if interleaved else ((*lead, 2, half), -2)
         sides = [[_Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1)]
         for a, b in product(*((side, side[::-1]) for side in sides)):
             if len(terms) == 2 and _is_rotated(a, b):
                 place = np.stack((a[0].place, b[0].place), pair)
-                return _laid_out(place, a[0].by, -a[1].by, interleaved, _sizes(source), _sizes(blob))
+                return _laid_out(place, a[0].by, -a[1].by, interleaved, fixed_shape(source), fixed_shape(blob))
     return None
 
 

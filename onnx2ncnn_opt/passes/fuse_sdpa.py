@@ -17,7 +17,7 @@ from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require, rewrite
 
 _SDPA = op("SDPA", kv_cache=0, int8_scale_term=0)
 _SCALING = times("x")
@@ -105,8 +105,7 @@ def fuse_sdpa(
     params = {"scale": _factor(product, scale, weighted)} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if root.inputs[1] is weights.output:
-        assert root.output.shape is not None
-        c, h, w = root.output.shape
+        c, h, w = root.output.known_shape
         layers[-1].outputs = (Blob(f"{root.output.name}_t", (c, w, h), root.output.batch),)
         layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
     return layers
@@ -114,9 +113,7 @@ def fuse_sdpa(
 
 def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
     """The factors of the scores, for the queries; refused where those are many more numbers than the scores."""
-    assert q.shape is not None
-    assert product.output.shape is not None
-    width, keys = q.shape[-1], product.output.shape[-1]
+    width, keys = q.known_shape[-1], product.output.known_shape[-1]
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
     require(pays, f"'{scale.name}' multiplies far fewer numbers where it is")
     moved = scale.having(inputs=[q])
@@ -126,42 +123,37 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
 
 def _heads(blob: Blob) -> Dim:
     """The number of matrices of a blob that has one for each head."""
-    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
-    assert blob.shape is not None
-    require(len(blob.shape) == 3, f"'{blob.name}' is not one matrix for each head")
-    return blob.shape[0]
+    heads, _, _ = known_shape(blob, 3)
+    return heads
 
 
 def _swapped(blob: Blob, root: Layer) -> Layer:
     """A matrix for each head, with rows and columns exchanged."""
-    assert blob.shape is not None
-    c, h, w = blob.shape
+    c, h, w = blob.known_shape
     turned = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [turned], {"order_type": _LAST_TWO})
 
 
 def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     """The mask as SDPA takes it: (queries, keys) for all heads, or (heads, queries, keys)."""
-    assert logits.shape is not None
-    require(mask.shape is not None, f"the shape of '{mask.name}' is unknown")
-    assert mask.shape is not None
-    require(len(mask.shape) == 3, f"'{mask.name}' of rank {len(mask.shape)} is laid along the heads")
-    if mask.shape == logits.shape:
+    # Of fewer dims it would lie along the heads.
+    heads, *matrix = known_shape(mask, 3)
+    wanted = logits.known_shape
+    if mask.shape == wanted:
         return mask
-    heads, *matrix = mask.shape
     constant = mask.producer
-    fixed = all(isinstance(size, int) for size in logits.shape)
+    fixed = all(isinstance(size, int) for size in wanted)
     shape: Shape
     if constant is not None and constant.type == "MemoryData" and len(constant.outputs) == 1 and fixed:
         block = constant.weights.stored("data")
         require(block.encoding is Encoding.FP32, f"'{constant.name}' is not stored as it is used")
-        old, full = known(mask.shape), known(logits.shape[1:])
+        old, full = known(mask.known_shape), known(wanted[1:])
         data = np.broadcast_to(block.data.reshape(old), (old[0], *full)).reshape(-1)
         c = None if heads == 1 else heads
         shape = full if heads == 1 else (heads, *full)
         layers.append(constant.having(w=full[1], h=full[0], c=c, weights={"data": Weight(np.ascontiguousarray(data))}))
     else:
-        require(heads == 1 and tuple(matrix) == logits.shape[1:], f"'{mask.name}' is not one value for each score")
+        require(heads == 1 and tuple(matrix) == wanted[1:], f"'{mask.name}' is not one value for each score")
         shape = tuple(matrix)
         layers.append(Layer("Squeeze", mask.name, [mask], (), {"axes": (0,)}))
     layers[-1].outputs = (Blob(f"{mask.name}_mask", shape, mask.batch),)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._statistics import axes_of, known_shape, over
+from onnx2ncnn_opt.passes._statistics import axes_of, over
 from onnx2ncnn_opt.rewrite.pattern import Op, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 def _shifted() -> Op:

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 # The largest number of fp16.
 _LARGEST = 65504.0
@@ -89,7 +89,7 @@ class _Limiter:
         for each in attentions:
             require(each.type == "SDPA", f"the queries of {each.type} '{each.name}' are inside it")
         for blob in (*(b for each, _ in sums for b in each.inputs), *(b for each in attentions for b in each.inputs)):
-            require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+            known_shape(blob)
         limited, signs = self._limited(layer, readers.fill)
         takes, added = {layer: limited}, [(sign, layer) for sign in signs]
         gates = [(each, each.inputs[each.inputs[0] is mask], mask) for each, mask in sums]
@@ -189,9 +189,7 @@ class _Limiter:
             new.append(self._new("Threshold", like, [new[-1].output], threshold=fill / 2))
             self.kept[mask] = new[-1].output
         rows = self.kept[mask]
-        assert rows.shape is not None
-        assert plain.shape is not None
-        missing = len(plain.shape) - len(rows.shape)
+        missing = len(plain.known_shape) - len(rows.known_shape)
         if missing > 0:
             new.append(self._new("ExpandDims", like, [rows], axes=tuple(range(missing))))
             rows = new[-1].output

@@ -20,9 +20,9 @@ def move_crop_before_concat(crop: Layer, concat: Layer) -> Layer | Blob:
     found = part(crop)
     require(found is not None, "what the Crop keeps is not known, or it cuts several axes")
     assert found is not None
-    assert crop.input.shape is not None
     axis, start, end = found
-    require(concat["axis"] % len(crop.input.shape) == axis, "it cuts another axis than the one that is put together")
+    same_axis = concat["axis"] % len(crop.input.known_shape) == axis
+    require(same_axis, "it cuts another axis than the one that is put together")
     sizes = [blob.shape[axis] if blob.shape is not None else None for blob in concat.inputs]
     ends = list(accumulate(size for size in sizes if isinstance(size, int)))
     require(len(ends) == len(sizes), "the size of a part is not known")

@@ -229,8 +229,7 @@ def _forms(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[St
     """Steps from the region's shape to the forms that lie around it."""
     found: dict[tuple[Shape, Steps], Steps] = {}
     for edge in ways_in:
-        assert edge.blob.shape is not None
-        back = inverse(edge.blob.shape, edge.steps)
+        back = inverse(edge.blob.known_shape, edge.steps)
         for length in range(1, len(back) + 1):
             found.setdefault((shape, back[:length]), back[:length])
     for edge in ways_out:
@@ -250,8 +249,7 @@ def _keeps_rows(shape: Shape, steps: Steps) -> bool:
 def _cost_of(form: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> tuple[int, int] | None:
     costs = []
     for edge in ways_in:
-        assert edge.blob.shape is not None
-        costs.append(_shortest_cost(edge.blob.shape, (*edge.steps, *form)))
+        costs.append(_shortest_cost(edge.blob.known_shape, (*edge.steps, *form)))
     back = inverse(shape, form)
     start = shape_after(shape, form)
     costs += [_shortest_cost(start, (*back, *edge.steps)) for edge in ways_out]
@@ -298,8 +296,7 @@ def _reformed(
             views = [_constant(blob, shape, form)]
         else:
             edge = entries[blob]
-            assert edge.blob.shape is not None
-            steps = shortest(edge.blob.shape, (*edge.steps, *form))
+            steps = shortest(edge.blob.known_shape, (*edge.steps, *form))
             assert steps is not None
             views = view_layers(reads.get(edge.blob, edge.blob), steps, like=edge.chain or [first])
         fresh[blob] = views[-1].output if views else reads.get(entries[blob].blob, entries[blob].blob)
@@ -326,9 +323,8 @@ def _exit(region: _Region, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, 
 def _constant(blob: Blob, shape: Shape, form: Steps) -> Layer:
     """A constant operand in the new form; axes along which it does not change have size 1."""
     old = _maker(blob)
-    assert blob.shape is not None
     # Of fewer dims it lies along the outer axes.
-    sizes = (*known(blob.shape), *(1,) * (len(shape) - len(blob.shape)))
+    sizes = (*known(blob.known_shape), *(1,) * (len(shape) - len(blob.known_shape)))
     data = in_form(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), form)
     for axis in range(data.ndim):
         head = data.take([0], axis)

@@ -55,7 +55,6 @@ def _move(layer: Layer) -> Replacement | None:
         return None
     require(all(chains), "a part is needed as it is")
     part = layer.outputs[0].shape
-    assert x.shape is not None
     assert part is not None
     require(all(blob.shape == part for blob in layer.outputs), "the parts have different sizes")
     ways = {shortest(part, steps_of(chain)) for chain in chains}
@@ -63,13 +62,12 @@ def _move(layer: Layer) -> Replacement | None:
     require(not different, "the parts take different views")
     if not way:
         return None
-    axis = layer["axis"] % len(x.shape)
+    axis = layer["axis"] % len(x.known_shape)
     steps = _with_parts(parts, axis, part, way)
     result = shape_after(part, way)
     above = _chain_above(x)
     source = above[0].input if above else x
-    assert source.shape is not None
-    short = shortest(source.shape, (*steps_of(above), *steps)) if steps else None
+    short = shortest(source.known_shape, (*steps_of(above), *steps)) if steps else None
     old = [cost(steps_of(chain)) for chain in (above, *chains)]
     fewer = short is not None and cost(short) < (sum(count for count, _ in old), sum(moves for _, moves in old))
     require(fewer, "all parts at once need as many views")

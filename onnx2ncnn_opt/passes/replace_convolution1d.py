@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._views import view_layers
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require
 
 _CONVOLUTIONS = frozenset({"Convolution1D", "ConvolutionDepthWise1D", "Deconvolution1D", "DeconvolutionDepthWise1D"})
 _RANK = 2  # of a sequence
@@ -44,7 +44,7 @@ def _refuse(layer: Layer) -> None:
     """Say why there is no convolution of images for one of sequences."""
     require_own_weights(layer)
     blob = layer.inputs[0]
-    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+    known_shape(blob)
     require(not layer["featmask"], f"'{layer.name}' has a feature mask")
     require(False, f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
 
@@ -151,8 +151,7 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
         reads[blob] = fresh[blob]
         if _is_sequence(blob):
             assert blob.producer is not None
-            assert blob.shape is not None
-            (back,) = view_layers(fresh[blob], (Regroup(blob.shape),), like=[blob.producer])
+            (back,) = view_layers(fresh[blob], (Regroup(blob.known_shape),), like=[blob.producer])
             back.name = f"{blob.producer.name}_sequence"
             reads[blob] = back.output
             added.append((back, min(outside, key=order.__getitem__) if outside else None))
@@ -165,13 +164,12 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
 def _entry(blob: Blob, reader: Layer) -> Layer:
     """What makes an image of a sequence that comes into a region: a Reshape, or the constant itself in another form."""
     assert blob.producer is not None
-    assert blob.shape is not None
     if _is_constant(blob):
-        rows, columns = blob.shape
+        rows, columns = blob.known_shape
         made = blob.producer.having(w=columns, h=1, c=rows)
         made.outputs = (_standing(blob),)
         return made
-    (made,) = view_layers(blob, (Regroup(_image(blob.shape)),), like=[reader])
+    (made,) = view_layers(blob, (Regroup(_image(blob.known_shape)),), like=[reader])
     made.name, made.output.name = f"{reader.name}_image", f"{blob.name}_image"
     return made
 
@@ -233,9 +231,8 @@ def _binary(layer: Layer) -> Params | None:
     # A vector lies along the outermost axis where that has its size, whatever the rank.
     vector = next((blob for blob in layer.inputs if len(blob.shape or ()) == 1), None)
     sequence = next(blob for blob in layer.inputs if _is_sequence(blob))
-    assert sequence.shape is not None
-    fits = ranks == {1, _RANK} and vector is not None and vector.shape == sequence.shape[:1]
-    return {} if fits and isinstance(sequence.shape[0], int) else None
+    fits = ranks == {1, _RANK} and vector is not None and vector.shape == sequence.known_shape[:1]
+    return {} if fits and isinstance(sequence.known_shape[0], int) else None
 
 
 def _sequences(layer: Layer) -> Params | None:

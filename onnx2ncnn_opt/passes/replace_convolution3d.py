@@ -20,7 +20,7 @@ from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, window_params, windows
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
 
 @rewrite(op(("Convolution3D", "ConvolutionDepthWise3D"), "layer"), exact=False, purpose="video and volumes")
@@ -29,9 +29,7 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
     require_own_weights(layer)
     depth, height, width = windows(layer)
     require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
-    channels = (layer.input.shape or ())[0]
-    require(isinstance(channels, int), f"the channels of '{layer.input.name}' are not known")
-    assert isinstance(channels, int)
+    channels = fixed_size(layer.input, 0)
     chain = Chain(layer)
     if _is_one_tap(height) and _is_one_tap(width):
         _along_depth(chain, channels, depth, height, width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import Op, kept, op
-from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
@@ -21,10 +21,7 @@ def _replace(what: str, picture: str, above: Op) -> Rewrite:
     def replace(layer: Layer) -> Layer:
         name = f"Convolution '{layer.name}'"
         require_own_weights(layer)
-        shape = layer.input.shape
-        require(shape is not None, f"the shape of '{layer.input.name}' is unknown")
-        assert shape is not None
-        require(len(shape) == 1, f"'{layer.input.name}' is no vector")
+        known_shape(layer.input, 1)
         require(layer["kernel_w"] == layer["kernel_h"] == 1, f"{name} has a larger kernel")
         require(not any(layer[pad] for pad in _PADS), f"{name} pads")
         params = {

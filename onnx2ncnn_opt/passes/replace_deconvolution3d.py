@@ -18,7 +18,7 @@ from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, windows
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
 # The parameters of which those of the 2-D layer are the same.
 _SAME = (
@@ -35,11 +35,7 @@ def replace_deconvolution3d(layer: Layer) -> list[Layer]:
     require_own_weights(layer)
     require(min(layer[pad] for pad in _PADS) >= 0, f"the padding of '{layer.name}' depends on its input's size")
     depth, height, width = windows(layer)
-    shape, result = layer.input.shape or (), layer.output.shape
-    channels, sizes = shape[0], [size for size in (result or ())[1:] if isinstance(size, int)]
-    require(isinstance(channels, int), f"the channels of '{layer.input.name}' are not known")
-    require(len(sizes) == len("dhw"), f"the shape of '{layer.output.name}' is unknown")
-    assert isinstance(channels, int)
+    channels, (_, *sizes) = fixed_size(layer.input, 0), fixed_shape(layer.output, 4)
     group = layer["group"] if "DepthWise" in layer.type else 1
     ways, single = depth.stride, group in (1, layer["num_output"])
     require(ways == 1 or single, f"'{layer.name}' has groups of several channels")
@@ -82,10 +78,9 @@ def _image(
 ) -> Blob:
     """For each step all depths that it reads, as channels, below each other with rows of zeros between."""
     layer = chain.layer
-    assert layer.input.shape is not None
     front = max(0, -offsets[0])
     behind = max(0, steps + offsets[-1] - depth.size)
-    sides: dict[str, Any] = {"bottom": pitch - int(str(layer.input.shape[2])), "front": front, "behind": behind}
+    sides: dict[str, Any] = {"bottom": pitch - int(str(layer.input.known_shape[2])), "front": front, "behind": behind}
     x = chain.add("Padding", "pad", layer.input, **sides) if any(sides.values()) else layer.input
     x = chain.reshape(x, (channels, 1, (depth.size + front + behind) * pitch, width), "rows")
     parts = [

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
 from onnx2ncnn_opt.passes._gemm import linear_of, stored
 from onnx2ncnn_opt.rewrite.pattern import const, op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 # InnerProduct reads the weights row by row: unbeaten for a few rows.
 _FEW_ROWS = 4
@@ -100,9 +100,8 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
 
 def _matrix(x: Blob) -> tuple[Dim, Dim]:
     """Rows and columns of a blob; refused where they are unknown."""
-    require(x.shape is not None, f"the shape of '{x.name}' is unknown")
-    assert x.shape is not None
-    return x.shape[0], x.shape[1]
+    rows, columns = known_shape(x, 2)
+    return rows, columns
 
 
 def _gemm(layer: Layer, x: Blob, n: int, k: int, b: Weight, c: Array | None, *, trans_b: int) -> Layer:

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import Pooling, Reduction
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._statistics import axes_of, known_shape
+from onnx2ncnn_opt.passes._statistics import axes_of
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 @rewrite(
@@ -20,8 +20,7 @@ def replace_reduction_with_global_pooling(x: Blob, last: Layer, first: Layer | N
     Also for a mean over the columns and one over the rows after it. Measured on CPUs it costs some microseconds; it is
     here for GPUs, as ncnn has no Vulkan shader for Reduction.
     """
-    shape = known_shape(x)
-    require(len(shape) == 3, f"'{x.name}' is no image with channels")
+    known_shape(x, 3)
     if first is None:
         require(axes_of(last, 3) == (1, 2), f"'{last.name}' is not over rows and columns")
     else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.rewrite.pattern import Match, Op, matches
 
@@ -22,6 +23,30 @@ def require(condition: object, reason: str) -> None:
     """Go on only if the condition holds; otherwise the match becomes a near miss with this reason."""
     if not condition:
         raise Refused(reason)
+
+
+def known_shape(blob: Blob, *ranks: int) -> Shape:
+    """The shape of a blob; refused where it is unknown, or where `ranks` are given and it has none of them."""
+    require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
+    shape = blob.known_shape
+    wanted = " or ".join(f"{rank}-D" for rank in ranks)
+    require(not ranks or len(shape) in ranks, f"'{blob.name}' is {len(shape)}-D, not {wanted}")
+    return shape
+
+
+def fixed_shape(blob: Blob, *ranks: int) -> tuple[int, ...]:
+    """As `known_shape`; refused where a dimension is dynamic, too."""
+    sizes = [size for size in known_shape(blob, *ranks) if isinstance(size, int)]
+    require(len(sizes) == len(blob.known_shape), f"'{blob.name}' has a dynamic dimension")
+    return tuple(sizes)
+
+
+def fixed_size(blob: Blob, axis: int) -> int:
+    """The size of a blob along an axis; refused where it is unknown or dynamic."""
+    size = known_shape(blob)[axis]
+    if not isinstance(size, int):
+        raise Refused(f"the size of '{blob.name}' along axis {axis} is not fixed")
+    return size
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,8 +69,8 @@ class UntoldError(Exception):
 
 def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
     """What tells a blob's sizes, by size."""
-    assert blob.shape is not None
-    return dict(zip(blob.shape, (f"{index}{name}" for name in AXES[len(blob.shape)]), strict=True))
+    shape = blob.known_shape
+    return dict(zip(shape, (f"{index}{name}" for name in AXES[len(shape)]), strict=True))
 
 
 def _ratio(size: Sym, tokens: Mapping[Dim, str]) -> str | None:

@@ -204,6 +204,5 @@ def _transposed_pads(
 
 
 def _channels_out(im: ImportContext, x: Tensor, blob: Any) -> Tensor:
-    assert blob.shape is not None
     dims = [[axis] for axis in range(1, x.rank)]
-    return im.wrap(blob, (x.shape[0], *blob.shape), dims, [0])
+    return im.wrap(blob, (x.shape[0], *blob.known_shape), dims, [0])

@@ -158,8 +158,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         )
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
         blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
-        assert blob.shape is not None
-        return _with_last(x, blob, ((),) * (len(blob.shape) - 1), outputs)
+        return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
     lying = x if set(x.view.dims[-1]) == set(last) else rows(im, x, x.rank - 1)
     if len(lying.view.dims) > 2:
         lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), lying.view.batch)

@@ -103,8 +103,7 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
         return x  # a size of 1: all there is
     if isinstance(start, int) and isinstance(end, int):
         blob = im.layer("Crop", lying.blob, starts=(start,), ends=(end,), axes=(dim,))
-        assert blob.shape is not None
-        return Tensor(blob, resized(lying.view, axis, blob.shape[dim]), x.dtype)
+        return Tensor(blob, resized(lying.view, axis, blob.known_shape[dim]), x.dtype)
     [starts, ends], others = im.stated([(start,), (end,)], lying.blob)
     blob = im.layer("Crop", lying.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
     return Tensor(blob, resized(lying.view, axis, end - start), x.dtype)
@@ -125,10 +124,8 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
     dims = [before, [axis], after]
     blob = im.mat(x, dims, batch)
-    assert blob.shape is not None
     blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=1)
-    assert blob.shape is not None
-    shape = tuple(blob.shape[1] if a == axis else n for a, n in enumerate(x.shape))
+    shape = tuple(blob.known_shape[1] if a == axis else n for a, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)
 
 
@@ -201,8 +198,7 @@ def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: 
     """So many elements of an axis from an index on, which are there even if its size is open."""
     if start < 0 or at_least(size, start + count):
         return im.layer("Crop", blob, starts=(start,), ends=(start + count or _OPEN,), axes=(dim,))
-    assert blob.shape is not None
-    names = AXES[len(blob.shape)]
+    names = AXES[len(blob.known_shape)]
     params: dict[str, Any] = {f"out{name}": _OPEN for name in names}
     return im.layer("Crop", blob, **params | {f"{names[dim]}offset": start, f"out{names[dim]}": count})
 
@@ -321,8 +317,7 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
     if end != 0:
         parts.append(crop(im, mirrored, axis, smaller(size - 1, 1), size))
     blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
-    assert blob.shape is not None
-    whole = Tensor(blob, resized(lying.view, axis, blob.shape[dim]), x.dtype)
+    whole = Tensor(blob, resized(lying.view, axis, blob.known_shape[dim]), x.dtype)
     first = before if begin != 0 else 0
     return crop(im, whole, axis, first - begin, first + size + end)
 

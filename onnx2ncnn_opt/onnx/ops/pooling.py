@@ -127,8 +127,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
         avgpool_count_include_pad=include,
         **params,
     )
-    assert blob.shape is not None
-    return im.wrap(blob, (x.shape[0], *blob.shape), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+    return im.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
 
 
 def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
@@ -175,8 +174,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
     kind = f"ConvolutionDepthWise{_SUFFIX[n]}"
     blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)
-    assert blob.shape is not None
-    sums = im.wrap(blob, (x.shape[0], *blob.shape), [[axis] for axis in range(1, x.rank)], [0])
+    sums = im.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0])
     if even:
         return sums
     share = np.ones((), np.float64)

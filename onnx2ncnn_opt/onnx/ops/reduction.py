@@ -87,9 +87,8 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
         blob = _log_sum_exp(im, lying, dims)
     else:
         blob = _reduction(im, lying.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
-    assert blob.shape is not None
     left = tuple(lying.view.dims[i] for i in kept_dims) or ((),)
-    if len(blob.shape) == len(lying.view.dims):
+    if len(blob.known_shape) == len(lying.view.dims):
         left = tuple(() if i in dims else group for i, group in enumerate(lying.view.dims))
     axes_left = tuple(() if axis in axes else group for axis, group in enumerate(lying.view.axes))
     return Tensor(blob, View(lying.view.batch, left, axes_left), x.dtype)

@@ -121,8 +121,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     made = [im.formed(x, form) for x in tensors]
     dim = form.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
-    assert blob.shape is not None
-    joined = View.of((blob.shape[dim],), [[0]]).axes[0]
+    joined = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     axes = [
         joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
     ]

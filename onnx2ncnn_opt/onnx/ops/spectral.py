@@ -123,8 +123,7 @@ def stft(
     wave = im.mat(signal, [[2] if signal.rank == 3 else [], [1]], [0])
     params = {"kernel_w": count, "stride_w": frame_step[0], "weight_data_size": kernels.size}
     blob = im.layer("Convolution1D", wave, weights={"weight_data": kernels}, num_output=len(kernels), **params)
-    assert blob.shape is not None
-    shape = (signal.shape[0], len(weight), 2, blob.shape[1])
+    shape = (signal.shape[0], len(weight), 2, blob.known_shape[1])
     y = im.wrap(blob, shape, [[1, 2], [3]], [0], signal.dtype)
     return y.viewed(y.view.transpose((0, 3, 1, 2)))
 

@@ -147,12 +147,11 @@ def _operand(im: ImportContext, x: Value, view: View, form: Form, other: Blob | 
 
 def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
     """A 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
-    assert x.shape is not None
-    assert other.shape is not None
-    ambiguous = len(x.shape) == 1 < len(other.shape) and x.shape != other.shape[:1] and x.shape != (1,)
-    if not ambiguous and not _needs_rank(x.shape, other.shape):
+    mine, others = x.known_shape, other.known_shape
+    ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
+    if not ambiguous and not _needs_rank(mine, others):
         return x
-    return im.regrouped(x, x.shape + (1,) * (len(form.dims) - len(x.shape)))
+    return im.regrouped(x, mine + (1,) * (len(form.dims) - len(mine)))
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:
