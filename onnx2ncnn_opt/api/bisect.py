@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import numpy as np
 from onnx2ncnn_opt import plugins
 from onnx2ncnn_opt.api.convert import Files, convert
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
+from onnx2ncnn_opt.api.minimal_pair import Pair, PairFiles, Part, Place, write_pair
 from onnx2ncnn_opt.api.verify import PathLike, manifest_for
-from onnx2ncnn_opt.errors import ConversionError, RunError, UsageError
+from onnx2ncnn_opt.errors import ConversionError, ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
-from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.param.files import bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.storage import ROUNDING
@@ -32,10 +34,18 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values
+from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
+from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values, same_numbers
 from onnx2ncnn_opt.verification.compare import SUSPECT, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.verify import VerifyReport, tolerance_of, verify_net
+from onnx2ncnn_opt.verification.verify import (
+    OutputReport,
+    Status,
+    VerifyReport,
+    load_converted,
+    tolerance_of,
+    verify_net,
+)
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
@@ -80,13 +90,15 @@ class Located:
 class Bisection:
     """What became of a net: `report` is that of `verify`, `located` the layer, None where the net is right.
 
-    It is None as well where a wrong net has no first wrong layer: it does not load, or lacks an output. `difference`
-    says how the net differs from what this version of the package makes of the model, if it was made by this package.
+    It is None as well where a wrong net has no first wrong layer, because it does not load. `difference` says how the
+    net differs from what this version of the package makes of the model, if it was made by this package. `pair` are the
+    files that were asked for, None where there is no layer, or no part of the net is wrong alone.
     """
 
     report: VerifyReport
     located: Located | None
     difference: NetDiff | None
+    pair: Pair | None = None
 
 
 def bisect(
@@ -102,6 +114,7 @@ def bisect(
     timeout: float = 300.0,
     on: str | None = None,
     modes: Sequence[str] = (),
+    write: Path | None = None,
     step: Callable[[str], None] = lambda text: None,
 ) -> Bisection:
     """Verify a net as `verify` does, and find the first layer that is wrong where it is; arguments are the same.
@@ -111,24 +124,29 @@ def bisect(
     2. Any other is held against the values inside the model: those of the blobs' names, or those with the same numbers,
        whatever the order of their axes.
 
-    The first wrong layer is the first one from which a way of wrong blobs leads to a wrong output.
+    The first wrong layer is the first one from which a way of wrong blobs leads to a wrong output. `write` is a folder
+    for the smallest part of the model and the net around it that is wrong as well, see `minimal_pair`.
     """
     source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))
     known, note = manifest_for(model, param, manifest)
-    report = verify_net(
-        source,
-        param,
-        bin,
-        manifest=known,
-        feeds=feeds,
-        shapes=shapes,
-        values=values,
-        seed=seed,
-        timeout=timeout,
-        on=on,
-        modes=modes,
-        step=step,
-    )
+    try:
+        report = verify_net(
+            source,
+            param,
+            bin,
+            manifest=known,
+            feeds=feeds,
+            shapes=shapes,
+            values=values,
+            seed=seed,
+            timeout=timeout,
+            on=on,
+            modes=modes,
+            step=step,
+        )
+    except VerificationError as error:
+        report, unfed = _not_fed(str(error), known, param, bin)
+        return Bisection(report, unfed, None)
     if note:
         report = replace(report, notes=(note, *report.notes))
     if report.ok:
@@ -142,16 +160,30 @@ def bisect(
             difference = diff_graphs(fresh.graph, graph, names=("a new conversion", os.fspath(param)))
         if report.wrong is None:
             return Bisection(report, None, difference)
-        bound = {**({v.name: v.array() for v in known.values} if known else {}), **(values or {})}
-        loaded = load_model(source, shapes=shapes, values=bound)
+        loaded = load_converted(source, known, shapes=shapes, values=values)
         with NcnnWorker(find_target(on)) as worker, NcnnWorker() as here:
             search = _Search(source, loaded, param, bin, graph, known, report, timeout, worker, here, step)
-            located = search.located(fresh)
+            found = search.found(fresh)
+            located = found.located if found else search.missing(fresh)
+            pair = search.pair(found, write, on) if found and write else None
     if located is not None and difference is not None:
         changed = {*difference.added, *(change.after for change in difference.changed)}
         suspects = tuple(ref for ref in located.suspects if ref in changed)
         located = replace(located, suspects=suspects or located.suspects)
-    return Bisection(report, located, difference)
+    return Bisection(report, located, difference, pair)
+
+
+def _not_fed(message: str, manifest: Manifest | None, param: Path, bin: Path) -> tuple[VerifyReport, Located | None]:
+    """The report of a net with an input that nothing is known for, and its Input layer."""
+    graph = read_net(param, bin, plugins.layer_types()).graph
+    known = {entry.blob for entry in manifest.inputs} if manifest else set()
+    names = [entry.name for entry in manifest.outputs] if manifest else [blob.name for blob in graph.outputs]
+    report = VerifyReport(tuple(OutputReport(name, None, "refused", message) for name in names), None)
+    unknown = next((blob for blob in graph.inputs if blob.name not in known), None)
+    if unknown is None or unknown.producer is None:
+        return report, None
+    layer = refs((unknown.producer,))[0]
+    return report, Located(layer, unknown.name, message, "fp32", None, (), (), (layer,), {})
 
 
 @dataclass(frozen=True)
@@ -190,6 +222,22 @@ _RIGHT = Verdict("right")
 _Results = Mapping[str, Array | Failure]
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What was located, and how: `end` is the first blob that is known to be wrong, or what leads to it.
+
+    `expected` is what a new conversion has in the place of blobs.
+    """
+
+    located: Located
+    end: Blob
+    leading: Sequence[Layer]
+    verdicts: Mapping[Blob, Verdict]
+    results: _Results
+    way: Sequence[Slot]
+    expected: Mapping[Blob, Array]
+
+
 @dataclass
 class _Search:
     model: Path | bytes
@@ -211,23 +259,62 @@ class _Search:
         self.wrong = {output.blob: output.message for output in wrong if output.blob}
         self.names = {output.blob: output.name for output in self.report.outputs if output.blob}
         # A net that dies as a whole has no output that is to blame.
-        if any(output.blob is None for output in wrong):
+        if any(output.blob is None and output.status != "missing" for output in wrong):
             self.wrong = {blob.name: "" for blob in self.graph.outputs} | self.wrong
 
-    def located(self, fresh: _Fresh | None) -> Located | None:
+    def found(self, fresh: _Fresh | None) -> _Found | None:
         """The layer, found in the first way that finds one."""
         for exact in (True, False) if self.mode == "fp32" else (False,):
             if fresh is not None and (found := self.against_fresh(fresh, exact=exact)):
                 return found
-        values: dict[str, Array] = {}
         for exact in (True, False) if self.mode == "fp32" else (False,):
-            self.step("ONNX Runtime computes all values of the model")
-            values = values or model_values(self.model, self.feeds, self.loaded.values, self.timeout)
-            if found := self.against_values(values, exact=exact):
+            if found := self.against_values(exact=exact):
                 return found
         return None
 
-    def against_fresh(self, fresh: _Fresh, *, exact: bool) -> Located | None:
+    def missing(self, fresh: _Fresh | None) -> Located | None:
+        """The layer that should give an output which the net has not."""
+        blobs = {blob.name: blob for layer in self.graph for blob in layer.outputs}
+        lacking = next((o for o in self.report.outputs if o.status == "missing" and o.blob not in blobs), None)
+        if lacking is None:
+            return None
+        if fresh is not None:
+            return self.missing_in(fresh, lacking)
+        value, tolerance = self.values[lacking.name], self.tolerance(exact=False)
+        for _, results in self.ways(exact=False):
+            for name, result in results.items():
+                if isinstance(result, Failure) or squeezed(result.shape) != squeezed(value.shape):
+                    continue
+                if compare(result.reshape(value.shape), value, tolerance).ok:
+                    message = f"the net has no output '{lacking.name}', but its numbers here"
+                    return self.unread(blobs[name], message, lacking.name)
+        return None
+
+    def missing_in(self, fresh: _Fresh, output: OutputReport) -> Located | None:
+        """The layer of an output that a new conversion has."""
+        blob = next((blob for blob in fresh.graph.outputs if blob.name == output.blob), None)
+        if blob is None or blob.producer is None:
+            return None
+        twins = {theirs: mine for mine, theirs in corresponding(self.graph, fresh.graph).items()}
+        origin = fresh.origins.get(blob.producer.name, ())
+        twin = twins.get(blob.producer)
+        if twin is not None:
+            mine = twin.outputs[blob.producer.outputs.index(blob)]
+            return self.unread(mine, f"the net has no blob '{blob.name}', which this should be", output.name, origin)
+        return self.unread(blob, f"the net has no blob '{blob.name}': it lacks this layer", output.name, origin)
+
+    def unread(self, blob: Blob, message: str, value: str, origin: tuple[str, ...] = ()) -> Located:
+        """The layer of a blob, of which no numbers are known."""
+        assert blob.producer is not None
+        layer = refs((blob.producer,))[0]
+        reads = tuple(
+            Read(b.name, refs((b.producer,))[0], (), "right" if b.is_input else "unknown", None)
+            for b in blob.producer.inputs
+            if b.producer is not None
+        )
+        return Located(layer, blob.name, message, self.mode, value, origin, reads, (layer,), {})
+
+    def against_fresh(self, fresh: _Fresh, *, exact: bool) -> _Found | None:
         """The first blob that is not that of the new conversion, in plain fp32 on this machine's CPU."""
         self.step("ncnn computes all blobs of the net, and of a new conversion")
         options: dict[str, Any] = {"timeout": self.timeout, "threads": None}
@@ -235,22 +322,25 @@ class _Search:
         expected = self.blobs(right, fresh.graph, input_slots(fresh.manifest, self.feeds, right.input_names())[0])
         if not self.is_right(fresh, expected):
             return None
-        results = next(self.ways(exact=exact), None)
+        way, results = next(self.ways(exact=exact), ((), None))
         if results is None:
             return None
         allowed = self.stored(_SAME_KERNELS if exact else tolerance_of(self.loaded))
         tolerance = in_mode(self.mode, allowed)
         pairs = corresponding(self.graph, fresh.graph)
         verdicts: dict[Blob, Verdict] = {}
+        known_right: dict[Blob, Array] = {}
         for layer in self.graph:
             twin = pairs.get(layer)
             known = dict(zip(layer.outputs, twin.outputs, strict=False)) if twin else {}
             for blob in layer.outputs:
                 other = known.get(blob)
                 right_one = None if other is None else expected.get(other.name)
+                if isinstance(right_one, np.ndarray):
+                    known_right[blob] = right_one
                 verdicts[blob] = _verdict(results.get(blob.name), right_one, tolerance, other.name if other else None)
         origins = {layer: fresh.origins.get(twin.name, ()) for layer, twin in pairs.items()}
-        return self.first_wrong(verdicts, results, origins)
+        return self.first_wrong(verdicts, way, results, origins, known_right)
 
     def is_right(self, fresh: _Fresh, results: _Results) -> bool:
         """Whether the new conversion gives what the model gives, on these inputs."""
@@ -267,45 +357,143 @@ class _Search:
                 return False
         return True
 
-    def against_values(self, values: Mapping[str, Array], *, exact: bool) -> Located | None:
+    def against_values(self, *, exact: bool) -> _Found | None:
         """The first blob that has no value of the model."""
-        usual = tolerance_of(self.loaded)
-        closer = replace(usual, relative=min(usual.relative, SUSPECT), slices=False) if exact else usual
-        tolerance = in_mode(self.mode, self.stored(closer))
-        sizes = by_size(values)
-        found: tuple[int, Mapping[Blob, Verdict], _Results] | None = None
-        for results in self.ways(exact=exact):
+        tolerance = self.tolerance(exact=exact)
+        found: tuple[int, Mapping[Blob, Verdict], Sequence[Slot], _Results] | None = None
+        for way, results in self.ways(exact=exact):
             verdicts = {
-                blob: self.judged(blob, results.get(blob.name), values, sizes, tolerance)
+                blob: self.judged(blob, results.get(blob.name), tolerance)
                 for layer in self.graph
                 for blob in layer.outputs
             }
             right = sum(verdict.status == "right" for verdict in verdicts.values())
             if found is None or right > found[0]:
-                found = right, verdicts, results
+                found = right, verdicts, way, results
         if found is None:
             return None
-        return self.first_wrong(found[1], found[2], {})
+        return self.first_wrong(*found[1:], {}, {})
 
-    def judged(
-        self,
-        blob: Blob,
-        result: Array | Failure | None,
-        values: Mapping[str, Array],
-        sizes: Mapping[int, Sequence[str]],
-        tolerance: Tolerance,
-    ) -> Verdict:
+    def tolerance(self, *, exact: bool) -> Tolerance:
+        """What a blob may differ by from the model's value; `exact` kernels have no errors but those of rounding."""
+        usual = tolerance_of(self.loaded)
+        closer = replace(usual, relative=min(usual.relative, SUSPECT), slices=False) if exact else usual
+        return in_mode(self.mode, self.stored(closer))
+
+    def judged(self, blob: Blob, result: Array | Failure | None, tolerance: Tolerance) -> Verdict:
+        """A blob against the value of its name, or else against those of as many elements."""
         if result is None:  # an input
             return _RIGHT
         name = self.names.get(blob.name, blob.name)
         # Two converters' numbers have nothing to do with each other.
         named = name if blob.name in self.names or not name.isdigit() else None
-        verdict = judge(result, named, values, sizes, tolerance)
+        verdict = judge(result, named, self.values, self.sizes, tolerance)
         if verdict.status == "right" and verdict.value == named and blob.name in self.wrong:
             return Verdict("wrong", self.wrong[blob.name], name)  # an output has to have the model's order of axes
         return verdict
 
-    def ways(self, *, exact: bool) -> Iterator[_Results]:
+    def pair(self, found: _Found, folder: Path, on: str | None) -> Pair | None:
+        """The smallest part of the net that is wrong alone, written to a folder; None where there is none."""
+        self.step("looking for the smallest part that is wrong")
+        tolerance = replace(self.tolerance(exact=False), slices=False)
+        ends = (blob for layer in (found.end.producer, *found.leading) if layer for blob in layer.outputs)
+        order = {layer: number for number, layer in enumerate(self.graph)}
+        for end in ends:
+            if found.verdicts[end].status == "right" or end.producer is None or found.end.producer is None:
+                continue
+            place = self.place(end, found, tolerance)
+            if place is None or order[end.producer] < order[found.end.producer]:
+                continue
+            for is_whole in (False, True):
+                starts = self.starts(end, found, tolerance, is_whole=is_whole)
+                pair = self.written(folder, Part(starts, end.name, place), on, found)
+                if pair is not None:
+                    return pair
+            return None
+        return None
+
+    def starts(self, end: Blob, found: _Found, tolerance: Tolerance, *, is_whole: bool) -> dict[str, Place]:
+        """The blobs that a part begins with: the nearest right ones, or the net's inputs if it is to be `whole`."""
+        starts: dict[str, Place] = {}
+        left, seen = [end], {end}
+        while left:
+            blob = left.pop()
+            is_start = blob.is_input or (blob is not end and not is_whole and found.verdicts[blob].status == "right")
+            if is_start and (place := self.place(blob, found, tolerance)):
+                starts[blob.name] = place
+            elif blob.producer is not None:
+                left += [before for before in blob.producer.inputs if before not in seen]
+                seen.update(blob.producer.inputs)
+        return starts
+
+    def place(self, blob: Blob, found: _Found, tolerance: Tolerance) -> Place | None:
+        """Where the model has the numbers that a blob should have; None where that is not known."""
+        if blob.is_input:
+            slot = next((slot for slot in found.way if slot.blob == blob.name), None)
+            return None if slot is None else _fed_place(slot, self.feeds[slot.name])
+        verdict, result = found.verdicts[blob], found.results.get(blob.name)
+        right = result if verdict.status == "right" else found.expected.get(blob)
+        name = self.names.get(blob.name, verdict.value or blob.name)
+        value = self.values.get(name)
+        if blob.is_output and blob.name in self.names and value is not None and value.size:
+            return self.output_place(blob, value, result)
+        if isinstance(right, np.ndarray):
+            if right.dtype not in (np.float32, np.int32):
+                return None
+            numbers = _integers(right)
+            if value is not None and value.size == right.size:
+                difference, axes = aligned(numbers, value, tolerance)
+                if difference.ok:
+                    return Place(name, axes, right.shape, numbers.dtype == np.int32)
+            known = same_numbers(numbers, self.values, self.sizes, tolerance)
+            return Place(known[0], known[1], right.shape, numbers.dtype == np.int32) if known else None
+        if value is None or not value.size:
+            return None
+        if isinstance(result, np.ndarray) and result.size == value.size:
+            return Place(name, nearest(result, value), result.shape, _integers(result).dtype == np.int32)
+        return Place(name, natural(value), _unbatched(value), False)
+
+    def output_place(self, blob: Blob, value: Array, result: Array | Failure | None) -> Place:
+        """Where the numbers of an output of the net are in the model's, which is to have the same order of axes."""
+        entry = next((e for e in self.manifest.outputs if e.blob == blob.name), None) if self.manifest else None
+        if entry is not None:
+            place = _fed_place(Slot.of(entry), value)
+            return replace(place, integer=entry.element == "int32")
+        name = self.names[blob.name]
+        if isinstance(result, np.ndarray) and squeezed(result.shape) == squeezed(value.shape):
+            return Place(name, natural(value), result.shape, _integers(result).dtype == np.int32)
+        return Place(name, natural(value), _unbatched(value), False)
+
+    def written(self, folder: Path, part: Part, on: str | None, found: _Found) -> Pair | None:
+        """The files of a part, if it is wrong in the way in which the net is."""
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as name:
+            draft = PairFiles.at(Path(name))
+            try:
+                manifest, inputs, _, _ = write_pair(draft, self.model, self.param, self.bin, part, self.values)
+                report = verify_net(
+                    draft.model,
+                    draft.param,
+                    draft.bin,
+                    manifest=manifest,
+                    feeds=inputs,
+                    on=on,
+                    modes=(self.mode,),
+                    timeout=self.timeout,
+                    worker=self.worker,
+                )
+            except (ModelError, RunError, UsageError, VerificationError):
+                return None
+        result = found.results.get(part.end)
+        kinds: tuple[Status, ...] = ("mismatch", "nan") if isinstance(result, np.ndarray) else ("missing", "crashed")
+        if isinstance(result, np.ndarray) and result.shape != part.place.shape:
+            kinds = ("shape",)
+        if report.outputs[0].status not in kinds:
+            return None
+        files = PairFiles.at(folder)
+        _, _, nodes, layers = write_pair(files, self.model, self.param, self.bin, part, self.values)
+        return Pair(files, nodes, layers, report)
+
+    def ways(self, *, exact: bool) -> Iterator[tuple[Sequence[Slot], _Results]]:
         """All blobs of the net, for each way to feed it that it takes."""
         runner = NcnnRunner(
             self.param,
@@ -319,7 +507,7 @@ class _Search:
         try:
             for way in input_slots(self.manifest, self.feeds, runner.input_names()):
                 try:
-                    yield self.blobs(runner, self.graph, way)
+                    yield way, self.blobs(runner, self.graph, way)
                 except UsageError:  # an array that no Mat can hold
                     continue
         except RunError:
@@ -332,6 +520,17 @@ class _Search:
         wanted = [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
         return runner.extract(fed, [Fetch(name, 0) for name in wanted])
 
+    @cached_property
+    def values(self) -> dict[str, Array]:
+        """What ONNX Runtime computes for every node of the model's graph, and its inputs."""
+        self.step("ONNX Runtime computes all values of the model")
+        return model_values(self.model, self.feeds, self.loaded.values, self.timeout)
+
+    @cached_property
+    def sizes(self) -> dict[int, list[str]]:
+        """The names of the model's values by their number of elements."""
+        return by_size(self.values)
+
     def stored(self, tolerance: Tolerance) -> Tolerance:
         """The tolerance for a net with weights in 16 bits."""
         weights = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
@@ -343,9 +542,11 @@ class _Search:
     def first_wrong(
         self,
         verdicts: Mapping[Blob, Verdict],
+        way: Sequence[Slot],
         results: _Results,
         origins: Mapping[Layer, tuple[str, ...]],
-    ) -> Located | None:
+        expected: Mapping[Blob, Array],
+    ) -> _Found | None:
         """The first layer from which a way of blobs that are not right leads to a wrong output."""
         leading: set[Layer] = set()
         for layer in reversed(self.graph):
@@ -369,8 +570,8 @@ class _Search:
         message = verdicts[blob].message
         if end is not blob and verdicts[end].status == "wrong":
             message += f"; '{end.name}' after it is {verdicts[end].message}"
-        arrays = {b.name: a for b in first.inputs if isinstance(a := self.array(b, results), np.ndarray)}
-        return Located(
+        arrays = {b.name: a for b in first.inputs if isinstance(a := self.array(b, way, results), np.ndarray)}
+        located = Located(
             layer=refs((first,))[0],
             blob=blob.name,
             message=message,
@@ -391,12 +592,12 @@ class _Search:
             suspects=refs(tuple(suspects)),
             arrays=arrays,
         )
+        return _Found(located, end, order, verdicts, results, way, expected)
 
-    def array(self, blob: Blob, results: _Results) -> Array | Failure | None:
+    def array(self, blob: Blob, way: Sequence[Slot], results: _Results) -> Array | Failure | None:
         """What a blob held."""
         if not blob.is_input:
             return results.get(blob.name)
-        way = input_slots(self.manifest, self.feeds, [b.name for b in self.graph.inputs])[0]
         return next((self.feeds[slot.name] for slot in way if slot.blob == blob.name), None)
 
 
@@ -418,6 +619,21 @@ def _verdict(
     if result.tobytes() == expected.tobytes():
         return Verdict("right", "", value)
     return as_verdict(compare(result, _integers(expected), tolerance), value)
+
+
+def _unbatched(value: Array) -> tuple[int, ...]:
+    """The shape of a blob of a value's numbers, with a batch of one in front."""
+    return (1, *(squeezed(value.shape) or (1,)))
+
+
+def _fed_place(slot: Slot, array: Array) -> Place:
+    """Where the numbers of an input or output of the net are in the model's."""
+    order = list(range(array.ndim))
+    if slot.batch_axis is not None:
+        order.insert(0, order.pop(slot.batch_axis))
+    shape = (*(() if slot.batch_axis is not None else (1,)), *(array.shape[axis] for axis in order)) or (1, 1)
+    kept = [axis for axis in order if array.shape[axis] != 1]
+    return Place(slot.name, tuple(sorted(kept).index(axis) for axis in kept), shape, array.dtype.kind in "iub")
 
 
 def _integers(array: Array) -> Array:

@@ -217,19 +217,17 @@ def _inputs(x: Layer, y: Layer, pairs: Mapping[Layer, Layer]) -> Iterator[InputC
         before, after = _source(mine), _source(theirs)
         if before and after and pairs.get(before[0]) is after[0] and before[1] == after[1]:
             continue
-        yield InputChange(
-            index,
-            refs((before[0],))[0] if before else None,
-            before[1] if before else 0,
-            refs((after[0],))[0] if after else None,
-            after[1] if after else 0,
-        )
+        yield InputChange(index, *_reference(before), *_reference(after))
 
 
 def _source(blob: Blob | None) -> tuple[Layer, int] | None:
     if blob is None or blob.producer is None:
         return None
     return blob.producer, blob.producer.outputs.index(blob)
+
+
+def _reference(source: tuple[Layer, int] | None) -> tuple[LayerRef | None, int]:
+    return (refs((source[0],))[0], source[1]) if source else (None, 0)
 
 
 def _outputs(x: Layer, y: Layer) -> Iterator[OutputChange]:

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 @click.option("--passes", is_flag=True, help="Convert MODEL, and find the rewrite that breaks it; takes no net.")
 @manifest_option
 @skip_option("With --passes: leave a pass out; may be given several times.")
+@click.option(
+    "--write",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write the smallest part of MODEL and the net that is wrong alone, with its inputs, for `verify`.",
+)
 @given_options
 @run_options()
 @output_options()
@@ -42,6 +48,7 @@ def bisect(
     passes: bool,
     manifest_path: Path | None,
     skip: tuple[str, ...],
+    write: Path | None,
     given: Given,
     runs: Runs,
 ) -> None:
@@ -49,8 +56,8 @@ def bisect(
 
     The net is verified as `verify` does. Exit codes: 0 it is right, 3 it is wrong.
     """
-    if passes and (param or manifest_path):
-        raise click.UsageError("--passes converts MODEL itself: give no net and no manifest with it")
+    if passes and (param or manifest_path or write):
+        raise click.UsageError("--passes converts MODEL itself: give no net, --manifest or --write with it")
     if not passes and (param is None or bin is None or skip):
         raise click.UsageError("give MODEL NET.param NET.bin, or --passes MODEL, which --skip goes with")
     require_runtimes(runs.on, "onnxruntime")
@@ -63,14 +70,14 @@ def bisect(
     else:
         assert param is not None
         assert bin is not None
-        _bisect_net(output, model, param, bin, manifest_path, options)
+        _bisect_net(output, model, param, bin, manifest_path, {**options, "write": write})
 
 
 def _bisect_net(
     output: Output, model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any]
 ) -> None:
     from onnx2ncnn_opt.api import bisect as api
-    from onnx2ncnn_opt.report.bisection import located_blocks
+    from onnx2ncnn_opt.report.bisection import located_blocks, pair_lines
     from onnx2ncnn_opt.report.console import Block
     from onnx2ncnn_opt.report.difference import difference_blocks
 
@@ -84,13 +91,19 @@ def _bisect_net(
         located["layer"] = asdict(found.located.layer)
         located["suspects"] = [asdict(ref) for ref in found.located.suspects]
         located["inputs"] = [asdict(read) for read in found.located.inputs]
+    pair = None
+    if found.pair is not None:
+        paths = {f.name: str(getattr(found.pair.files, f.name)) for f in fields(found.pair.files)}
+        pair = {**paths, "nodes": found.pair.nodes, "layers": found.pair.layers}
     difference = asdict(found.difference) if found.difference else None
-    output.fields |= {**report_fields(found.report), "located": located, "difference": difference}
+    output.fields |= {**report_fields(found.report), "located": located, "difference": difference, "pair": pair}
     blocks: list[Block] = _outputs(found.report)
     if located is not None:
         blocks += located_blocks(located)
     elif not found.report.ok:
         blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
+    if options["write"] and not found.report.ok:
+        blocks += pair_lines(pair)
     if found.difference is not None and not found.report.ok:
         blocks += difference_blocks(asdict(found.difference), equal=found.difference.equal)
     output.show(blocks)

@@ -27,6 +27,16 @@ def located_blocks(found: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
+def pair_lines(pair: Mapping[str, Any] | None) -> list[str]:
+    """The files of a minimal pair, and the command that shows what is wrong with it."""
+    if pair is None:
+        return ["pair: none was written, because no part of the net is wrong alone"]
+    return [
+        f"pair: {pair['model']} ({pair['nodes']} nodes) and {pair['param']} ({pair['layers']} layers) are as wrong",
+        f"try: onnx2ncnn-opt verify {pair['model']} {pair['param']} {pair['bin']} --inputs {pair['inputs']}",
+    ]
+
+
 def pass_lines(rewrites: int, number: int | None, event: str) -> list[str]:
     """What `bisect --passes` found."""
     if number is None:

@@ -194,18 +194,23 @@ def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def cut_model(proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None) -> None:
-    """Give a model other outputs, and take what these do not need; `folder` is where its external data lies."""
+def cut_model(
+    proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None, starts: Collection[str] = ()
+) -> None:
+    """Give a model other outputs, and take what these do not need; `folder` is where its external data lies.
+
+    `starts` are values that need not be computed, because the caller makes inputs or initializers of them.
+    """
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
 
-    needed = set(outputs)
+    needed = set(outputs) - set(starts)
     kept = []
     for node in reversed(proto.graph.node):
         if needed & set(node.output):
             kept.append(node)
-            needed.update(node.input)
-            needed.update(name for attribute in node.attribute for name in _names(attribute.g))
+            needed.update(name for name in reads(node) if name not in starts)
+            node.output[:] = [f"{name}.before_start" if name in starts else name for name in node.output]
     inputs = [value for value in proto.graph.input if value.name in needed]
     if folder is not None:
         # From memory ONNX Runtime reads external weights, but not the shapes and axes among them.
@@ -222,9 +227,10 @@ def cut_model(proto: onnx.ModelProto, outputs: Collection[str], folder: Path | N
         field.extend(values)
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """What the nodes of a subgraph read, in any depth."""
-    for node in graph.node:
-        yield from node.input
-        for attribute in node.attribute:
-            yield from _names(attribute.g)
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, and what the nodes of its subgraphs do, in any depth."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from reads(inner)

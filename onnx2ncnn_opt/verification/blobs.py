@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import onnx
 
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.compare import Difference, Tolerance, compare
-
-_MOST_AXES = 5  # that are permuted to find out how a Mat lies
+from onnx2ncnn_opt.verification.alignment import aligned, same_range
+from onnx2ncnn_opt.verification.compare import Difference, Tolerance
 
 
 @dataclass(frozen=True)
@@ -78,44 +75,31 @@ def judge(
 
     `sizes` are the names `by_size`.
     """
+    known = named is not None and named in values
     if isinstance(result, Failure):
-        return Verdict("wrong", result.reason)
-    if named is not None and named in values:
+        return Verdict("wrong", result.reason, named if known else None)
+    if named is not None and known:
         value = values[named]
         if value.size != result.size:
             return Verdict("wrong", f"its shape is {list(result.shape[1:])}, the model's {list(value.shape)}", named)
-        return as_verdict(aligned(result, value, tolerance), named)
-    for candidate in sizes.get(result.size, ()):
-        value = values[candidate]
-        if _same_range(result, value, tolerance) and (difference := aligned(result, value, tolerance)).ok:
-            return as_verdict(difference, candidate)
-    return UNKNOWN
+        return as_verdict(aligned(result, value, tolerance)[0], named)
+    found = same_numbers(result, values, sizes, tolerance)
+    return as_verdict(found[2], found[0]) if found else UNKNOWN
+
+
+def same_numbers(
+    array: Array, values: Mapping[str, Array], sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
+) -> tuple[str, tuple[int, ...], Difference] | None:
+    """The first value with an array's numbers, in which order of its axes, and how far they are from these."""
+    for name in sizes.get(array.size, ()):
+        if same_range(array, values[name], tolerance):
+            difference, axes = aligned(array, values[name], tolerance)
+            if difference.ok:
+                return name, axes, difference
+    return None
 
 
 def as_verdict(difference: Difference, value: str | None) -> Verdict:
     """A difference from a value of the model, in words."""
     message = difference.special or difference.excess
     return Verdict("right" if difference.ok else "wrong", message, value, difference)
-
-
-def aligned(result: Array, value: Array, tolerance: Tolerance) -> Difference:
-    """The difference from a value of the model, in the order of axes in which there is none; else in its own order."""
-    flat = result.reshape(-1)
-    plain = compare(flat, value.reshape(-1), tolerance)
-    shape = tuple(size for size in value.shape if size != 1)
-    if plain.ok or not 1 < len(shape) <= _MOST_AXES or not _same_range(flat, value, tolerance):
-        return plain
-    squeezed = value.reshape(shape)
-    for axes in list(permutations(range(len(shape))))[1:]:
-        if (difference := compare(flat, squeezed.transpose(axes).reshape(-1), tolerance)).ok:
-            return difference
-    return plain
-
-
-def _same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
-    """Whether the least and largest numbers agree, as they do in any order."""
-    if a.dtype.kind != "f" or b.dtype.kind != "f":
-        return True
-    ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
-    allowed = max(tolerance.absolute, tolerance.relative * max(map(abs, ends[1])))
-    return all(x == y or abs(x - y) <= allowed for x, y in zip(*ends, strict=True))

@@ -161,14 +161,7 @@ def verify_net(
     target = find_target(on)
     target.require()
     modes = check_modes(modes) or target.modes
-    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
-    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
-    try:
-        loaded = load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
-    except UsageError as error:
-        if manifest is None or shapes or values:
-            raise
-        raise UsageError(f"the manifest is that of another model: {error}") from None
+    loaded = load_converted(model, manifest, shapes=shapes, values=values, outputs=outputs)
     threads = os.cpu_count() or 1
     step("ONNX Runtime loads the model")
     model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads, timeout=timeout)
@@ -228,6 +221,28 @@ def _kept(runs: Iterable[_Run], done: list[_Run]) -> Iterator[_Run]:
         yield run
 
 
+def load_converted(
+    model: Path | bytes,
+    manifest: Manifest | None,
+    *,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
+) -> LoadedModel:
+    """The model with the sizes and values that its manifest says it was converted with, and others in place of them.
+
+    Raises what `load_model` raises.
+    """
+    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
+    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
+    try:
+        return load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
+    except UsageError as error:
+        if manifest is None or shapes or values:
+            raise
+        raise UsageError(f"the manifest is that of another model: {error}") from None
+
+
 def any_feeds(
     model: Path | bytes,
     loaded: LoadedModel,
@@ -263,9 +278,7 @@ def net_feeds(
 
     Raises VerificationError where it does not, and what `verify_net` raises.
     """
-    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
-    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
-    loaded = load_model(model, shapes={**converted, **(shapes or {})}, values=bound)
+    loaded = load_converted(model, manifest, shapes=shapes, values=values)
     given = any_feeds(model, loaded, manifest, feeds=feeds, seed=seed)
     threads = os.cpu_count() or 1
     reference = OrtRunner(model, values=loaded.values, threads=threads, timeout=timeout).run(given)

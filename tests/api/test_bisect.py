@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from plant_faults import FAULTS, places, plant
 
 from onnx2ncnn_opt import convert, plugins
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
+from onnx2ncnn_opt.api.minimal_pair import Pair
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import read_manifest
@@ -26,6 +28,8 @@ from onnx2ncnn_opt.param import files
 from onnx2ncnn_opt.rewrite.events import LayerRef
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
+from onnx2ncnn_opt.verification.beside import manifest_beside
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
 
 
 def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
@@ -45,7 +49,16 @@ def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
 
 def bisected(folder: Path, model: Path, *, with_manifest: bool) -> Bisection:
     manifest = read_manifest(folder / "net.ncnn.json") if with_manifest else None
-    return bisect(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest)
+    write = folder / "pair"
+    return bisect(model, folder / "wrong.param", folder / "wrong.bin", manifest=manifest, write=write)
+
+
+def again(pair: Pair) -> VerifyReport:
+    """What `verify` says about the files of a pair."""
+    files = pair.files
+    manifest, note = manifest_beside(files.param, files.model)
+    assert manifest is not None, note
+    return verify_net(files.model, files.param, files.bin, manifest=manifest, feeds=files.inputs)
 
 
 FAULTY = [
@@ -72,6 +85,11 @@ def test_the_layer_is_found_in_a_net_with_a_manifest(tmp_path: Path, model: str,
     assert found.located.origin
     assert found.difference is not None
     assert [change.after for change in found.difference.changed] == [layer]
+    assert found.pair is not None
+    assert found.pair.layers == 1
+    assert found.pair.nodes <= 2  # a Conv and its activation
+    status = "shape" if "shape" in found.located.message else "mismatch"
+    assert [output.status for output in again(found.pair).outputs] == [status]
 
 
 @pytest.mark.parametrize(("model", "kind"), [case for case in FAULTY if case[1] != "another permutation"])
@@ -81,6 +99,9 @@ def test_the_layer_is_found_by_the_values_of_the_model(tmp_path: Path, model: st
     assert found.difference is None
     assert found.located is not None
     assert layer in found.located.suspects
+    assert found.pair is not None
+    assert found.pair.layers <= len(found.located.suspects)
+    assert not again(found.pair).ok
 
 
 def test_a_layer_that_is_left_out_and_one_too_many(tmp_path: Path) -> None:
@@ -94,7 +115,7 @@ def test_a_layer_that_is_left_out_and_one_too_many(tmp_path: Path) -> None:
 
 
 def test_a_net_of_pnnx(tmp_path: Path) -> None:
-    folder = Path(__file__).parents[1] / "verification" / "pnnx"
+    folder = ROOT / "tests" / "verification" / "pnnx"
     graph = files.read_net(folder / "tiny.ncnn.param", folder / "tiny.ncnn.bin").graph
     convolutions = [layer for layer in graph if layer.type == "Convolution"]
     wrong = convolutions[-1]
@@ -109,20 +130,26 @@ def test_a_net_of_pnnx(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_kills_ncnn(tmp_path: Path) -> None:
-    """The blob x has two readers and no Split."""
+    """The blob x has two readers and no Split, which no part of the net shows: one is written with Splits."""
     graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y, float[1, 2, 3] z) { y = Relu(x) z = Neg(x) }"
     lines = ("Input in 0 1 x", "ReLU r 1 1 x y", "UnaryOp n 1 1 x z 0=1")
-    located = bisect(write_model(tmp_path, graph), *write_net(tmp_path, *lines)).located
-    assert located is not None
-    assert located.layer == LayerRef("UnaryOp", "n")
-    assert "SIGSEGV" in located.message
+    found = bisect(write_model(tmp_path, graph), *write_net(tmp_path, *lines), write=tmp_path / "pair")
+    assert found.located is not None
+    assert found.located.layer == LayerRef("UnaryOp", "n")
+    assert "SIGSEGV" in found.located.message
+    assert found.pair is None
+    assert not (tmp_path / "pair").exists()
 
 
 def test_layers_between_which_the_model_has_no_value(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 2, 3] x) => (float[1, 2, 3] y) { a = Relu(x) y = Softplus(a) }")
     lines = ("Input in 0 1 x", "ReLU r 1 1 x 1", "UnaryOp e 1 1 1 2 0=7", "UnaryOp l 1 1 2 y 0=8")
-    located = bisect(model, *write_net(tmp_path, *lines)).located
+    found = bisect(model, *write_net(tmp_path, *lines), write=tmp_path / "pair")
+    located = found.located
     assert located is not None
+    assert found.pair is not None
+    assert (found.pair.nodes, found.pair.layers) == (1, 2)
+    assert not again(found.pair).ok
     assert (located.layer.name, located.blob, located.value) == ("e", "2", None)
     assert located.message.startswith("the model has no such value; 'y' after it is ")
     assert [ref.name for ref in located.suspects] == ["e", "l"]
@@ -134,10 +161,88 @@ def test_an_output_in_another_order_of_axes(tmp_path: Path) -> None:
         tmp_path, "(float[1, 2, 3] x) => (float[1, 3, 2] y) { a = Relu(x) y = Transpose<perm=[0,2,1]>(a) }"
     )
     lines = ("Input in 0 1 x", "ReLU r 1 1 x a", "Permute p 1 1 a y 0=0")
-    located = bisect(model, *write_net(tmp_path, *lines)).located
+    found = bisect(model, *write_net(tmp_path, *lines), write=tmp_path / "pair")
+    located = found.located
     assert located is not None
     assert (located.layer.name, located.suspects) == ("p", (located.layer,))
     assert "shape" in located.message
+    assert found.pair is not None
+    assert [output.status for output in again(found.pair).outputs] == ["shape"]
+
+
+def test_a_pair_begins_in_the_layout_of_the_net(tmp_path: Path) -> None:
+    """The net has the model's rows as columns, and its integers as floats."""
+    model = write_model(
+        tmp_path,
+        "(float[2, 3, 4] x) => (float[2, 3, 4] y) <float k = {3}> "
+        "{ a = Relu(x) c = Cast<to = 7>(a) d = Mul(c, c) e = Cast<to = 1>(d) y = Mul(e, k) }",
+    )
+    lines = (
+        "Input in 0 1 x",
+        "ReLU r 1 1 x a",
+        "Permute p 1 1 a t 0=1",
+        "UnaryOp f 1 1 t u 0=2",
+        "Split s 1 2 u u0 u1",
+        "BinaryOp m 2 1 u0 u1 v 0=0",
+        "Permute q 1 1 v w 0=1",
+        "BinaryOp n 1 1 w y 0=2 1=1 2=3",
+    )
+    found = bisect(model, *write_net(tmp_path, *lines), write=tmp_path / "pair")
+    assert found.located is not None
+    assert found.located.layer.name == "m"
+    assert found.pair is not None
+    assert (found.pair.nodes, found.pair.layers) == (3, 3)
+    with np.load(found.pair.files.inputs) as inputs:
+        assert {name: (a.shape, a.dtype) for name, a in inputs.items()} == {"c.in": ((1, 2, 4, 3), np.float32)}
+    assert not again(found.pair).ok
+
+
+NAMED = "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3, 4] z) { y = Relu(x) z = Neg(y) }"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "layer"),
+    [
+        ("y", "other", "ReLU"),
+        ("x", "other", "Input"),
+    ],
+)
+def test_an_input_or_output_of_another_name(tmp_path: Path, old: str, new: str, layer: str) -> None:
+    model = write_model(tmp_path, NAMED)
+    right = convert(model).save(tmp_path / "net")
+    text = right.param.read_text()
+    renamed = tmp_path / "wrong.param"
+    renamed.write_text(re.sub(rf"(?<= ){old}(?=[ \n])", new, text))
+    assert renamed.read_text() != text
+    found = bisect(model, renamed, right.bin, manifest=read_manifest(right.manifest), write=tmp_path / "pair")
+    assert not found.report.ok
+    assert found.located is not None
+    assert (found.located.layer.type, found.located.blob) == (layer, new)
+    assert old in found.located.message
+    assert found.pair is None
+
+
+def test_an_output_that_is_gone(tmp_path: Path) -> None:
+    model = write_model(tmp_path, NAMED)
+    right = convert(model).save(tmp_path / "net")
+    graph = files.read_net(right.param, right.bin).graph
+    graph.outputs = [blob for blob in graph.outputs if blob.name != "z"]
+    graph.remove(graph.layers[-1])
+    wrong = files.write_net(graph, tmp_path / "wrong.param", right.bin)
+    assert wrong
+    found = bisect(model, tmp_path / "wrong.param", right.bin, manifest=read_manifest(right.manifest))
+    assert found.located is not None
+    assert found.located.layer.type == "UnaryOp"
+    assert found.located.message == "the net has no blob 'z': it lacks this layer"
+    assert [read.blob for read in found.located.inputs] == ["y"]
+
+
+def test_an_output_that_is_not_one_without_a_manifest(tmp_path: Path) -> None:
+    model = write_model(tmp_path, NAMED)
+    lines = ("Input in 0 1 x", "ReLU r 1 1 x 1", "UnaryOp n 1 1 1 z 0=1")
+    located = bisect(model, *write_net(tmp_path, *lines)).located
+    assert located is not None
+    assert (located.layer.name, located.blob, located.value) == ("r", "1", "y")
 
 
 @rewrite(op("Sigmoid", "sigmoid"), exact=False, purpose="a fault")
@@ -179,9 +284,12 @@ def wrong(tmp_path: Path) -> tuple[Path, str]:
 
 def test_the_command(wrong: tuple[Path, str]) -> None:
     folder, name = wrong
-    ended = run(folder, "bisect", "model.onnx", "wrong.param", "wrong.bin", "--modes", "fp16")
+    ended = run(folder, "bisect", "model.onnx", "wrong.param", "wrong.bin", "--modes", "fp16", "--write", "pair")
     assert ended.code == 3
     lines = ended.out.splitlines()
+    assert "pair: pair/part.onnx (1 nodes) and pair/part.param (1 layers) are as wrong" in lines
+    words = next(line for line in lines if line.startswith("try: ")).split()[2:]
+    assert run(folder, *words).code == 3
     at = next(number for number, line in enumerate(lines) if line.startswith("first wrong layer: "))
     assert lines[at] == f"first wrong layer: ReLU '{name}', its output '{name}_output_0' in fp16"
     assert lines[at + 1].startswith("reason: off by up to ")

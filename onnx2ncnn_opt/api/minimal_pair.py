@@ -1,0 +1,266 @@
+"""A part of a model and the same part of its net, as files: the smallest ones that show what is wrong with the net."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from onnx2ncnn_opt import __version__, plugins
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.cut import cut
+from onnx2ncnn_opt.ir.releases import NEWEST
+from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_drafts
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import cut_model, reads
+from onnx2ncnn_opt.verification.alignment import in_order, natural, squeezed
+from onnx2ncnn_opt.verification.verify import VerifyReport
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a blob's numbers are in the model: in a value, whose axes without those of size 1 it has in order `axes`.
+
+    `shape` is the blob's, with the batch in front. `integer` says that its elements are int32.
+    """
+
+    value: str
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+    integer: bool
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """The files of a pair, which `verify` takes.
+
+    `inputs` has the model's values at the beginning of the part, in the layout of the net's blobs: so the model begins
+    and ends with nodes that change the layout where the net has another one than the model.
+    """
+
+    model: Path
+    param: Path
+    bin: Path
+    manifest: Path
+    inputs: Path
+
+    @classmethod
+    def at(cls, folder: Path) -> PairFiles:
+        """The files in a folder."""
+        return cls(*(folder / name for name in ("part.onnx", "part.param", "part.bin", "part.json", "part.npz")))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair that was written, how many nodes and layers are in it, and what `verify_net` says about it."""
+
+    files: PairFiles
+    nodes: int
+    layers: int
+    report: VerifyReport = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a net, between blobs of it (by name) whose places in the model are known."""
+
+    starts: Mapping[str, Place]
+    end: str
+    place: Place
+
+
+def write_pair(
+    files: PairFiles,
+    model: Path | bytes,
+    param: Path,
+    bin: Path,
+    part: Part,
+    values: Mapping[str, Array],
+) -> tuple[Manifest, dict[str, Array], int, int]:
+    """Write the files, all or none; returns the manifest, the inputs, and the counts of nodes and layers.
+
+    `values` are those of the model at these inputs. What does not depend on the beginning of the part becomes a
+    constant. Raises UsageError where the files cannot be written.
+    """
+    piece = _Piece(model, part, values)
+    graph = read_net(param, bin, plugins.layer_types()).graph
+    blobs = {blob.name: blob for layer in graph for blob in layer.outputs}
+    cut(graph, {name: blobs[name] for name in part.starts}, {part.end: blobs[part.end]})
+    layers = sum(layer.type not in ("Input", "Split") for layer in graph)
+    try:
+        data = piece.proto.SerializeToString()
+    except (EncodeError, ValueError) as error:
+        raise UsageError(f"the part of the model is too large for one file: {error}") from error
+    folder = files.model.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+    paths = (files.model, files.param, files.bin, files.manifest, files.inputs)
+    with all_or_nothing(*paths) as (model_draft, param_draft, bin_draft, manifest_draft, inputs_draft):
+        names = {blob.name: name for blob, name in write_drafts(graph, param_draft, bin_draft).items()}
+        manifest = Manifest(
+            inputs=tuple(_entry(names[blob], *start) for blob, start in piece.inputs.items()),
+            outputs=(_entry(names[part.end], piece.output, part.place, values[part.place.value]),),
+            source=Source(hashlib.sha256(data).hexdigest(), piece.opset),
+            tool=f"onnx2ncnn-opt {__version__}",
+            ncnn=str(NEWEST),
+            layers=LayerCount(layers, layers),
+            passes=(),
+        )
+        model_draft.write_bytes(data)
+        manifest_draft.write_text(manifest.to_json())
+        with inputs_draft.open("wb") as file:
+            np.savez(file, **{name: array for name, _, array in piece.inputs.values()})  # type: ignore[arg-type]
+    inputs = {name: array for name, _, array in piece.inputs.values()}
+    return manifest, inputs, piece.nodes, layers
+
+
+def _entry(blob: str, name: str, place: Place, array: Array) -> Tensor:
+    element = "int32" if place.integer else "float32"
+    return Tensor(name, blob, place.shape, array.dtype.name, 0, element)
+
+
+class _Piece:
+    """The part of the model; `inputs` are its inputs (name, place, array) by the net's blobs, `output` its output."""
+
+    def __init__(self, model: Path | bytes, part: Part, values: Mapping[str, Array]) -> None:
+        folder = None if isinstance(model, bytes) else model.absolute().parent
+        self.proto = proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+        graph = proto.graph
+        self.opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
+        self.taken = {name for node in graph.node for name in (*node.input, *node.output)}
+        self.before: list[onnx.NodeProto] = []
+        self.after: list[onnx.NodeProto] = []
+        self.constants: list[TensorProto] = []
+        self.inputs: dict[str, tuple[str, Place, Array]] = {}
+        starts = {place.value for place in part.starts.values()}
+        frozen = self._constant(part.place.value, starts, values)
+        cut_model(proto, [part.place.value], folder, {*starts, *frozen})
+        self.nodes = len(graph.node)
+        made: set[str] = set()
+        for blob, place in part.starts.items():
+            name = self._start(place, values[place.value], made)
+            self.inputs[blob] = (name, place, self._fed(place, values[place.value]))
+            made.add(place.value)
+        self.output = self._end(part.place, values[part.place.value], starts)
+        read = {name for node in graph.node for name in reads(node)}
+        kept = [tensor for tensor in graph.initializer if tensor.name in read and tensor.name not in starts]
+        for tensor in kept:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                load_external_data_for_tensor(tensor, os.fspath(folder or ""))
+                tensor.data_location = TensorProto.DEFAULT
+        del graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
+        known = {tensor.name for tensor in kept}
+        wanted = (read | {part.place.value}) - known
+        graph.initializer.extend(kept)
+        graph.initializer.extend(_tensor(name, values[name]) for name in sorted(frozen & wanted))
+        graph.initializer.extend(self.constants)
+        graph.input.extend(_info(name, array) for name, _, array in self.inputs.values())
+        result = values[part.place.value]
+        shape = part.place.shape if self.output != part.place.value else result.shape
+        graph.output.append(helper.make_tensor_value_info(self.output, _type(result), shape))
+        nodes = [*self.before, *graph.node, *self.after]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+    def _constant(self, end: str, starts: set[str], values: Mapping[str, Array]) -> set[str]:
+        """The values that do not depend on the starts, but that those need which do."""
+        nodes = self.proto.graph.node
+        moving = set(starts)
+        for node in nodes:
+            if any(name in moving for name in reads(node)):
+                moving.update(name for name in node.output if name)
+        needed, frozen = {end}, set[str]()
+        for node in reversed(nodes):
+            if not needed & set(node.output) - starts:
+                continue
+            if moving.isdisjoint(node.output) and all(name in values for name in node.output if name):
+                frozen.update(name for name in node.output if name)
+            else:
+                needed.update(reads(node))
+        inputs = {value.name for value in self.proto.graph.input} - starts
+        return frozen | {name for name in inputs & needed if name in values}
+
+    def _start(self, place: Place, array: Array, made: set[str]) -> str:
+        """The name of an input with the numbers of a blob, from which the value is made if nothing else makes it."""
+        is_float = array.dtype.kind in "iub" and not place.integer
+        if place.value not in made and not is_float and _is_direct(place, array):
+            return place.value
+        name = self._name(f"{place.value}.in")
+        if place.value not in made:
+            read = name
+            if is_float:
+                read = self._add(self.before, "Cast", [read], to=_type(array))
+            inner = tuple(squeezed(array.shape)[axis] for axis in place.axes)
+            read = self._reshaped(self.before, read, inner)
+            if place.axes != natural(array):
+                read = self._add(self.before, "Transpose", [read], perm=[int(i) for i in np.argsort(place.axes)])
+            self._reshaped(self.before, read, array.shape, place.value)
+        return name
+
+    def _fed(self, place: Place, array: Array) -> Array:
+        fed = in_order(array, place.axes).reshape(place.shape)
+        return fed.astype(np.float32) if array.dtype.kind in "iub" and not place.integer else fed
+
+    def _end(self, place: Place, array: Array, starts: set[str]) -> str:
+        """The name of the output, which has the layout of the net's blob."""
+        if _is_direct(place, array) and place.value not in starts:
+            return place.value
+        read = place.value
+        if place.axes != natural(array):
+            read = self._reshaped(self.after, read, squeezed(array.shape))
+            read = self._add(self.after, "Transpose", [read], perm=list(place.axes))
+        return self._reshaped(self.after, read, place.shape, self._name(f"{place.value}.out"))
+
+    def _reshaped(self, nodes: list[onnx.NodeProto], read: str, shape: Sequence[int], name: str | None = None) -> str:
+        sizes = self._name("shape")
+        self.constants.append(numpy_helper.from_array(np.array(shape, np.int64), sizes))
+        return self._add(nodes, "Reshape", [read, sizes], name)
+
+    def _add(
+        self, nodes: list[onnx.NodeProto], operator: str, inputs: list[str], name: str | None = None, **attributes: Any
+    ) -> str:
+        name = name or self._name("layout")
+        nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+    def _name(self, name: str) -> str:
+        """A name that the model does not have."""
+        found = next(found for found in _numbered(name) if found not in self.taken)
+        self.taken.add(found)
+        return found
+
+
+def _is_direct(place: Place, array: Array) -> bool:
+    return place.shape == array.shape and place.axes == natural(array)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 1
+    while True:
+        yield f"{name}{number}"
+        number += 1
+
+
+def _tensor(name: str, array: Array) -> TensorProto:
+    return numpy_helper.from_array(np.ascontiguousarray(array), name)
+
+
+def _type(array: Array) -> int:
+    return helper.np_dtype_to_tensor_dtype(array.dtype)
+
+
+def _info(name: str, array: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, _type(array), array.shape)

@@ -1,0 +1,69 @@
+"""Where the numbers of a net's blob are in a value of the model: in which order of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import numpy as np
+
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.verification.compare import Difference, Tolerance, compare
+
+_MOST_AXES = 5  # that are permuted
+
+
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its sizes of 1."""
+    return tuple(size for size in shape if size != 1)
+
+
+def in_order(value: Array, axes: tuple[int, ...]) -> Array:
+    """The elements of a value, flat, after its axes without those of size 1 were permuted."""
+    return value.reshape(squeezed(value.shape)).transpose(axes).reshape(-1)
+
+
+def natural(value: Array) -> tuple[int, ...]:
+    """The order in which a value's own axes are."""
+    return tuple(range(len(squeezed(value.shape))))
+
+
+def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Difference, tuple[int, ...]]:
+    """The difference of a blob from a value of as many elements, and in which order of its axes (see `in_order`).
+
+    It is the first order in which there is no difference; where there is none, the value's own.
+    """
+    flat, order = result.reshape(-1), natural(value)
+    plain = compare(flat, value.reshape(-1), tolerance)
+    if plain.ok or not same_range(flat, value, tolerance):
+        return plain, order
+    for axes in _others(order):
+        if (difference := compare(flat, in_order(value, axes), tolerance)).ok:
+            return difference, axes
+    return plain, order
+
+
+def nearest(result: Array, value: Array) -> tuple[int, ...]:
+    """The order of a value's axes in which it is most like a blob of as many elements."""
+    order = natural(value)
+
+    def distance(axes: tuple[int, ...]) -> float:
+        difference = np.abs(result.reshape(-1).astype(np.float64) - in_order(value, axes).astype(np.float64))
+        return float(np.nan_to_num(difference, nan=0.0, posinf=0.0).sum())
+
+    return min((order, *_others(order)), key=distance)
+
+
+def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
+    """Whether the least and largest numbers agree, as they do in any order."""
+    if a.dtype.kind != "f" or b.dtype.kind != "f":
+        return True
+    ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
+    allowed = max(tolerance.absolute, tolerance.relative * max(map(abs, ends[1])))
+    return all(x == y or abs(x - y) <= allowed for x, y in zip(*ends, strict=True))
+
+
+def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All other orders of axes, none where there would be too many."""
+    if 1 < len(order) <= _MOST_AXES:
+        yield from (axes for axes in permutations(order) if axes != order)
