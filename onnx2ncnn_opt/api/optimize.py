@@ -181,6 +181,8 @@ class Optimized:
         worker: NcnnWorker | None = None,
         on: str | None = None,
         modes: Sequence[str] = (),
+        rtol: float | None = None,
+        atol: float | None = None,
     ) -> Verification:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
@@ -189,6 +191,8 @@ class Optimized:
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
         to temporary ones. `threads` is the number of cores to use, and `worker` a process to use again. `on` is where
         ncnn runs, and `modes` in which ways, as `verify_net` takes them; the original runs there as well, in fp32.
+        `rtol` and `atol` are what an output may be off by in every mode: in units of its largest value, and in any
+        case.
 
         Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing tells an input's
         shape, or one does not suit the net: ncnn would compute with what lies beside its blobs.
@@ -200,10 +204,11 @@ class Optimized:
             )
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-        from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, in_mode, with_rounding
+        from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, chosen, in_mode, with_rounding
         from onnx2ncnn_opt.verification.nets import FOLDING, compare_outputs, draw_runs, run_reference
         from onnx2ncnn_opt.verification.verify import found_at, worst_of
 
+        chosen(DEFAULT, rtol, atol)
         target = worker.target if worker else find_target(on)
         modes = check_modes(modes) or target.modes
         runs = list(draw_runs(self.graph, self.shapes, seed=seed))
@@ -245,7 +250,7 @@ class Optimized:
                     if tolerance.relative > allowed.relative and draw.scale > 1:
                         continue  # the rounding of weights is judged on ordinary inputs, the net in 32 bits on all
                     feeds = {known[blob]: array for blob, array in drawn.items()}
-                    yield draw, compare_outputs(net, feeds, before, wanted, tolerance)
+                    yield draw, compare_outputs(net, feeds, before, wanted, chosen(tolerance, rtol, atol))
 
             def in_16_bits(
                 written: NetFiles, known: Mapping[Blob, str], mode: str
@@ -259,7 +264,7 @@ class Optimized:
                     if not self._is_cut and any(report.status != "ok" for report in reports):
                         own = {name: blob for blob, name in asked.items()}
                         net = runner(self.source, exact=False, mode=mode)
-                        before = compare_outputs(net, feeds, reference, own, tolerance)
+                        before = compare_outputs(net, feeds, reference, own, chosen(tolerance, rtol, atol))
                     problems = {report.name: report.message for report in before}
                     yield draw, [_told(report, problems.get(report.name)) for report in reports]
 

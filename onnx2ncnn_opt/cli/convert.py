@@ -15,6 +15,7 @@ import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
+    Allowed,
     Given,
     Runs,
     given_options,
@@ -23,6 +24,7 @@ from onnx2ncnn_opt.cli.options import (
     run_options,
     skip_option,
     storage_options,
+    tolerance_options,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.several import run_each
@@ -49,6 +51,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 )
 @given_options
 @run_options()
+@tolerance_options
 @click.option(
     "--outputs",
     multiple=True,
@@ -83,6 +86,7 @@ def convert(
     prefix: str | None,
     given: Given,
     runs: Runs,
+    allowed: Allowed,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     release: int | None,
@@ -100,8 +104,10 @@ def convert(
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (given.feeds or keep_failed or runs.on or runs.modes):
-        raise click.UsageError("--inputs, --on, --modes and --keep-failed need verification, which --no-verify skips")
+    if no_verify and (given.feeds or keep_failed or runs.on or runs.modes or allowed != Allowed()):
+        raise click.UsageError(
+            "--inputs, --on, --modes, --rtol, --atol and --keep-failed need verification, which --no-verify skips"
+        )
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.ir.releases import NEWEST
 
@@ -126,7 +132,7 @@ def convert(
         "custom": custom,
         "masks": not no_masks,
     }
-    verified = None if no_verify else runs
+    verified = None if no_verify else {**vars(runs), **vars(allowed)}
     common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed}
     run_each(
         output,
@@ -142,14 +148,14 @@ def _convert(
     model: Path,
     prefix: Path,
     given: Given,
-    runs: Runs | None,
+    checks: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     fields: dict[str, Any],
     *,
     keep_failed: bool,
     verbose: bool,
 ) -> None:
-    """Convert one model; without `runs` it is not verified."""
+    """Convert one model; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
@@ -158,7 +164,7 @@ def _convert(
     files = api.Files.at(prefix)
     equal: list[str] = []
     sizes: GivenShapes = given.shapes
-    if runs and not is_pt2(model):  # torch.export tells itself which sizes are equal
+    if checks and not is_pt2(model):  # torch.export tells itself which sizes are equal
         from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
         with output.working(f"looking at the sizes of {model}"):
@@ -168,14 +174,14 @@ def _convert(
         conversion = api.convert(model, shapes=sizes, **options)
         cost = api.cost_of_batch(conversion, **options)
     report = None
-    if runs:
+    if checks:
         with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
-            conversion = conversion.estimated(feeds=given.feeds, seed=runs.seed, masks=options["masks"])
+            conversion = conversion.estimated(feeds=given.feeds, seed=checks["seed"], masks=options["masks"])
     try:
         with conversion.drafts(prefix) as drafts:
-            if runs:
+            if checks:
                 with output.working("verifying the net against ONNX Runtime") as step:
-                    report = conversion.verify_files(drafts, feeds=given.feeds, **vars(runs), step=step)
+                    report = conversion.verify_files(drafts, feeds=given.feeds, **checks, step=step)
                 report = replace(report, outputs=tuple(_renamed(row, drafts, files) for row in report.outputs))
                 if not keep_failed:
                     report.check()

@@ -14,6 +14,7 @@ import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
+    Allowed,
     Runs,
     layers_option,
     masks_option,
@@ -22,6 +23,7 @@ from onnx2ncnn_opt.cli.options import (
     shape_option,
     skip_option,
     storage_options,
+    tolerance_options,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.several import run_each
@@ -52,6 +54,7 @@ _PARAM = (".param", ".param.bin")
 @shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN]")
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
 @run_options()
+@tolerance_options
 @masks_option
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")
@@ -73,6 +76,7 @@ def optimize(
     shapes: dict[str, list[int]],
     fixed_shapes: bool,
     runs: Runs,
+    allowed: Allowed,
     no_masks: bool,
     no_verify: bool,
     only: tuple[str, ...],
@@ -91,8 +95,8 @@ def optimize(
     IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
     succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
-    if no_verify and (runs.on or runs.modes):
-        raise click.UsageError("--on and --modes need verification, which --no-verify skips")
+    if no_verify and (runs.on or runs.modes or allowed != Allowed()):
+        raise click.UsageError("--on, --modes, --rtol and --atol need verification, which --no-verify skips")
     from onnx2ncnn_opt.ir.releases import NEWEST
 
     check_prefix(prefix, _ENDINGS)
@@ -116,7 +120,7 @@ def optimize(
         "masks": not no_masks,
         "release": NEWEST if release is None else release,
     }
-    verified = None if no_verify else runs
+    verified = None if no_verify else {**vars(runs), **vars(allowed)}
     common: dict[str, Any] = {"binary": binary, "verbose": verbose}
     run_each(
         output,
@@ -135,7 +139,8 @@ def _nets(files: Sequence[Path]) -> dict[Path, Path]:
         param = rest.pop(0)
         if param in nets:
             raise UsageError(f"{param} is given twice")
-        if rest and not rest[0].name.endswith(_PARAM):
+        is_next = rest and param.name.endswith(_PARAM) and rest[0].name.endswith(_PARAM) and rest[0] != param
+        if rest and not is_next:
             nets[param] = rest.pop(0)
             continue
         nets[param] = param.with_name(_stem(param) + ".bin")
@@ -162,23 +167,23 @@ def _optimize(
     param: Path,
     bin: Path,
     prefix: Path,
-    runs: Runs | None,
+    checks: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     fields: dict[str, Any],
     *,
     binary: bool | None,
     verbose: bool,
 ) -> None:
-    """Optimise one net; without `runs` it is not verified."""
+    """Optimise one net; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import optimize as api
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}"):
         result = api.optimize(param, bin, **options)
-    if runs and not result.misfit:
+    if checks and not result.misfit:
         with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
-            result = result.estimated(seed=runs.seed, masks=options["masks"])
+            result = result.estimated(seed=checks["seed"], masks=options["masks"])
     as_binary = result.is_binary if binary is None else binary
     files = _check(param, bin, prefix, binary=as_binary)
     report, size = None, 0
@@ -187,9 +192,9 @@ def _optimize(
         with result.drafts(prefix, binary=as_binary) as (drafts, names):
             size = drafts.bin.stat().st_size
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
-            if runs:
+            if checks:
                 with output.working("running the net before and after"):
-                    report = result.verify(drafts, names, **vars(runs))
+                    report = result.verify(drafts, names, **checks)
                 report = replace(
                     report,
                     folded=tuple(_renamed(each, drafts, files) for each in report.folded),

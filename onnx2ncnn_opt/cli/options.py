@@ -6,6 +6,7 @@ Options that go on together come to the command as one object, whose fields have
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -166,6 +167,40 @@ def run_options(*, modes: bool = True) -> Decorator:
         return seed(on(mode(command) if modes else command))
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an output may be off by, None for the usual."""
+
+    rtol: float | None = None
+    atol: float | None = None
+
+
+def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 <= value < math.inf:
+        raise click.BadParameter(f"{value} is no number of 0 or more", ctx, param)
+    return value
+
+
+def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --rtol and --atol, together as `allowed`."""
+    relative = click.option(
+        "--rtol",
+        type=float,
+        callback=_not_negative,
+        metavar="R",
+        help="What an output may be off by, in units of its largest value, in every mode.  [default: 1e-3, and more "
+        "for weights and modes of 16 bits]",
+    )
+    absolute = click.option(
+        "--atol",
+        type=float,
+        callback=_not_negative,
+        metavar="A",
+        help="What an output may be off by in any case.  [default: 1e-5]",
+    )
+    return relative(absolute(_together("allowed", Allowed, rtol="rtol", atol="atol")(command)))
 
 
 def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.options import (
+    EXISTING_FILE,
+    Allowed,
+    Given,
+    Runs,
+    given_options,
+    manifest_option,
+    run_options,
+    tolerance_options,
+)
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields
 
@@ -18,6 +27,7 @@ from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, r
 @manifest_option
 @given_options
 @run_options()
+@tolerance_options
 @output_options()
 def verify(
     output: Output,
@@ -27,6 +37,7 @@ def verify(
     manifest_path: Path | None,
     given: Given,
     runs: Runs,
+    allowed: Allowed,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import verify as api
@@ -42,6 +53,7 @@ def verify(
             manifest=manifest_path,
             **vars(given),
             **vars(runs),
+            **vars(allowed),
             step=step,
         )
     output.fields |= report_fields(report)

@@ -25,7 +25,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, feeds_of, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, compare, in_mode, with_quantisation
+from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, chosen, compare, in_mode, with_quantisation
 from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
@@ -130,6 +130,8 @@ def verify_net(
     outputs: Sequence[str] = (),
     seed: int = 0,
     tolerance: Tolerance | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
     exact: bool = False,
     timeout: float = 300.0,
     on: str | None = None,
@@ -141,16 +143,17 @@ def verify_net(
 
     `feeds` are the inputs by ONNX name, or an .npz file of them. Otherwise they are drawn from `seed` at the sizes of
     `shapes`, of the manifest, or at small ones: for a large net twice, once with large numbers, for a small one from
-    two more seeds as well. Sizes that the manifest leaves open are run at two values, such that ONNX Runtime
-    takes. `values` are inputs that the net has constants for, those of the manifest by default. `tolerance` is that of
-    `tolerance_of` the model by default. `outputs` are values to compare instead of the model's outputs. With a manifest
-    arrays have to have exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them
-    freely. `exact` takes ncnn's plain kernels in place of the ones that it would choose. `on` is where ncnn runs:
-    "vulkan", "qemu-aarch64", "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU
-    by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn
-    does by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout`
-    seconds, and ten times as many on an emulated CPU. `worker` is a process to use again, in place of one of its own.
-    `step` is told what is being done.
+    two more seeds as well. Sizes that the manifest leaves open are run at two values, such that ONNX Runtime takes.
+    `values` are inputs that the net has constants for, those of the manifest by default. `tolerance` is that of
+    `tolerance_of` the model by default; `rtol` and `atol` replace its `relative` and `absolute`, in every mode.
+    `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the
+    model's shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's
+    plain kernels in place of the ones that it would choose. `on` is where ncnn runs: "vulkan", "qemu-aarch64",
+    "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU by default. `modes` are
+    of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does by itself on phones
+    and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds, and ten times as
+    many on an emulated CPU. `worker` is a process to use again, in place of one of its own. `step` is told what is
+    being done.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
@@ -158,6 +161,7 @@ def verify_net(
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
+    chosen(DEFAULT, rtol, atol)
     target = find_target(on)
     target.require()
     modes = check_modes(modes) or target.modes
@@ -174,6 +178,7 @@ def verify_net(
         step("ONNX Runtime runs the model")
         runs = iter([_Run({}, None, given, model_runner.run(given))])
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
+    is_usual = allowed == DEFAULT and (tolerance, rtol, atol) == (None, None, None)
     rounding = Rounding(model, outputs, loaded.values, threads)
     done: list[_Run] = []
     merged: list[OutputReport] = []
@@ -185,9 +190,10 @@ def verify_net(
             reports: list[list[OutputReport]] = []
             for run in tuple(done) or _kept(runs, done):
                 step(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
-                comparison = _Comparison(runner, run.feeds, run.reference, manifest, in_mode(mode, allowed), rounding)
+                passes = chosen(in_mode(mode, allowed), rtol, atol)
+                comparison = _Comparison(runner, run.feeds, run.reference, manifest, passes, rounding)
                 found = comparison.outputs()
-                if tolerance is None and allowed == DEFAULT and mode == "fp32" and _is_suspect(found):
+                if is_usual and mode == "fp32" and _is_suspect(found):
                     found = comparison.closer(NcnnRunner(param, bin, exact=True, **options)).outputs()
                 reports.append([found_at(output, str(run)) for output in found])
                 if any(output.status not in ("ok", "unproven") for output in reports[-1]):

@@ -213,7 +213,8 @@ def plugin(site: Path, name: str, code: str, group: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["in.param"], 2, "Missing argument 'IN.bin'"),
+        (["in.param"], 2, "Missing option '-o'"),
+        (["open.param", "-o", "out"], 2, "open.param has no open.bin beside it"),
         (["in.param", "in.bin"], 2, "Missing option '-o'"),
         (["missing.param", "in.bin", "-o", "out"], 2, "'missing.param' does not exist"),
         (["in.param", "in.bin", "-o", "out.param"], 2, "-o takes a prefix, not 'out.param'"),

@@ -53,6 +53,22 @@ def test_wrong_nets(tmp_path: Path, lines: tuple[str, ...], y: str, z: str, mess
     assert names(tmp_path) == {"model.onnx", "net.param", "net.bin"}
 
 
+def test_the_tolerance_of_the_user(tmp_path: Path) -> None:
+    write_model(tmp_path, BOTH)
+    write_net(tmp_path, "Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y 0=0.01", "UnaryOp n 1 1 b z 0=1")
+    command = ("verify", "model.onnx", "net.param", "net.bin")
+    assert run(tmp_path, *command).code == 3
+    assert run(tmp_path, *command, "--rtol", "0.05").code == 0
+    assert run(tmp_path, *command, "--atol", "1").code == 0
+    assert run(tmp_path, *command, "--rtol", "0.001", "--atol", "0").code == 3
+    write_net(tmp_path, *RIGHT)
+    assert run(tmp_path, *command, "--modes", "bf16", "--rtol", "0.02").code == 0
+    strict = run(tmp_path, *command, "--modes", "bf16", "--rtol", "1e-5", "--atol", "1e-6")
+    assert (strict.code, [words[2] for words in strict.lines("output")]) == (3, ["mismatch", "mismatch"])
+    for wrong in ("nan", "-1", "inf", "x"):
+        assert run(tmp_path, *command, "--rtol", wrong).code == 2
+
+
 def test_inputs_and_shapes(tmp_path: Path) -> None:
     write_model(tmp_path, "(float[n, c] x) => (float[n, c] y) { y = Relu(x) }")
     write_net(tmp_path, "Input in 0 1 x", "Clip r 1 1 x y 0=0 1=2")  # right up to 2
