@@ -136,6 +136,11 @@ def product(sizes: Iterable[Dim]) -> Dim:
     return total
 
 
+def shape_text(shape: Iterable[Dim]) -> str:
+    """A shape as people read it: "[1, 3, H, W]"."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
 def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
     """Sizes that the caller knows to be numbers, as such; TypeError for one that is symbolic."""
     numbers = tuple(sizes)

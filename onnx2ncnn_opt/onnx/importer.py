@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.dim import Dim, Shape, shape_text
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -321,7 +321,7 @@ class _Walk(ImportContext):
             self._label = info.name
             if len(axes) > MAX_DIMS or 0 in info.shape:
                 problem = "is empty" if 0 in info.shape else "has more than four axes besides the batch"
-                reason = f"shape {_text(info.shape)} {problem}, and ncnn has no such tensors"
+                reason = f"shape {shape_text(info.shape)} {problem}, and ncnn has no such tensors"
                 self._refused.append(Unsupported(info.name, "graph input", reason))
                 self._values[info.name] = None
                 self._tainted.add(info.name)
@@ -383,7 +383,7 @@ class _Walk(ImportContext):
             if len(dims) <= MAX_DIMS:
                 options.append((self.cost(x, form), order, form, batch))
         if not options:
-            reason = f"shape {_text(x.shape)} has more than four axes besides the batch"
+            reason = f"shape {shape_text(x.shape)} has more than four axes besides the batch"
             raise self.refuse(reason, "squeeze or reshape it in the model")
         _, _, form, batch = min(options, key=lambda option: option[:2])
         return form, batch
@@ -410,7 +410,3 @@ def _node_name(node: onnx_ir.Node) -> str:
 def _element(dtype: np.dtype[np.generic]) -> str:
     """What a Mat of a tensor has as elements."""
     return "float32" if is_float(dtype) or is_held_as_float(dtype) else "int32"
-
-
-def _text(shape: Shape) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"

@@ -13,7 +13,8 @@ from onnx2ncnn_opt.ir.dim import Sym, place
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
-from onnx2ncnn_opt.onnx.ops.reduction import back, coerced, reduce
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float
 

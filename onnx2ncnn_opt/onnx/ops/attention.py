@@ -14,13 +14,15 @@ from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal, result_shape
-from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop
-from onnx2ncnn_opt.onnx.ops.reduction import reduce, softmax13
 from onnx2ncnn_opt.onnx.ops.select import where
-from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -209,7 +211,7 @@ def capped(
     # The heads that share keys are rows of one matrix.
     rows = exact_div(product((q.shape[1], length)), groups)
     assert rows is not None
-    products = matmul(im, im.reshape(q, (items, groups, rows, size)), turned(k))
+    products = matmul(im, im.reshape(q, (items, groups, rows, size)), transposed(k))
     scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(factor))
     steps = [scores]
     if cap:
@@ -222,7 +224,7 @@ def capped(
         scores = binary(im, BinaryOp.ADD, scores, _finite(im, mask))
     else:
         steps.append(scores)
-    chances: Value = softmax13(im, im.tensor(scores))
+    chances: Value = softmax(im, im.tensor(scores), -1)
     if mask is not None:
         chances = binary(im, BinaryOp.MUL, chances, _any_key(im, mask))
     steps.append(chances)

@@ -10,6 +10,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed, unsqueeze
 from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
 from onnx2ncnn_opt.onnx.ops.attention import (
     Sight,
@@ -25,10 +29,9 @@ from onnx2ncnn_opt.onnx.ops.attention import (
 from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.logic import greater
-from onnx2ncnn_opt.onnx.ops.matrix import gemm, linear, matmul, turned
+from onnx2ncnn_opt.onnx.ops.matrix import gemm
 from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.ops.select import where
-from onnx2ncnn_opt.onnx.ops.shape import concat, split2, unsqueeze13
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
@@ -165,7 +168,7 @@ def fused_matmul(
         raise im.refuse(
             "transBatchA or transBatchB is 1: only the last two axes are transposed", "use a Transpose before it"
         )
-    product = matmul(im, turned(a) if transA else a, turned(b) if transB else b)
+    product = matmul(im, transposed(a) if transA else a, transposed(b) if transB else b)
     return product if alpha == 1 else binary(im, BinaryOp.MUL, product, number(alpha))
 
 
@@ -271,14 +274,14 @@ def attention(
     total = weights.shape[-1]
     sizes = qkv_hidden_sizes or (total // 3,) * 3
     projected = linear(im, x, im.f32(weights).T, None if b is None else im.f32(b))
-    parts = split2(im, projected, axis=2, split=sizes)
+    parts = split(im, projected, 2, sizes)
     keys = values = None
     if past is not None:
         keys, values = (im.tensor(gather(im, past, Constant(np.array(i)), axis=0)) for i in (0, 1))
     heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], keys, values)
     mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, mask_index, heads[1], mask_filter_value))
-    present = concat(im, *(unsqueeze13(im, part, (0,)) for part in heads[1:]), axis=0) if im.is_used(1) else None
+    present = concat(im, *(unsqueeze(im, part, (0,)) for part in heads[1:]), axis=0) if im.is_used(1) else None
     return merge_heads(im, attend(im, heads, mask, scale or None)), present
 
 
@@ -332,9 +335,7 @@ def group_query_attention(
     if key is None or value is None:
         width = query.shape[-1]
         size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
-        query, key, value = (
-            im.tensor(x) for x in split2(im, query, axis=2, split=(num_heads * size, *(kv_num_heads * size,) * 2))
-        )
+        query, key, value = (im.tensor(x) for x in split(im, query, 2, (num_heads * size, *(kv_num_heads * size,) * 2)))
     if local_window_size == 0:
         raise im.refuse("a window of no keys")
     length, before = query.shape[1], 0 if past_key is None else past_key.shape[2]

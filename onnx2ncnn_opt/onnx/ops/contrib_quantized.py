@@ -10,8 +10,11 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
+from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
-from onnx2ncnn_opt.onnx.ops.matrix import linear, matmul, turned
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.ops.quantization import (
     centred,
@@ -24,8 +27,6 @@ from onnx2ncnn_opt.onnx.ops.quantization import (
     sums_of,
     type_of,
 )
-from onnx2ncnn_opt.onnx.ops.reduction import softmax1, softmax13
-from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
@@ -120,8 +121,8 @@ def qlinear_softmax(
     opset: int,
 ) -> Value:
     """Softmax between DequantizeLinear and QuantizeLinear."""
-    softmax = softmax13 if opset >= 13 else softmax1
-    return _between(im, lambda t: softmax(im, t, axis=axis), x, x_scale, x_zero_point, y_scale, y_zero_point)
+    function = softmax if opset >= 13 else flat_softmax
+    return _between(im, lambda t: function(im, t, axis), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT, batch=0, integers=True, quantises=True)
@@ -202,8 +203,8 @@ def qgemm(
     transB: int = 0,
 ) -> Value:
     """Gemm of whole numbers; as QuantizeLinear of the sums where it has a scale for them."""
-    left = centred(im, turned(a) if transA else a, a_zero_point)
-    right = centred(im, turned(b) if transB else b, b_zero_point)
+    left = centred(im, transposed(a) if transA else a, a_zero_point)
+    right = centred(im, transposed(b) if transB else b, b_zero_point)
     sums: Value = matmul(im, left, right)
     if c is not None:
         sums = binary(im, BinaryOp.ADD, sums, Constant(c.astype(np.float32)))

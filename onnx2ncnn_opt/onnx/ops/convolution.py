@@ -12,8 +12,8 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
-from onnx2ncnn_opt.onnx.ops.pad_slice import pad2
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
@@ -144,7 +144,7 @@ def _biased(im: ImportContext, y: Value, b: Value) -> Value:
 def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) -> Value:
     """Zeros around a result, and the bias on all of it."""
     n = len(pads) // 2
-    wide = pad2(im, im.tensor(y), pads=(0, 0, *pads[:n], 0, 0, *pads[n:]))
+    wide = pad(im, im.tensor(y), pads=(0, 0, *pads[:n], 0, 0, *pads[n:]))
     return wide if b is None else _biased(im, wide, b)
 
 

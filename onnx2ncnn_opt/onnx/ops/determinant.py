@@ -9,7 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
-from onnx2ncnn_opt.onnx.ops.pad_slice import pick
+from onnx2ncnn_opt.onnx.lower.functional.crop import pick
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Dim, product
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.matrix import matmul
-from onnx2ncnn_opt.onnx.ops.pad_slice import pick
-from onnx2ncnn_opt.onnx.ops.reduction import reduce
+from onnx2ncnn_opt.onnx.lower.functional.crop import pick
+from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 

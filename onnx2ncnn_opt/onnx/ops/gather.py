@@ -17,12 +17,11 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, pick
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.ops.gather_slices import picked, picked_together
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pick
-from onnx2ncnn_opt.onnx.ops.reduction import reduce
-from onnx2ncnn_opt.onnx.ops.shape import expand
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import (
     Constant,

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.view import Atoms
 from onnx2ncnn_opt.onnx.fold.sizes.cells import spelled
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import spread
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.value import Formula, Operand, Tensor, Value
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
-from onnx2ncnn_opt.onnx.ops.shape import concat, split2
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
@@ -40,7 +43,7 @@ def causal_conv_with_state(
             )
         padded: Value = x
     elif past_state is None:
-        padded = pad2(im, x, pads=(0, 0, length - 1, 0, 0, 0))
+        padded = pad(im, x, pads=(0, 0, length - 1, 0, 0, 0))
     else:
         padded = concat(im, past_state, x, axis=2)
     padded = im.tensor(padded)
@@ -88,7 +91,7 @@ def linear_attention(
         heads = 1 if columns == 1 else kv_num_heads
         if x.rank != 3 or not isinstance(columns, int) or columns % (heads * rows):
             raise im.refuse(f"an operand of shape {list(x.shape)} for {kv_num_heads} heads")
-        parts = split2(im, im.tensor(x), axis=1, split=(1,) * steps)
+        parts = split(im, im.tensor(x), 1, (1,) * steps)
         return [im.reshape(part, (batch, heads, rows, columns // (heads * rows))) for part in parts]
 
     factor, state, read = scale or size**-0.5, past_state, []
@@ -98,12 +101,12 @@ def linear_attention(
         assert k is not None
         assert v is not None
         if state is not None and gate is not None:
-            state = binary(im, BinaryOp.MUL, state, im.unary(turned(gate), "UnaryOp", op_type=UnaryOp.EXP))
+            state = binary(im, BinaryOp.MUL, state, im.unary(transposed(gate), "UnaryOp", op_type=UnaryOp.EXP))
         if state is not None and rate is not None:
             v = binary(im, BinaryOp.SUB, v, matmul(im, k, state))
         if rate is not None:
             v = binary(im, BinaryOp.MUL, v, rate)
-        added = matmul(im, turned(k), v)
+        added = matmul(im, transposed(k), v)
         state = added if state is None else binary(im, BinaryOp.ADD, state, added)
         y = matmul(im, q, state)
         read.append(im.reshape(y, (batch, 1, q_num_heads * y.shape[-1])))

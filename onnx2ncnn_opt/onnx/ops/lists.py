@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.shape import concat, split2, squeeze1, unsqueeze1
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Tensor, Tensors, Value
 
@@ -119,7 +121,7 @@ def optional_get_element(im: ImportContext, x: Item) -> Item:
 def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
     """The pieces of a tensor along an axis."""
     if isinstance(x, Tensor):
-        return split2(im, x, axis=axis, split=tuple(sizes))
+        return split(im, x, axis, tuple(sizes))
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
         raise im.refuse(f"parts of {sizes} do not make up the axis of size {x.shape[axis]}")
     return tuple(Constant(part) for part in np.split(x.array, np.cumsum(sizes)[:-1], axis))
@@ -132,8 +134,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
     size = x.shape[axis]
     assert isinstance(size, int)
     return tuple(
-        squeeze1(im, part, axes=(axis,)) if isinstance(part, Tensor) else part
-        for part in parts(im, x, axis, (1,) * size)
+        squeeze(im, part, (axis,)) if isinstance(part, Tensor) else part for part in parts(im, x, axis, (1,) * size)
     )
 
 
@@ -160,4 +161,4 @@ def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
 
 
 def _unsqueezed(im: ImportContext, x: Value, axis: int) -> Value:
-    return unsqueeze1(im, x, axes=(axis,)) if isinstance(x, Tensor) else Constant(np.expand_dims(x.array, axis))
+    return unsqueeze(im, x, (axis,)) if isinstance(x, Tensor) else Constant(np.expand_dims(x.array, axis))

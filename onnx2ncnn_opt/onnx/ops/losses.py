@@ -8,9 +8,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.softmax import log_softmax
 from onnx2ncnn_opt.onnx.ops.gather import gather, gather_elements
 from onnx2ncnn_opt.onnx.ops.logic import equal
-from onnx2ncnn_opt.onnx.ops.reduction import log_softmax13, reduce
 from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
@@ -69,7 +70,7 @@ def cross_entropy(
     reduction: str = "mean",
 ) -> tuple[Value, ...]:
     """LogSoftmax, and GridSample of the labels' classes."""
-    logs = log_softmax13(im, scores, axis=1)
+    logs = log_softmax(im, scores, 1)
     return nll_loss(im, logs, labels, weights, ignore_index=ignore_index, reduction=reduction), logs
 
 

@@ -12,8 +12,8 @@ from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
-from onnx2ncnn_opt.onnx.lower.layout import Form
-from onnx2ncnn_opt.onnx.ops.reduction import reduce
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.views import rows
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
@@ -231,17 +231,3 @@ def lrn(
         raise im.refuse(f"the operand has rank {x.rank}")
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])
-
-
-def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """The tensor with the axes from `axis` on as the innermost dim of the Mat, in as few layers as possible."""
-    inner = tuple(range(axis, x.rank))
-    atoms = tuple(atom for a in inner for atom in x.view.axes[a])
-    if x.view.dims[-1] == atoms:
-        return x
-    outer = [a for a in range(axis) if x.view.axes[a]]
-    batch: list[int] = []
-    if x.view.batch and outer and x.view.axes[outer[0]] == x.view.batch:
-        batch, outer = outer[:1], outer[1:]
-    dims = [[a] for a in outer] if len(outer) <= 2 else [outer]
-    return im.formed(x, Form((*map(tuple, dims), inner), tuple(batch)))

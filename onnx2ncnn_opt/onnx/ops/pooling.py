@@ -13,8 +13,9 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop, pad2
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
@@ -149,7 +150,7 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
         )
     around = [0] * 2 * x.rank
     around[axis], around[x.rank + axis] = pads
-    padded = pad2(im, x, pads=tuple(around), value=-FLT_MAX)
+    padded = pad(im, x, pads=tuple(around), value=-FLT_MAX)
     assert isinstance(padded, Tensor)
     reach = (taps - 1) * dilation
     if isinstance(size := padded.shape[axis], int) and size <= reach:

@@ -16,6 +16,10 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.ops.activation import (
     elu,
     hard_sigmoid,
@@ -25,8 +29,6 @@ from onnx2ncnn_opt.onnx.ops.activation import (
 )
 from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.linear_attention import MOST_STEPS
-from onnx2ncnn_opt.onnx.ops.matrix import matmul, turned
-from onnx2ncnn_opt.onnx.ops.shape import concat, split2
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 _Function = Callable[..., Value]
@@ -187,12 +189,10 @@ class Unrolled:
         zeros = Constant(np.zeros((items, self.hidden), np.float32))
         outputs, ends = [], []
         for direction, backward in enumerate(self.backwards):
-            products: Value = matmul(im, x, turned(_part(im, self.w, direction)))
+            products: Value = matmul(im, x, transposed(_part(im, self.w, direction)))
             if b is not None:
                 products = binary(im, BinaryOp.ADD, products, _part(im, b, direction))
-            each = [
-                im.reshape(t, (items, t.shape[-1])) for t in split2(im, im.tensor(products), axis=0, split=(1,) * count)
-            ]
+            each = [im.reshape(t, (items, t.shape[-1])) for t in split(im, im.tensor(products), 0, (1,) * count)]
             now = [zeros if state is None else _part(im, state, direction) for state in states]
             seen: list[Value] = []
             for t in reversed(range(count)) if backward else range(count):
@@ -229,7 +229,7 @@ def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
     assert isinstance(length, int)
     if isinstance(x, Constant):
         return [Constant(piece) for piece in np.split(x.array, length // size, axis)]
-    return list(split2(im, x, axis=axis, split=(size,) * (length // size)))
+    return list(split(im, x, axis, (size,) * (length // size)))
 
 
 def _is_zero(x: Value | None) -> bool:
@@ -260,4 +260,4 @@ def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
 
 def _product(im: ImportContext, state: Value | None, r: Value) -> Value | None:
     """state @ r.T; None for a state of zeros."""
-    return None if state is None or _is_zero(state) else matmul(im, im.tensor(state), turned(r))
+    return None if state is None or _is_zero(state) else matmul(im, im.tensor(state), transposed(r))

@@ -13,6 +13,10 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, pick
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.ops.division import mod
 from onnx2ncnn_opt.onnx.ops.elementwise import add, max_, min_, mul
 from onnx2ncnn_opt.onnx.ops.gather import (
@@ -24,10 +28,7 @@ from onnx2ncnn_opt.onnx.ops.gather import (
     gather,
     gather_elements,
 )
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop, flip, pad2, pick
-from onnx2ncnn_opt.onnx.ops.reduction import reduce
 from onnx2ncnn_opt.onnx.ops.select import where
-from onnx2ncnn_opt.onnx.ops.shape import concat
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
 
@@ -345,7 +346,7 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
     """The elements of an axis moved towards its end, behind as many of `fill`."""
     pads = [0] * 2 * x.rank
     pads[axis] = shift
-    return crop(im, im.tensor(pad2(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
+    return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
 
 
 @onnx_op("OneHot", since=9, integers=True)

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import combinations
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product
-from onnx2ncnn_opt.ir.view import View
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import spread
-from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
+from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.layout import align, broadcast, combined, common_form
-from onnx2ncnn_opt.onnx.ops.pad_slice import crop, resized
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 
 @onnx_op("Reshape", since=5, integers=True, moves=(0,))
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """A regrouping of axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
-        raise im.refuse(f"{_text(shape)} copies sizes that {_text(x.shape)} does not have")
+        raise im.refuse(f"{shape_text(shape)} copies sizes that {shape_text(x.shape)} does not have")
     wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
     if -1 in wanted:
         whole, others = product(x.shape), product(size for size in wanted if size != -1)
@@ -33,10 +31,14 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
         if rest is None and isinstance(whole, Sym) and others != 0:
             rest = whole // others  # which ONNX demands to be even
         if rest is None:
-            raise im.refuse(f"{_text(x.shape)} cannot be reshaped to {_text(shape)}", "bind sizes with --shape")
+            raise im.refuse(
+                f"{shape_text(x.shape)} cannot be reshaped to {shape_text(shape)}", "bind sizes with --shape"
+            )
         wanted[wanted.index(-1)] = rest
     if isinstance(total := product(wanted), int) and isinstance(product(x.shape), int) and total != product(x.shape):
-        raise im.misfit(f"{_text(x.shape)} cannot be reshaped to {_text(tuple(wanted))}", [(product(x.shape), total)])
+        raise im.misfit(
+            f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(wanted))}", [(product(x.shape), total)]
+        )
     return im.reshape(x, tuple(wanted))
 
 
@@ -50,35 +52,25 @@ def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
 @onnx_op("Squeeze", integers=True, moves=(0,))
 def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
     """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
-    if axes is None:
-        axes = tuple(i for i, size in enumerate(x.shape) if size == 1)
-        for size in x.shape:
-            im.demand(size, 2)
-    gone = set(im.axes(axes, x.rank))
-    if any(x.shape[axis] != 1 for axis in gone):
-        raise im.refuse(f"axes {sorted(gone)} of {_text(x.shape)} are not all of size 1")
-    return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
+    return squeeze(im, x, axes)
 
 
 @onnx_op("Squeeze", since=13, integers=True, moves=(0,))
 def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
     """Axes of size 1 go."""
-    return squeeze1(im, x, axes=axes)
+    return squeeze(im, x, axes)
 
 
 @onnx_op("Unsqueeze", integers=True, moves=(0,))
 def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     """Axes of size 1 come."""
-    rank = x.rank + len(axes)
-    new = im.axes(axes, rank)
-    groups = iter(x.view.axes)
-    return x.viewed(x.view.with_axes(() if axis in new else next(groups) for axis in range(rank)))
+    return unsqueeze(im, x, axes)
 
 
 @onnx_op("Unsqueeze", since=13, integers=True, moves=(0,))
 def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
     """Axes of size 1 come."""
-    return unsqueeze1(im, x, axes=axes)
+    return unsqueeze(im, x, axes)
 
 
 @onnx_op("Transpose", integers=True, moves=(0,))
@@ -91,41 +83,9 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
 
 
 @onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same")
-def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
-    """Concat along one dim of a form that all operands share."""
-    rank = xs[0].rank
-    axis = im.axis(axis, rank)
-    if any(x.rank != rank for x in xs):
-        raise im.refuse(f"ranks differ: {', '.join(_text(x.shape) for x in xs)}")
-    for other in range(rank):
-        fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
-        if other != axis and len(fixed) > 1:
-            reason = f"sizes of axis {other} differ: {', '.join(_text(x.shape) for x in xs)}"
-            raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(xs, 2)])
-    xs = tuple(x for x in xs if x.shape[axis] != 0) or xs[:1]
-    if len(xs) == 1:
-        return xs[0]
-    if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
-        xs = tuple(number_value(im, x) for x in xs)
-    dtype = next((x.dtype for x in xs if isinstance(x, Tensor)), xs[0].dtype)
-    tensors = [im.tensor(x) for x in xs]
-    aligned = align([x.view for x in tensors], (axis,))
-    if aligned is None:
-        return concat(im, *(im.settled(x) for x in tensors), axis=axis)
-    views, origin = aligned
-    whole = origin.index(axis)
-    tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
-    form = common_form(views, origin, [partial(im.cost, x) for x in tensors], whole)
-    if form is None:
-        raise im.refuse("the operands have no common layout of at most four dims")
-    made = [im.formed(x, form) for x in tensors]
-    dim = form.dims.index((whole,))
-    blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
-    joined = View.of((blob.known_shape[dim],), [[0]]).axes[0]
-    axes = [
-        joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
-    ]
-    return Tensor(blob, combined(axes, origin, rank, form), dtype)
+def concat_op(im: ImportContext, *xs: Value, axis: int) -> Value:
+    """Concat along one dim of a layout that all operands share."""
+    return concat(im, *xs, axis=axis)
 
 
 @onnx_op("Split", integers=True, moves=(0,), axes="same")
@@ -157,23 +117,7 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
             return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
         each = -(-size // count)
         sizes = tuple(min(each, size - each * i) for i in range(count))
-    if isinstance(size, int) and sum(sizes) != size:
-        raise im.refuse(f"parts of {sizes} do not make up the axis of size {size}")
-    if any(part < 0 for part in sizes):
-        raise im.refuse(f"parts of {sizes}")
-    if 0 in sizes:
-        whole = iter(_split(im, x, axis, tuple(part for part in sizes if part), None))
-        empty = im.empty((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)
-        return tuple(next(whole) if part else empty for part in sizes)
-    if len(sizes) == 1:
-        return (x,)
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
-    assert dim is not None
-    blobs = im.layers("Slice", lying.blob, outputs=len(sizes), slices=sizes, axis=dim)
-    return tuple(
-        Tensor(blob, resized(lying.view, axis, part), x.dtype) for blob, part in zip(blobs, sizes, strict=True)
-    )
+    return split(im, x, axis, sizes)
 
 
 def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:
@@ -185,19 +129,9 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
 
 
 @onnx_op("Expand", since=8, integers=True, moves=(0,))
-def expand(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
+def expand_op(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
-    wanted: list[Dim] = []
-    for have, want in zip(_padded(x.shape, shape), _padded(shape, x.shape), strict=True):
-        size = broadcast(have, want)
-        if size is None:
-            raise im.refuse(f"{_text(x.shape)} cannot be expanded to {_text(shape)}", "bind sizes with --shape")
-        wanted.append(size)
-    return spread(im, x, tuple(wanted))
-
-
-def _padded(shape: Shape, other: Shape) -> Shape:
-    return (1,) * (len(other) - len(shape)) + shape
+    return expand(im, x, shape)
 
 
 @onnx_op("Tile", since=6, integers=True, moves=(0,))
@@ -206,7 +140,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     if len(repeats) != x.rank:
         raise im.refuse(f"{len(repeats)} repeats for rank {x.rank}")
     if any(isinstance(n, int) and n < 1 for n in repeats):
-        raise im.refuse(f"repeats {_text(repeats)}: ncnn has no empty tensors")
+        raise im.refuse(f"repeats {shape_text(repeats)}: ncnn has no empty tensors")
     grown = [axis for axis, n in enumerate(repeats) if isinstance(n, Sym)]
     x = repeated(im, x, [1 if isinstance(n, Sym) else n for n in repeats])
     for axis in grown:
@@ -222,7 +156,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
 def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
     """A constant."""
     if x.rank != 2 or not all(isinstance(size, int) for size in x.shape):
-        raise im.refuse(f"{_text(x.shape)} is not a matrix of fixed size", "bind them with --shape")
+        raise im.refuse(f"{shape_text(x.shape)} is not a matrix of fixed size", "bind them with --shape")
     rows, columns = known(x.shape)
     return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
 
@@ -260,7 +194,3 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
     if x.rank != 4:
         raise im.refuse(f"the operand has rank {x.rank}, not 4")
     return x.shape
-
-
-def _text(shape: Sequence[Dim]) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"

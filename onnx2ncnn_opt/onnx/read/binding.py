@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx_ir
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text, symbol
 from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size
 
 
@@ -25,7 +25,7 @@ class TensorInfo:
     shape: Shape | None
 
     def __str__(self) -> str:
-        shape = "unknown shape" if self.shape is None else "[" + ", ".join(map(str, self.shape)) + "]"
+        shape = "unknown shape" if self.shape is None else shape_text(self.shape)
         return f"{self.name}: {self.dtype.name.lower()}{shape}"
 
 

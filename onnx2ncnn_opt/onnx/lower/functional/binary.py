@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, fitting, known, place, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
@@ -177,9 +177,20 @@ def broadcast_shape(im: ImportContext, a: Shape, b: Shape) -> Shape:
     shape = tuple(broadcast(n, m) for n, m in zip(*padded, strict=True))
     if any(n is None for n in shape):
         apart = [(n, m) for n, m in zip(*padded, strict=True) if broadcast(n, m) is None]
-        raise im.misfit(f"shapes {_text(a)} and {_text(b)} do not broadcast", apart)
+        raise im.misfit(f"shapes {shape_text(a)} and {shape_text(b)} do not broadcast", apart)
     return tuple(n for n in shape if n is not None)
 
 
-def _text(shape: Shape) -> str:
-    return "[" + ", ".join(map(str, shape)) + "]"
+def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
+    """The tensor repeated to what its shape and another one broadcast to."""
+    wanted: list[Dim] = []
+    rank = max(x.rank, len(shape))
+    padded = [(1,) * (rank - len(sizes)) + sizes for sizes in (x.shape, shape)]
+    for have, want in zip(*padded, strict=True):
+        size = broadcast(have, want)
+        if size is None:
+            raise im.refuse(
+                f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape"
+            )
+        wanted.append(size)
+    return spread(im, x, tuple(wanted))

@@ -1,0 +1,50 @@
+"""Joining tensors along an axis."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations
+
+from onnx2ncnn_opt.ir.dim import shape_text
+from onnx2ncnn_opt.ir.view import View
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
+from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_form
+from onnx2ncnn_opt.onnx.value import Tensor, Value, is_float, is_held_as_float
+
+
+def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
+    """Concat along one dim of a form that all operands share."""
+    rank = xs[0].rank
+    axis = im.axis(axis, rank)
+    if any(x.rank != rank for x in xs):
+        raise im.refuse(f"ranks differ: {', '.join(shape_text(x.shape) for x in xs)}")
+    for other in range(rank):
+        fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
+        if other != axis and len(fixed) > 1:
+            reason = f"sizes of axis {other} differ: {', '.join(shape_text(x.shape) for x in xs)}"
+            raise im.misfit(reason, [(a.shape[other], b.shape[other]) for a, b in combinations(xs, 2)])
+    xs = tuple(x for x in xs if x.shape[axis] != 0) or xs[:1]
+    if len(xs) == 1:
+        return xs[0]
+    if any(is_float(x.dtype) or is_held_as_float(x.dtype) for x in xs):
+        xs = tuple(number_value(im, x) for x in xs)
+    dtype = next((x.dtype for x in xs if isinstance(x, Tensor)), xs[0].dtype)
+    tensors = [im.tensor(x) for x in xs]
+    aligned = align([x.view for x in tensors], (axis,))
+    if aligned is None:
+        return concat(im, *(im.settled(x) for x in tensors), axis=axis)
+    views, origin = aligned
+    whole = origin.index(axis)
+    tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
+    form = common_form(views, origin, [partial(im.cost, x) for x in tensors], whole)
+    if form is None:
+        raise im.refuse("the operands have no common layout of at most four dims")
+    made = [im.formed(x, form) for x in tensors]
+    dim = form.dims.index((whole,))
+    blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
+    joined = View.of((blob.known_shape[dim],), [[0]]).axes[0]
+    axes = [
+        joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
+    ]
+    return Tensor(blob, combined(axes, origin, rank, form), dtype)

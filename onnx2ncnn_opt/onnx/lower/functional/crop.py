@@ -1,0 +1,183 @@
+"""Elements of an axis: runs and steps of them as Crop, any others as Crops and Concat."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, smaller
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.view import View
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.value import Tensor
+
+TO_END = -233  # Crop: to the end
+
+
+def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
+    """ONNX's slice [start:end:step] of an axis, which is not empty; steps as Pooling of one element, or Flip."""
+    size = x.shape[axis]
+    if isinstance(start, Sym) or isinstance(end, Sym):
+        bounds = cut(size, start, end) if step > 0 else None
+        if bounds is None:
+            reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
+            raise im.refuse(reason, "bind them with --shape")
+        x = crop(im, x, axis, *bounds) if bounds != (0, size) else x
+        return x if step == 1 else _every(im, x, axis, step)
+    if isinstance(size, Sym):
+        if step < 0:
+            first: Dim = 0 if start >= 2**31 - 1 else -1 - start
+            if start < 0 and not at_least(size + start, 0):  # at least the first element is taken
+                first = smaller(first, size - 1)
+            last = -1 - end if end > -(2**31) + 1 else 2**31 - 1
+            return sliced(im, flip(im, x, axis), axis, first, last, -step)
+        if end == 0:  # the whole axis to ncnn
+            raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors")
+        if start < 0 and not at_least(size + start, 0):  # ncnn would take elements before the axis
+            bounds = cut(size, start, end)
+            assert bounds is not None
+            x = crop(im, x, axis, *bounds)
+        elif start != 0 or end < 2**31 - 1:
+            x = crop(im, x, axis, start, end if end < 2**31 - 1 else TO_END)
+        return x if step == 1 else _every(im, x, axis, step)
+    places = taken(size, start, end, step)
+    begin, count = places.start, len(places)
+    if step < 0 and count > 1:
+        x = flip(im, x, axis)
+        begin, step = size - 1 - begin, -step
+    if count == 1:
+        step = 1
+    if begin > 0 or begin + (count - 1) * step + 1 < size:
+        x = crop(im, x, axis, begin, begin + (count - 1) * step + 1)
+    return x if step == 1 else _every(im, x, axis, step)
+
+
+def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
+    """How many elements a slice of an axis has; None where that is not fixed."""
+    if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
+        return None
+    return len(taken(size, start, end, step))
+
+
+def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
+    """The elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    if dim is None:
+        return x  # a size of 1: all there is
+    if isinstance(start, int) and isinstance(end, int):
+        blob = im.layer("Crop", lying.blob, starts=(start,), ends=(end,), axes=(dim,))
+        return Tensor(blob, resized(lying.view, axis, blob.known_shape[dim]), x.dtype)
+    [starts, ends], others = im.stated([(start,), (end,)], lying.blob)
+    blob = im.layer("Crop", lying.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
+    return Tensor(blob, resized(lying.view, axis, end - start), x.dtype)
+
+
+def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
+    """The axis backwards."""
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    return x if dim is None else im.like(lying, im.layer("Flip", lying.blob, axes=(dim,)))
+
+
+def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
+    """Every `step`-th element, the first included: a max pooling over windows of one element."""
+    x = as_numbers(im, x)
+    before = [a for a in range(axis) if x.view.axes[a]]
+    after = [a for a in range(axis + 1, x.rank) if x.view.axes[a]]
+    batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
+    dims = [before, [axis], after]
+    blob = im.mat(x, dims, batch)
+    blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=1)
+    shape = tuple(blob.known_shape[1] if a == axis else n for a, n in enumerate(x.shape))
+    return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def resized(view: View, axis: int, size: Dim) -> View:
+    """The view after a layer has changed the size of an axis that is a dim of its own."""
+    atoms = View.of((size,), [[0]]).axes[0]
+    dim = view.dim_of(axis)
+    return View(
+        view.batch,
+        tuple(atoms if i == dim else group for i, group in enumerate(view.dims)),
+        tuple(atoms if i == axis else group for i, group in enumerate(view.axes)),
+    )
+
+
+def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
+    """ONNX Gather with constant indices: Crop for each run of neighbours, and Concat."""
+    size = x.shape[axis]
+    flat = indices.reshape(-1)
+    if isinstance(size, int):
+        if flat.size and (flat.min() < -size or flat.max() >= size):
+            raise im.refuse(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
+        flat = np.where(flat < 0, flat + size, flat)
+    if not flat.size:
+        raise im.refuse("no indices: ncnn has no empty tensors")
+    picked = _picked(im, x, axis, [int(i) for i in flat])
+    shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    result = im.reshape(picked, shape)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tensor:
+    steps, size = {b - a for a, b in pairwise(indices)}, x.shape[axis]
+    if len(steps) <= 1 and 0 not in steps and isinstance(size, int):
+        step = steps.pop() if steps else 1
+        stop = indices[-1] + (1 if step > 0 else -1)
+        return sliced(im, x, axis, indices[0], stop if stop >= 0 else -(2**31), step)
+    rows, count, step = _rows(indices)
+    if 1 < rows <= step and isinstance(size, int) and 0 <= indices[0] <= size - step * count:
+        # Every step-th element of so many neighbours each, as torch's unfold has them: patches, transposed.
+        lying = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
+        patches = im.tensor(im.reshape(lying, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
+        few = sliced(im, patches, axis + 1, 0, rows, 1)
+        order = [*range(axis), axis + 1, axis, *range(axis + 2, few.rank)]
+        turned = few.viewed(few.view.transpose(order))
+        return im.tensor(im.reshape(turned, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
+    times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
+    if 1 < times < len(indices) and indices == [index for index in indices[::times] for _ in range(times)]:
+        each = _picked(im, x, axis, indices[::times])
+        apart = im.tensor(im.reshape(each, (*each.shape[: axis + 1], 1, *each.shape[axis + 1 :])))
+        grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
+        return im.tensor(im.reshape(grown, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1 != 0:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    if dim is None:  # size 1: the same element again and again
+        return repeated(im, lying, [len(indices) if a == axis else 1 for a in range(x.rank)])
+    made = {run: _run(im, lying.blob, dim, size, *run) for run in dict.fromkeys((run[0], len(run)) for run in runs)}
+    parts = [made[run[0], len(run)] for run in runs]
+    blob = im.layer("Concat", *parts, axis=dim) if len(parts) > 1 else parts[0]
+    return Tensor(blob, resized(lying.view, axis, len(indices)), x.dtype)
+
+
+def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: int) -> Blob:
+    """So many elements of an axis from an index on, which are there even if its size is open."""
+    if start < 0 or at_least(size, start + count):
+        return im.layer("Crop", blob, starts=(start,), ends=(start + count or TO_END,), axes=(dim,))
+    names = AXES[len(blob.known_shape)]
+    params: dict[str, Any] = {f"out{name}": TO_END for name in names}
+    return im.layer("Crop", blob, **params | {f"{names[dim]}offset": start, f"out{names[dim]}": count})
+
+
+def _rows(indices: list[int]) -> tuple[int, int, int]:
+    """Of rows of so many indices, each a step behind the other, that begin one beside the other: their numbers."""
+    step = indices[1] - indices[0] if len(indices) > 1 else 1
+    count = next((i for i, (a, b) in enumerate(pairwise(indices), 1) if b - a != step), len(indices))
+    rows = len(indices) // count
+    grid = np.arange(rows)[:, None] + step * np.arange(count) + indices[0]
+    return (rows, count, step) if grid.reshape(-1).tolist() == indices else (1, len(indices), 1)

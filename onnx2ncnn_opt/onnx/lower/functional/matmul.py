@@ -1,0 +1,125 @@
+"""Matrix products: MatMul of two tensors, InnerProduct or Gemm by a constant matrix."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import broadcast_shape, spread
+from onnx2ncnn_opt.onnx.lower.functional.views import rows
+from onnx2ncnn_opt.onnx.lower.layout import Form, align, combined, meeting, presence
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
+
+
+def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
+    """numpy.matmul of two values."""
+    if a.rank == 0 or b.rank == 0:
+        raise im.refuse("an operand is a scalar")
+    inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
+    if all(isinstance(n, int) for n in inner) and inner[0] != inner[1]:
+        raise im.misfit(f"the inner sizes {inner[0]} and {inner[1]} differ", [inner])
+    if isinstance(a, Tensor) and isinstance(b, Constant) and b.rank <= 2:
+        result = linear(im, a, im.f32(b.array).T if b.rank == 2 else im.f32(b.array)[None])
+        return result if b.rank == 2 else _without_axis(result, result.rank - 1)
+    x, y = im.tensor(a), im.tensor(b)
+    if x.rank == 1:
+        return _without_axis(matmul(im, x.viewed(x.view.with_axes(((), *x.view.axes))), y), max(y.rank, 2) - 2)
+    if y.rank == 1:
+        return _without_axis(matmul(im, x, y.viewed(y.view.with_axes((*y.view.axes, ())))), x.rank - 1)
+    return _matmul(im, x, y)
+
+
+def _without_axis(x: Tensor, axis: int) -> Tensor:
+    return x.viewed(x.view.with_axes((*x.view.axes[:axis], *x.view.axes[axis + 1 :])))
+
+
+def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
+    """MatMul of Mats whose two innermost dims are the matrices; B may lie transposed."""
+    rank = max(x.rank, y.rank)
+    whole = (rank - 2, rank - 1)
+    padded = [v.view.with_axes(((),) * (rank - v.rank) + v.view.axes) for v in (x, y)]
+    aligned = align(padded, whole)
+    if aligned is None:
+        return _matmul(im, im.settled(x), im.settled(y))
+    (left, right), origin = aligned
+    outer, row, column = list(range(len(origin) - 2)), len(origin) - 2, len(origin) - 1
+    shared = bool(left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
+    batch = (0,) if shared else ()
+    groups = _groups(left, right, [axis for axis in outer if axis not in batch])
+    if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged
+        outer_shape = broadcast_shape(im, x.shape[:-2], y.shape[:-2])
+        spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))
+        return _matmul(im, spread_x, spread_y)
+    form = Form((*groups, (row,), (column,)), batch)
+    turned = Form((*groups, (column,), (row,)), batch)
+    first, second = x.viewed(left), y.viewed(right)
+    trans_b = im.cost(second, turned) < im.cost(second, form)
+    a = im.formed(first, form)
+    b = im.formed(second, turned if trans_b else form)
+    blob = im.layer("MatMul", a.blob, b.blob, transB=int(trans_b))
+    axes = [meeting(pair) for pair in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
+    axes += [a.view.axes[row], b.view.axes[column]]
+    return Tensor(blob, combined(axes, origin, rank, form), x.dtype)
+
+
+def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
+    """The outer axes as few dims: neighbours that the same operands have go together."""
+    groups: list[tuple[int, ...]] = []
+    last: tuple[bool | int, ...] | None = None
+    for axis in axes:
+        if not left.axes[axis] and not right.axes[axis]:
+            continue
+        present = presence((left, right), axis)
+        if present == last:
+            groups[-1] = (*groups[-1], axis)
+        else:
+            groups.append((axis,))
+        last = present
+    return groups
+
+
+def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = None) -> Tensor:
+    """``x @ weight.T + bias`` over the last axis: InnerProduct for one row, Gemm for several.
+
+    `weight` is [outputs, inputs], `bias` [outputs].
+    """
+    outputs, inputs = weight.shape
+    if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
+        raise im.refuse(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
+    last, batch = x.view.axes[-1], x.view.batch
+    outer = set(flat(x.view.axes[:-1]))
+    if outer in (set(), set(batch)):
+        if outer != set(batch):
+            x = im.laid(x, (last,), ())  # one row, whose elements are the batch of a Mat
+        # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
+        weights = {"weight_data": _columns(weight, last, flat(x.view.dims))} | (
+            {} if bias is None else {"bias_data": bias}
+        )
+        params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
+        blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
+        return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
+    lying = x if set(x.view.dims[-1]) == set(last) else rows(im, x, x.rank - 1)
+    if len(lying.view.dims) > 2:
+        lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), lying.view.batch)
+    weights = {"B_data": _columns(weight, last, lying.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
+    shape = {"constantN": outputs, "constantK": inputs}
+    if bias is not None:
+        shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
+    blob = im.layer("Gemm", lying.blob, weights=weights, transB=1, constantB=1, **shape)
+    return _with_last(lying, blob, lying.view.dims[:-1], outputs)
+
+
+def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
+    """The weight with its columns in the order in which the operand's elements lie."""
+    if logical == memory:
+        return weight
+    parts = weight.reshape(-1, *known(atom.size for atom in logical))
+    return parts.transpose(0, *(logical.index(atom) + 1 for atom in memory)).reshape(weight.shape)
+
+
+def _with_last(x: Tensor, blob: Blob, outer: Dims, size: int) -> Tensor:
+    """The layer's result: the operand's view with a last axis, and last dim, of another size."""
+    made = View.of((size,), [[0]]).axes[0]
+    return Tensor(blob, View(x.view.batch, (*outer, made), (*x.view.axes[:-1], made)), x.dtype)

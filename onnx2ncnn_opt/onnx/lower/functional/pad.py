@@ -1,0 +1,140 @@
+"""Padding by constant and dynamic amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from onnx2ncnn_opt.ir.codes import Padding
+from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, at_most, known, larger, smaller
+from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.view import MAX_DIMS
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip, resized
+from onnx2ncnn_opt.onnx.lower.functional.repeat import batch_beside, dims_around, repeated
+from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
+
+_MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
+
+
+def pad(
+    im: ImportContext,
+    x: Tensor,
+    pads: Sizes,
+    mode: str = "constant",
+    value: float = 0.0,
+    axes: Ints | None = None,
+) -> Tensor:
+    """ONNX's Pad by the amounts before, then after the axes (all by default); negative ones are cropped."""
+    if mode not in _MODES and mode != "wrap":
+        raise im.refuse(f"mode {mode} is not known")
+    n = len(pads) // 2
+    if len(pads) != 2 * (x.rank if axes is None else len(axes)):
+        raise im.refuse(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
+    which = im.axes(axes, x.rank) if axes is not None else list(range(n))
+    open_ = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if not _are_fixed(pads[i], pads[n + i])}
+    for axis, sides in open_.items():
+        x = _pad_openly(im, x, axis, *sides, mode, value)
+    given = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if a not in open_ and (pads[i] or pads[n + i])}
+    amounts = {axis: (known([begin])[0], known([end])[0]) for axis, (begin, end) in given.items()}
+    grown = {a: (max(b, 0), max(e, 0)) for a, (b, e) in amounts.items() if b > 0 or e > 0}
+    shrinks_openly = any(min(sides) < 0 and isinstance(x.shape[axis], Sym) for axis, sides in amounts.items())
+    if mode == "constant" and grown and shrinks_openly:  # first, so that nothing is empty in between
+        x, grown = _padding(im, x, grown, mode, value), {}
+    for axis, (begin, end) in amounts.items():
+        if begin < 0 or end < 0:
+            size = x.shape[axis]
+            if isinstance(size, int) and -min(begin, 0) - min(end, 0) >= size:
+                raise im.refuse(f"pads {pads} take away all of an axis")
+            x = crop(im, x, axis, max(0, -begin), min(end, 0) or TO_END)
+    amounts = grown
+    for axis, (begin, end) in amounts.items():
+        size = x.shape[axis]
+        if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
+            raise im.refuse(f"reflecting {max(begin, end)} elements of an axis of size {size}")
+    if mode == "wrap":
+        for axis, (begin, end) in amounts.items():
+            x = _wrapped(im, x, axis, begin, end)
+        return x
+    return _padding(im, x, amounts, mode, value) if amounts else x
+
+
+def _are_fixed(*sizes: Dim) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
+    """Padding by as much as the amounts can become, and a Crop of what is too much."""
+    if mode == "wrap":
+        raise im.refuse(f"mode {mode} with dynamic pads of {begin} and {end}", "bind sizes with --shape")
+    before, behind = at_most(begin), at_most(end)
+    positive = at_least(begin, 0) and at_least(end, 0)
+    if mode == "reflect" and positive:
+        return _reflected(im, x, axis, begin, end)
+    if not positive or before is None or behind is None:
+        reason = f"pads of {begin} and {end}, which may be below 0, or any number"
+        raise im.refuse(reason, "bind sizes with --shape")
+    wide = _padding(im, x, {axis: (before, behind)}, mode, value) if before or behind else x
+    return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
+
+
+def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
+    """The axis between all that can be reflected of it, and a Crop of what is too much."""
+    lying, size = im.along(x, [axis]), x.shape[axis]
+    dim = lying.view.dim_of(axis)
+    if dim is None:  # size 1: there is nothing to reflect
+        return x
+    mirrored, parts, before = flip(im, lying, axis), [lying], larger(size - 1, 1)
+    if begin != 0:
+        parts.insert(0, crop(im, mirrored, axis, 0, before))
+    if end != 0:
+        parts.append(crop(im, mirrored, axis, smaller(size - 1, 1), size))
+    blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
+    whole = Tensor(blob, resized(lying.view, axis, blob.known_shape[dim]), x.dtype)
+    first = before if begin != 0 else 0
+    return crop(im, whole, axis, first - begin, first + size + end)
+
+
+def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
+    """The last elements of an axis before it, and the first ones behind it."""
+    size = x.shape[axis]
+    if not isinstance(size, int) or max(begin, end) > size:
+        raise im.refuse(f"{max(begin, end)} elements wrapped around an axis of size {size}")
+    lying = im.along(x, [axis])
+    dim = lying.view.dim_of(axis)
+    if dim is None:  # size 1: the same element again and again
+        return repeated(im, lying, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
+    parts = [lying.blob]
+    if begin:
+        parts.insert(0, im.layer("Crop", lying.blob, starts=(size - begin,), ends=(size,), axes=(dim,)))
+    if end:
+        parts.append(im.layer("Crop", lying.blob, starts=(0,), ends=(end,), axes=(dim,)))
+    blob = im.layer("Concat", *parts, axis=dim)
+    return Tensor(blob, resized(lying.view, axis, begin + size + end), x.dtype)
+
+
+def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
+    """One Padding layer where the axes fit into a Mat of which it pads up to three dims (of four: all but c)."""
+    batch = batch_beside(x, amounts)
+    dims = dims_around(x, amounts, batch)
+    if len(amounts) > 3 or not _can_pad(dims, amounts):
+        if len(amounts) > 1:
+            for axis, both in amounts.items():
+                x = _padding(im, x, {axis: both}, mode, value)
+            return x
+        [axis] = amounts
+        rest = [a for a in range(x.rank) if a not in batch]
+        groups = tuple(a for a in rest if a < axis), (axis,), tuple(a for a in rest if a > axis)
+        dims = [group for group in groups if group]
+    sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
+    params: dict[str, Any] = {}
+    for axis, (begin, end) in amounts.items():
+        before, behind = sides[AXES[len(dims)][dims.index((axis,))]]
+        params |= {before: begin, behind: end}
+    blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
+    shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
+    return im.wrap(blob, shape, dims, batch, x.dtype)
+
+
+def _can_pad(dims: list[tuple[int, ...]], axes: Collection[int]) -> bool:
+    return len(dims) < MAX_DIMS or (len(dims) == MAX_DIMS and dims[0][0] not in axes)

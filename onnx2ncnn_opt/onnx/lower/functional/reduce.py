@@ -1,0 +1,95 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, UnaryOp
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.view import View
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
+from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.value import Ints, Tensor
+
+# ONNX operator -> Reduction operation, and the opset from which its axes are an input.
+OPERATIONS = {
+    "ReduceSum": (Reduction.SUM, 13),
+    "ReduceSumSquare": (Reduction.SUMSQ, 18),
+    "ReduceMean": (Reduction.MEAN, 18),
+    "ReduceMax": (Reduction.MAX, 18),
+    "ReduceMin": (Reduction.MIN, 18),
+    "ReduceProd": (Reduction.PROD, 18),
+    "ReduceL1": (Reduction.L1, 18),
+    "ReduceL2": (Reduction.L2, 18),
+    "ReduceLogSum": (Reduction.LOGSUM, 18),
+    "ReduceLogSumExp": (Reduction.LOGSUMEXP, 18),
+}
+
+# What a reduction over axes of size 1 (or none) leaves to do.
+_ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ReduceSumSquare": ("UnaryOp", {"op_type": UnaryOp.SQUARE}),
+    "ReduceL1": ("UnaryOp", {"op_type": UnaryOp.ABS}),
+    "ReduceL2": ("UnaryOp", {"op_type": UnaryOp.ABS}),
+    "ReduceLogSum": ("Log", {}),
+}
+
+
+def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
+    """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
+    x = as_numbers(im, x)
+    reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
+    atoms = [axis for axis in reduced if x.view.axes[axis]]
+    result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)
+    axes_out = [group for axis, group in enumerate(result.view.axes) if keepdims or axis not in reduced]
+    return result.viewed(result.view.with_axes(axes_out))
+
+
+def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
+    """The tensor with these axes, which are not of size 1, reduced to size 1."""
+    lying = im.separated(x, axes)
+    if lying is None:  # they lie apart in too many dims: all of them as one
+        kept = tuple(axis for axis in range(x.rank) if axis not in axes)
+        lying = im.formed(x, Form((kept, tuple(axes))))
+        dims = [1]
+    else:
+        dims = sorted(d for d in (lying.view.dim_of(axis) for axis in axes) if d is not None)
+    kept_dims = [i for i in range(len(lying.view.dims)) if i not in dims]
+    # Behind the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
+    trailing = dims == list(range(len(kept_dims), len(lying.view.dims)))
+    operation = OPERATIONS[name][0]
+    if operation == Reduction.LOGSUMEXP:
+        blob = _log_sum_exp(im, lying, dims)
+    else:
+        blob = reduction(im, lying.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
+    left = tuple(lying.view.dims[i] for i in kept_dims) or ((),)
+    if len(blob.known_shape) == len(lying.view.dims):
+        left = tuple(() if i in dims else group for i, group in enumerate(lying.view.dims))
+    axes_left = tuple(() if axis in axes else group for axis, group in enumerate(lying.view.axes))
+    return Tensor(blob, View(lying.view.batch, left, axes_left), x.dtype)
+
+
+def reduction(
+    im: ImportContext, blob: Blob, dims: Sequence[int], operation: Reduction, *, keepdims: bool = True
+) -> Blob:
+    """A Reduction layer over dims of the Mat."""
+    return im.layer(
+        "Reduction", blob, operation=operation, reduce_all=0, axes=tuple(dims), keepdims=int(keepdims), fixbug0=1
+    )
+
+
+def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
+    """m + log(sum(exp(x - m))) with the largest number m: without it exp overflows from 89 on."""
+    # Infinite, it would make NaN of itself.
+    largest = im.layer("Clip", reduction(im, x.blob, dims, Reduction.MAX), min=-FLT_MAX, max=FLT_MAX)
+    low = im.layer("BinaryOp", x.blob, largest, op_type=BinaryOp.SUB)
+    return im.layer("BinaryOp", reduction(im, low, dims, Reduction.LOGSUMEXP), largest, op_type=BinaryOp.ADD)
+
+
+def reduced_alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
+    """What a reduction over axes of size 1, or over none, leaves to do."""
+    if name not in _ALONE:
+        return x
+    layer, params = _ALONE[name]
+    return im.unary(x, layer, **params)
