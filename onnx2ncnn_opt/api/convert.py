@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from onnx2ncnn_opt.ir.weight import Array
+    from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
     from onnx2ncnn_opt.verification.verify import VerifyReport
 
@@ -173,6 +175,43 @@ class Conversion:
             usual = tolerance_of(self.model)
             options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
         return verify_net(reference(self.source), files.param, files.bin, **options)
+
+    def benchmark(
+        self,
+        files: Files | None = None,
+        *,
+        feeds: Mapping[str, Array] | Path | None = None,
+        seed: int = 0,
+        seconds: float = 2.0,
+    ) -> Latency:
+        """Time the net beside ONNX Runtime: one thread of this machine each, in fp32, in turns, for some `seconds`.
+
+        `files` are those of the net, if they are written already; `feeds` and `seed` are as for `estimated`. Raises
+        RunError where either cannot run it, and VerificationError for `custom` operators.
+        """
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+        from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
+        from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
+        from onnx2ncnn_opt.verification.latency import in_turns
+        from onnx2ncnn_opt.verification.verify import any_feeds
+
+        if self.custom:
+            raise VerificationError(f"the net cannot be timed: {NOT_RUN}")
+        if files is None:
+            with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+                saved = self.save(Path(folder) / "net")
+                return self.benchmark(saved, feeds=feeds, seed=seed, seconds=seconds)
+        model, manifest = reference(self.source), self.manifest()
+        given = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
+        blobs = feeds_of([Slot.of(entry) for entry in manifest.inputs], given)
+        outputs = [entry.blob for entry in manifest.outputs]
+        worker = OrtWorker()
+        try:
+            other = OrtRunner(model, outputs=self.cut, values=self.model.values, fast=True, worker=worker)
+            with NcnnRunner(files.param, files.bin) as net:
+                return in_turns(partial(net.time, blobs, outputs), partial(other.time, given), seconds)
+        finally:
+            worker.close()
 
 
 def convert(

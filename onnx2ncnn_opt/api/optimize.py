@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from onnx2ncnn_opt.rewrite.rule import Pass
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.inputs import Draw
+    from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
     from onnx2ncnn_opt.verification.verify import OutputReport
 
@@ -290,6 +292,48 @@ class Optimized:
                 each = judged(files, names, rounded) if mode == "fp32" else in_16_bits(files, names, mode)
                 reports += merged(each, mode)
             return Verification(tuple(reports), folded, process.checked(modes))
+
+    def benchmark(
+        self,
+        files: NetFiles | None = None,
+        names: Mapping[Blob, str] | None = None,
+        *,
+        seed: int = 0,
+        seconds: float = 2.0,
+        on: str | None = None,
+    ) -> Latency:
+        """Time the net after and before: one thread each, in fp32, in turns, for some `seconds`.
+
+        The arguments are as for `verify`. Raises UsageError for a net that was cut, and where nothing tells an input's
+        shape, and RunError where ncnn cannot run a net.
+        """
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+        from onnx2ncnn_opt.runtime.targets import find_target
+        from onnx2ncnn_opt.verification.latency import in_turns
+        from onnx2ncnn_opt.verification.nets import draw_runs
+
+        if self._is_cut or self.misfit:
+            raise UsageError("only a whole net, at shapes that it takes, can be timed before and after")
+        if files is None or names is None:
+            with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+                written = NetFiles.at(Path(folder) / "net")
+                names = write_net(self.graph, written.param, written.bin)
+                return self.benchmark(written, names, seed=seed, seconds=seconds, on=on)
+        _, drawn = next(draw_runs(self.graph, self.shapes, seed=seed))
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        target = find_target(on)
+        with NcnnWorker(target) as first, NcnnWorker(target) as second:
+            after = NcnnRunner(files.param, files.bin, worker=first)
+            before = NcnnRunner(self.source.param, self.source.bin, worker=second)
+            return in_turns(
+                partial(after.time, {names[b]: a for b, a in drawn.items()}, [names[b] for b in outputs]),
+                partial(
+                    before.time,
+                    {self._blobs[b.name]: a for b, a in drawn.items()},
+                    [self._blobs[b.name] for b in outputs],
+                ),
+                seconds,
+            )
 
 
 def _told(report: OutputReport, before: str | None) -> OutputReport:

@@ -18,6 +18,7 @@ from onnx2ncnn_opt.cli.options import (
     Allowed,
     Given,
     Runs,
+    benchmark_option,
     given_options,
     masks_option,
     release_option,
@@ -52,6 +53,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @given_options
 @run_options()
 @tolerance_options
+@benchmark_option("ONNX Runtime")
 @click.option(
     "--outputs",
     multiple=True,
@@ -87,6 +89,7 @@ def convert(
     given: Given,
     runs: Runs,
     allowed: Allowed,
+    benchmark: bool,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     release: int | None,
@@ -104,9 +107,14 @@ def convert(
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (given.feeds or keep_failed or runs.on or runs.modes or allowed != Allowed()):
+    if no_verify and (given.feeds or keep_failed or runs.on or runs.modes or benchmark or allowed != Allowed()):
         raise click.UsageError(
-            "--inputs, --on, --modes, --rtol, --atol and --keep-failed need verification, which --no-verify skips"
+            "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
+            "--no-verify skips"
+        )
+    if benchmark and runs.on:
+        raise click.UsageError(
+            "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.ir.releases import NEWEST
@@ -133,7 +141,7 @@ def convert(
         "masks": not no_masks,
     }
     verified = None if no_verify else {**vars(runs), **vars(allowed)}
-    common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed}
+    common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark}
     run_each(
         output,
         {
@@ -153,12 +161,14 @@ def _convert(
     fields: dict[str, Any],
     *,
     keep_failed: bool,
+    benchmark: bool,
     verbose: bool,
 ) -> None:
     """Convert one model; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
+    from onnx2ncnn_opt.report.verification import LatencyRow
 
     start = time.perf_counter()
     files = api.Files.at(prefix)
@@ -173,7 +183,7 @@ def _convert(
     with output.working(f"converting {model}"):
         conversion = api.convert(model, shapes=sizes, **options)
         cost = api.cost_of_batch(conversion, **options)
-    report = None
+    report, latency = None, None
     if checks:
         with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
             conversion = conversion.estimated(feeds=given.feeds, seed=checks["seed"], masks=options["masks"])
@@ -185,6 +195,9 @@ def _convert(
                 report = replace(report, outputs=tuple(_renamed(row, drafts, files) for row in report.outputs))
                 if not keep_failed:
                     report.check()
+                if benchmark and report.ok:
+                    with output.working("timing the net and ONNX Runtime"):
+                        latency = conversion.benchmark(drafts, feeds=given.feeds, seed=checks["seed"])
     except VerificationError as error:
         if report is None:  # there is nothing to compare with
             raise VerificationError(f"{error}; --no-verify converts without running the model") from error
@@ -210,6 +223,7 @@ def _convert(
         notes=() if report is None else report.notes,
         masks=[str(mask) for mask in conversion.masks],
         estimated="" if conversion.precision is None else str(conversion.precision),
+        latency=None if latency is None else LatencyRow(*astuple(latency)),
     )
     fields |= {**conversion_fields(summary), "verification": None if report is None else report_fields(report)}
     output.show(conversion_blocks(summary, verbose=verbose))

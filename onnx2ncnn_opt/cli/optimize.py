@@ -16,6 +16,7 @@ from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
     Allowed,
     Runs,
+    benchmark_option,
     layers_option,
     masks_option,
     release_option,
@@ -55,6 +56,7 @@ _PARAM = (".param", ".param.bin")
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
 @run_options()
 @tolerance_options
+@benchmark_option("the one before")
 @masks_option
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")
@@ -77,6 +79,7 @@ def optimize(
     fixed_shapes: bool,
     runs: Runs,
     allowed: Allowed,
+    benchmark: bool,
     no_masks: bool,
     no_verify: bool,
     only: tuple[str, ...],
@@ -95,8 +98,11 @@ def optimize(
     IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
     succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
-    if no_verify and (runs.on or runs.modes or allowed != Allowed()):
-        raise click.UsageError("--on, --modes, --rtol and --atol need verification, which --no-verify skips")
+    if no_verify and (runs.on or runs.modes or benchmark or allowed != Allowed()):
+        message = "--on, --modes, --rtol, --atol and --benchmark need verification, which --no-verify skips"
+        raise click.UsageError(message)
+    if benchmark and (start or end):
+        raise click.UsageError("--benchmark times whole nets, which --start and --end do not leave")
     from onnx2ncnn_opt.ir.releases import NEWEST
 
     check_prefix(prefix, _ENDINGS)
@@ -121,7 +127,7 @@ def optimize(
         "release": NEWEST if release is None else release,
     }
     verified = None if no_verify else {**vars(runs), **vars(allowed)}
-    common: dict[str, Any] = {"binary": binary, "verbose": verbose}
+    common: dict[str, Any] = {"binary": binary, "benchmark": benchmark, "verbose": verbose}
     run_each(
         output,
         {
@@ -172,11 +178,13 @@ def _optimize(
     fields: dict[str, Any],
     *,
     binary: bool | None,
+    benchmark: bool,
     verbose: bool,
 ) -> None:
     """Optimise one net; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import optimize as api
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
+    from onnx2ncnn_opt.report.verification import LatencyRow
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}"):
@@ -186,7 +194,7 @@ def _optimize(
             result = result.estimated(seed=checks["seed"], masks=options["masks"])
     as_binary = result.is_binary if binary is None else binary
     files = _check(param, bin, prefix, binary=as_binary)
-    report, size = None, 0
+    report, latency, size = None, None, 0
     wrong: VerificationError | None = None
     try:
         with result.drafts(prefix, binary=as_binary) as (drafts, names):
@@ -201,6 +209,9 @@ def _optimize(
                     outputs=tuple(_renamed(each, drafts, files) for each in report.outputs),
                 )
                 report.check()
+                if benchmark:
+                    with output.working("timing the net before and after"):
+                        latency = result.benchmark(drafts, names, seed=checks["seed"], on=checks["on"])
     except VerificationError as error:
         if report is None:  # there is nothing to compare with
             raise VerificationError(f"{error}; --no-verify optimises without running the net") from error
@@ -228,6 +239,7 @@ def _optimize(
         checked="" if report is None else report.checked,
         masks=[str(mask) for mask in result.masks],
         estimated="" if result.precision is None else str(result.precision),
+        latency=None if latency is None else LatencyRow(*astuple(latency)),
     )
     fields |= {**optimization_fields(summary), "verification": None if report is None else _report_fields(report)}
     output.show(optimization_blocks(summary, verbose=verbose))

@@ -203,6 +203,11 @@ def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return relative(absolute(_together("allowed", Allowed, rtol="rtol", atol="atol")(command)))
 
 
+def benchmark_option(beside: str) -> Decorator:
+    """The option --benchmark, as `benchmark`."""
+    return click.option("--benchmark", is_flag=True, help=f"Time the net beside {beside}: one thread each, in turns.")
+
+
 def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     from onnx2ncnn_opt.runtime.targets import check_modes
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, mask_lines, output_table, sizes_lines
+from onnx2ncnn_opt.report.verification import (
+    LatencyRow,
+    OutputRow,
+    checked_lines,
+    latency_lines,
+    mask_lines,
+    output_table,
+    sizes_lines,
+)
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -45,6 +53,7 @@ class ConversionSummary:
     notes: Sequence[str] = ()
     masks: Sequence[str] = ()
     estimated: str = ""
+    latency: LatencyRow | None = None
 
 
 def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
@@ -63,6 +72,7 @@ def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
         "estimated": summary.estimated or None,
         "notes": _notes(summary),
         "files": [{"path": path, "bytes": size} for path, size in summary.files],
+        "latency": None if summary.latency is None else asdict(summary.latency),
         "seconds": summary.seconds,
     }
 
@@ -89,6 +99,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
         blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
     blocks += mask_lines(summary.masks, summary.estimated)
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
+    blocks += latency_lines(summary.latency, "ONNX Runtime")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
     blocks += checked_lines(summary.checked, bool(summary.estimated))

@@ -8,7 +8,14 @@ from typing import Any
 
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.conversion import file_size, storage_lines
-from onnx2ncnn_opt.report.verification import OutputRow, checked_lines, mask_lines, output_table
+from onnx2ncnn_opt.report.verification import (
+    LatencyRow,
+    OutputRow,
+    checked_lines,
+    latency_lines,
+    mask_lines,
+    output_table,
+)
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -45,6 +52,7 @@ class OptimizationSummary:
     checked: str = ""
     masks: Sequence[str] = ()
     estimated: str = ""
+    latency: LatencyRow | None = None
 
 
 def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
@@ -66,6 +74,7 @@ def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
         "renamed": dict(summary.renamed),
         "caches": list(summary.caches),
         "files": [{"path": path, "bytes": size} for path, size in summary.files],
+        "latency": None if summary.latency is None else asdict(summary.latency),
         "seconds": summary.seconds,
     }
 
@@ -101,6 +110,7 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         if summary.caches:
             blocks.append(f"note: caches are not compared, as only ncnn can read them: {', '.join(summary.caches)}")
     blocks += mask_lines(summary.masks, summary.estimated)
+    blocks += latency_lines(summary.latency, "before")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")
     return [*blocks, *checked_lines(summary.checked, bool(summary.estimated))]

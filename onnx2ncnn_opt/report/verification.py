@@ -24,6 +24,24 @@ class OutputRow:
     mode: str = "fp32"
 
 
+@dataclass(frozen=True)
+class LatencyRow:
+    """Milliseconds of a net and of what it is held against, the median of net / other, and how often each was timed."""
+
+    net: float
+    other: float
+    ratio: float
+    turns: int
+
+
+def latency_lines(latency: LatencyRow | None, other: str) -> list[str]:
+    """The times of a net beside what it is held against; none where nothing was timed."""
+    if latency is None:
+        return []
+    times = f"{latency.net:.3g} ms, {other} {latency.other:.3g} ms, ratio {latency.ratio:.2f}"
+    return [f"latency: {times} (one thread, fp32, fastest of {latency.turns} turns)"]
+
+
 def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[str]:
     """The open sizes that the net was run at, where it has any.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -81,6 +82,26 @@ class NcnnProcess(Worker):
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> None:
         self.answer({}, self.net.extract(extractor, output))
+
+    def do_time(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]], seconds: float) -> None:
+        """Run for some time; the answer has the seconds of each run."""
+        for feed in feeds:
+            feed["array"] = self.read_array(feed)
+        self.attempt(self.time, feeds, [self.net.blob(output["blob"]) for output in outputs], seconds)
+
+    def time(self, feeds: list[dict[str, Any]], blobs: list[Any], seconds: float) -> None:
+        clock = time.perf_counter if self.vulkan else time.thread_time  # a GPU works in no thread of this process
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while not times or time.perf_counter() < end:
+            extractor = self.net.feed(feeds)
+            start = clock()
+            for blob in blobs:
+                code, _ = extractor.extract(blob)
+                if code != 0:
+                    raise RuntimeError(f"extract returned {code}")
+            times.append(clock() - start)
+        self.answer({"times": times})
 
     def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], seed: int) -> None:
         """Compute blob after blob, and round each before the next is computed from it; an answer for each."""

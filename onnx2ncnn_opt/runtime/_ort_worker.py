@@ -5,6 +5,7 @@ A model that takes all memory, or for ever, ends this process instead of the cal
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,15 +29,17 @@ class OrtProcess(Worker):
         self.sessions: dict[int, Any] = {}
         return {}
 
-    def do_load(self, number: int, path: str | None, size: int, threads: int, folder: str | None) -> None:
+    def do_load(self, number: int, path: str | None, size: int, **settings: Any) -> None:
         """Make a session of a file, or of the bytes that follow."""
         model = self.requests.read(size) if path is None else path
-        self.attempt(self.load, number, model, threads, folder)
+        self.attempt(self.load, number, model, **settings)
 
-    def load(self, number: int, model: bytes | str, threads: int, folder: str | None) -> None:
+    def load(self, number: int, model: bytes | str, threads: int, folder: str | None, fast: bool) -> None:
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = threads
-        options.use_deterministic_compute = True
+        options.use_deterministic_compute = not fast
+        if fast:  # as ncnn does; it holds for the process
+            options.add_session_config_entry("session.set_denormal_as_zero", "1")
         # Its errors come as exceptions; the log on stderr would only repeat them.
         options.log_severity_level = 4
         if folder is not None:
@@ -63,6 +66,20 @@ class OrtProcess(Worker):
             self.answer({"outputs": len(results)})
             for result in results:
                 self.answer({}, result)
+
+    def do_time(self, number: int, feeds: list[dict[str, Any]], seconds: float) -> None:
+        """Run for some time; the answer has the seconds of each run."""
+        arrays = {feed["name"]: self.read_array(feed) for feed in feeds}
+        self.attempt(self.time, number, arrays, seconds)
+
+    def time(self, number: int, arrays: dict[str, Any], seconds: float) -> None:
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while not times or time.perf_counter() < end:
+            start = time.thread_time()
+            self.sessions[number].run(None, arrays)
+            times.append(time.thread_time() - start)
+        self.answer({"times": times})
 
     def results(self, number: int, arrays: dict[str, Any]) -> list[Any]:
         session = self.sessions[number]

@@ -222,6 +222,17 @@ class NcnnRunner:
             results.update(dict.fromkeys(others, Failure(f"not reached: ncnn died on '{first}'", crashed=True)))
         return results
 
+    def time(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[str], seconds: float) -> list[float]:
+        """The seconds that each run took, as many as fit into some `seconds`: CPU time of one thread, or time on a GPU.
+
+        The runner's `threads` have to be 1. Raises RunError if an output cannot be had, and CrashError.
+        """
+        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
+        request = {"do": "time", "feeds": _described(given), "outputs": [{"blob": blob} for blob in outputs]}
+        with self._worker.session(self) as child:
+            child.send({**request, "seconds": seconds}, *(feed.array for feed in given.values()))
+            return [float(each) for each in self._receive(child)["times"]]
+
     def walk(
         self,
         feeds: Mapping[str, Feed | Array],

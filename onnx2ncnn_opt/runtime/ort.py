@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,8 @@ class OrtRunner:
     `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
     `values` are fed in every run to the inputs of their names, as far as the outputs need those. `timeout` is in
-    seconds, for each run and for loading. Raises RunError if ONNX Runtime refuses the model.
+    seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in ncnn, in the whole
+    process of the `worker`, and runs need not repeat to the bit. Raises RunError if ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -105,9 +106,11 @@ class OrtRunner:
         threads: int = 1,
         folder: Path | None = None,
         timeout: float = 300.0,
+        fast: bool = False,
         worker: OrtWorker = SHARED,
     ) -> None:
         self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
+        self._fast = fast
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
             folder = model.absolute().parent if isinstance(model, Path) else folder
@@ -133,6 +136,17 @@ class OrtRunner:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
+        with self._asked({"do": "run"}, feeds) as (child, _):
+            return {name: child.receive_array(child.receive()) for name in self._outputs}
+
+    def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
+        """The seconds of CPU time that each run of one thread took, as many as fit into some seconds."""
+        with self._asked({"do": "time", "seconds": seconds}, feeds) as (_, answer):
+            return [float(each) for each in answer["times"]]
+
+    @contextmanager
+    def _asked(self, request: Mapping[str, Any], feeds: Mapping[str, Array]) -> Iterator[tuple[Child, dict[str, Any]]]:
+        """The process and its first answer to a request with arrays."""
         arrays = {name: np.asarray(array) for name, array in {**self._values, **feeds}.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
@@ -143,9 +157,8 @@ class OrtRunner:
             with child.within(self._timeout):
                 if not self._worker.hold(self, child):
                     self._load(child)
-                child.send({"do": "run", "number": self.number, "feeds": described}, *arrays.values())
-                self._receive(child, "failed on")
-                return {name: child.receive_array(child.receive()) for name in self._outputs}
+                child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
+                yield child, self._receive(child, "failed on")
         except Ended as end:
             raise self._lost(end) from end
 
@@ -168,6 +181,7 @@ class OrtRunner:
             "path": None if isinstance(self._model, bytes) else os.fspath(self._model.absolute()),
             "size": len(data),
             "threads": self._threads,
+            "fast": self._fast,
             "folder": None if self._folder is None else os.fspath(self._folder),
         }
         child.send({"do": "load", **request}, data)

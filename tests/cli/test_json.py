@@ -94,21 +94,24 @@ def test_of_a_model_and_its_net(folder: Path) -> None:
 
 def test_convert(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
-    data = printed(tmp_path, "convert", "model.onnx")
+    data = printed(tmp_path, "convert", "model.onnx", "--benchmark")
     check(data, "Every command", "convert")
     (result,) = data["results"]
     check(result, "Each of convert's results")
     check(result["verification"], "A verification")
     assert result["layers"] == {"before": 8, "after": 7}
+    assert set(result["latency"]) == {"net", "other", "ratio", "turns"}
+    assert all(number > 0 for number in result["latency"].values())
     assert [file["path"] for file in result["files"]] == ["model.ncnn.param", "model.ncnn.bin", "model.ncnn.json"]
 
 
 def test_optimize(folder: Path) -> None:
-    data = printed(folder, "optimize", *NET, "-o", "after")
+    data = printed(folder, "optimize", *NET, "-o", "after", "--benchmark")
     check(data, "Every command", "optimize")
     (result,) = data["results"]
     check(result, "Each of optimize's results")
     assert set(result["verification"]) == {"ok", "outputs", "folded", "checked"}
+    assert result["latency"]["turns"] > 2
 
 
 def test_errors(tmp_path: Path) -> None:

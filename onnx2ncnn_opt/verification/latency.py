@@ -1,0 +1,42 @@
+"""How long a net takes beside another, or beside ONNX Runtime: both with one thread, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+# So long runs one before it is the other's turn, if not for a single run, and so many turns there are at least.
+_SECONDS_EACH, _LEAST_TURNS = 0.05, 3
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of the fastest run of a net and of what it is held against; `ratio` is the median of net / other.
+
+    It is CPU time, so that whatever else the machine does counts little; on a GPU it is time. `turns` had each.
+    """
+
+    net: float
+    other: float
+    ratio: float
+    turns: int
+
+
+def in_turns(net: Callable[[float], list[float]], other: Callable[[float], list[float]], seconds: float) -> Latency:
+    """Time two functions, which run something for some seconds and return the seconds of each run.
+
+    Each runs once before; whichever is first in a turn is second in the next one.
+    """
+    each = (net, other)
+    for run in each:
+        run(0.0)
+    fastest: tuple[list[float], list[float]] = ([], [])
+    end = time.monotonic() + seconds
+    while len(fastest[0]) < _LEAST_TURNS or time.monotonic() < end:
+        order = (0, 1) if len(fastest[0]) % 2 == 0 else (1, 0)
+        for which in order:
+            fastest[which].append(min(each[which](_SECONDS_EACH)))
+    ratios = [a / max(b, 1e-9) for a, b in zip(*fastest, strict=True)]
+    return Latency(min(fastest[0]) * 1e3, min(fastest[1]) * 1e3, median(ratios), len(ratios))
