@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Shape, known
+from onnx2ncnn_opt.ir.dim import Shape, by_axis, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 
 
@@ -66,9 +66,8 @@ def _input(graph: Graph, name: str, blob: Blob) -> Blob:
     return new
 
 
-def input_params(shape: Shape | None) -> dict[str | int, int]:
+def input_params(shape: Shape | None) -> dict[str, int]:
     """The parameters of an Input of this shape; none where a size is open."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return {}
-    axes = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}[len(shape)]
-    return dict(zip(axes, known(shape), strict=True))
+    return by_axis(known(shape))

@@ -10,14 +10,14 @@ stay what they are. A name that starts with "#" is no size but a place along an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, islice
 from itertools import product as choices
 from math import ceil
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,10 @@ class Sym:
 Dim: TypeAlias = int | Sym
 Shape: TypeAlias = tuple[Dim, ...]
 
+# ncnn's names of a blob's axes, outermost first, by rank.
+AXES = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}
+
+_Size = TypeVar("_Size", bound=Dim)
 _Factor: TypeAlias = str | Call
 _Monomial: TypeAlias = tuple[_Factor, ...]
 
@@ -136,8 +140,13 @@ def product(sizes: Iterable[Dim]) -> Dim:
     return total
 
 
+def by_axis(shape: Sequence[_Size]) -> dict[str, _Size]:
+    """The sizes of a blob by ncnn's names of its axes."""
+    return dict(zip(AXES[len(shape)], shape, strict=True))
+
+
 def shape_text(shape: Iterable[Dim]) -> str:
-    """A shape as people read it: "[1, 3, H, W]"."""
+    """A shape as messages show it: "[1, n, 3]"."""
     return f"[{', '.join(map(str, shape))}]"
 
 
@@ -211,6 +220,35 @@ def fitting(a: Dim, b: Dim) -> Dim | None:
                 if at_least(other, 2):
                     return more
     return None
+
+
+def broadcast(a: Dim, b: Dim) -> Dim | None:
+    """The size that two sizes broadcast to (numpy's rules); None where they do not.
+
+    Two dynamic sizes are equal at run time, or one of them is 1: the larger one is right for both.
+    """
+    if a == 1:
+        return b
+    if b == 1 or a == b:
+        return a
+    if isinstance(a, int) and isinstance(b, int):
+        return None
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    return fitting(a, b) or larger(a, b)
+
+
+def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:
+    """The shape that shapes broadcast to (numpy's rules), () for none; None where `common` of two sizes is None."""
+    result: Shape = ()
+    for shape in shapes:
+        rank = max(len(shape), len(result))
+        pairs = zip(*((1,) * (rank - len(each)) + each for each in (result, shape)), strict=True)
+        sizes = tuple(size for a, b in pairs if (size := common(a, b)) is not None)
+        if len(sizes) < rank:
+            return None
+        result = sizes
+    return result
 
 
 @lru_cache(maxsize=4096)

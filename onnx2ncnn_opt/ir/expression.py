@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.errors import ShapeError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, larger, smaller
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, larger, smaller
 
 Number: TypeAlias = "Dim | float"
 
@@ -117,8 +117,7 @@ def _size_of(token: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> Dim:
         return batch
     if shape is None:
         raise _UnknownError
-    names = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}[len(shape)]
-    return shape[names.index(axis)] if axis in names else 1
+    return by_axis(shape).get(axis, 1)
 
 
 def _apply(token: str, stack: list[Number]) -> Number:

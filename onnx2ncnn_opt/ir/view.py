@@ -16,11 +16,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise, permutations
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, exact_div, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, exact_div, product
+from onnx2ncnn_opt.ir.permute import order_type
 
 MAX_DIMS = 4
+# The parameters that say the block and the mode of a `Shuffle`.
+_SHUFFLES = {
+    "ShuffleChannel": ("group", ""),
+    "PixelShuffle": ("upscale_factor", "mode"),
+    "Reorg": ("stride", "mode"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +65,18 @@ class Regroup:
     unbatch: bool = False
     batch: Dim | None = None
 
+    @property
+    def whole(self) -> Shape:
+        """The sizes that the layer is told: a new batch before the dims."""
+        return self.dims if self.batch is None else (self.batch, *self.dims)
+
+    @property
+    def batch_axes(self) -> dict[str, int]:
+        """The layer's parameters about the batch."""
+        return ({"input_batch_axis": 0} if self.unbatch else {}) | (
+            {} if self.batch is None else {"output_batch_axis": 0}
+        )
+
 
 @dataclass(frozen=True)
 class Reorder:
@@ -76,6 +95,20 @@ class Shuffle:
 
 
 Step: TypeAlias = Regroup | Reorder | Shuffle
+
+
+def step_layer(step: Step) -> tuple[str, dict[str, Any]]:
+    """The type and the parameters of the layer that takes a step; one dynamic size is -1, which ncnn computes.
+
+    A Reshape to several dynamic sizes, or to more than four (the batch included), has to be told in expressions.
+    """
+    if isinstance(step, Reorder):
+        return "Permute", {"order_type": order_type(step.perm)}
+    if isinstance(step, Shuffle):
+        block, mode = _SHUFFLES[step.type]
+        return step.type, {block: step.block} | ({mode: step.mode} if step.mode else {})
+    sizes = {axis: -1 if isinstance(size, Sym) else size for axis, size in by_axis(step.whole).items()}
+    return "Reshape", sizes | step.batch_axes
 
 
 @dataclass(frozen=True)

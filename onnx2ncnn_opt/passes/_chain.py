@@ -9,7 +9,7 @@ from onnx2ncnn_opt.ir.dim import Dim
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.shapes import assign_shapes
-from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.view import Regroup, step_layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.rewrite.rule import require
 
@@ -40,8 +40,8 @@ class Chain:
         """The same elements in another shape; the blob itself where it has that."""
         if blob.shape == tuple(shape):
             return blob
-        sizes: dict[str, Any] = dict(zip(AXES[len(shape)], shape, strict=True))
-        return self.add("Reshape", what, blob, **sizes)
+        kind, sizes = step_layer(Regroup(tuple(shape)))
+        return self.add(kind, what, blob, **sizes)
 
     def crop(self, blob: Blob, ranges: Mapping[int, tuple[int, int]], what: str) -> Blob:
         """Ranges along axes; those that are the whole axis say nothing."""

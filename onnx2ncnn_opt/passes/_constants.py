@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.dim import Shape, by_axis
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.rewrite.rule import known_shape, require
+
+
+def data_params(shape: Shape) -> dict[str, Any]:
+    """The parameters that give a MemoryData a shape, whatever it had before."""
+    return dict.fromkeys("whdc") | by_axis(shape)
 
 
 def constant_array(const: Layer) -> Array:

@@ -5,29 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, Sym, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import types_with
-from onnx2ncnn_opt.ir.permute import order_type, permutation
+from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes import assign_shapes
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.spec import Trait
-from onnx2ncnn_opt.ir.view import Regroup, Reorder, Shuffle, Step, View, plan
+from onnx2ncnn_opt.ir.view import Regroup, Reorder, Step, View, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
 
 Steps: TypeAlias = tuple[Step, ...]
 
 VIEWS = types_with(Trait.VIEW)
-# The parameters that say the block (or group) and the mode.
-_SHUFFLES = {
-    "ShuffleChannel": ("group", None),
-    "PixelShuffle": ("upscale_factor", "mode"),
-    "Reorg": ("stride", "mode"),
-}
 
 
 def step_of(layer: Layer) -> Step | None:
@@ -167,15 +160,5 @@ def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
 
 
 def _layer(step: Step, name: str, source: Blob, blob: Blob, origin: Sequence[str]) -> Layer:
-    if isinstance(step, Reorder):
-        return Layer("Permute", name, [source], [blob], {"order_type": order_type(step.perm)}, origin=origin)
-    params: dict[str | int, Any] = {}
-    if isinstance(step, Shuffle):
-        block, mode = _SHUFFLES[step.type]
-        params[block] = step.block
-        if mode and step.mode:
-            params[mode] = step.mode
-        return Layer(step.type, name, [source], [blob], params, origin=origin)
-    for axis, size in zip(AXES[len(step.dims)], step.dims, strict=True):
-        params[axis] = -1 if isinstance(size, Sym) else size
-    return Layer("Reshape", name, [source], [blob], params, origin=origin)
+    kind, params = step_layer(step)
+    return Layer(kind, name, [source], [blob], params, origin=origin)

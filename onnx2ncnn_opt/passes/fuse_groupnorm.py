@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import exact_div
+from onnx2ncnn_opt.ir.dim import by_axis, exact_div
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.passes._views import VIEWS, step_of
 from onnx2ncnn_opt.rewrite.pattern import op
@@ -43,5 +42,4 @@ def fuse_groupnorm(x: Blob, groups: Layer, norm: Layer, back: Layer) -> Layer | 
         return new
     shape = fixed_shape(back.output)
     new.outputs = (Blob(norm.output.name, x.shape, x.batch),)
-    sizes = dict(zip(AXES[len(shape)], shape, strict=True))
-    return [new, Layer("Reshape", back.name, [new.output], (), sizes)]
+    return [new, Layer("Reshape", back.name, [new.output], (), by_axis(shape))]

@@ -4,8 +4,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._constants import data_params
 from onnx2ncnn_opt.passes._views import VIEWS, in_form, step_of
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
@@ -24,5 +24,5 @@ def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
     assert after is not None
     assert step is not None
     data = np.ascontiguousarray(in_form(block.data.reshape(known(before)), (step,)))
-    sizes = dict.fromkeys("whdc") | dict(zip(AXES[len(after)], after, strict=True))
+    sizes = data_params(after)
     return constant.having(**sizes, weights={"data": Weight(data.reshape(-1))})

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from onnx2ncnn_opt.ir.dim import AXES
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.passes._crops import cropped, ranges
 from onnx2ncnn_opt.passes.fuse_padding import SIDES, require_no_cropping
 from onnx2ncnn_opt.rewrite.pattern import op

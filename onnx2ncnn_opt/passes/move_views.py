@@ -10,9 +10,9 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
+from onnx2ncnn_opt.passes._constants import data_params
 from onnx2ncnn_opt.passes._views import (
     Steps,
     chain_above,
@@ -329,7 +329,7 @@ def _constant(blob: Blob, shape: Shape, form: Steps) -> Layer:
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data
-    named = dict.fromkeys("whdc") | dict(zip(AXES[data.ndim], data.shape, strict=True))
+    named = data_params(data.shape)
     layer = old.having(**named, weights={"data": Weight(np.ascontiguousarray(data).reshape(-1))})
     layer.outputs = (Blob(blob.name, data.shape),)
     return layer

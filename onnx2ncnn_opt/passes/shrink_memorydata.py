@@ -7,8 +7,8 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._constants import data_params
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 _PACK = 4  # slices of the outermost axis that ncnn packs, where their number allows it
@@ -47,7 +47,7 @@ def _shrink(constant: Layer) -> Replacement | None:
             require(_is_fast(user, small.shape), f"rows of '{blob.name}' are short: they are faster in the full size")
     if all(user.type == "SDPA" for user in blob.users):
         small = small[0]  # of a mask of one head ncnn's Vulkan code reads more, unless it has two dims
-    sizes = dict.fromkeys("whdc") | dict(zip(AXES[small.ndim], small.shape, strict=True))
+    sizes = data_params(small.shape)
     stored = replace(block, data=np.ascontiguousarray(small).reshape(-1))
     new = constant.having(**sizes, weights={"data": stored})
     new.outputs = (Blob(blob.name, small.shape),)

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pass_cases import fill_weights
 
-from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.dim import AXES, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.passes import run

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from onnx2ncnn_opt.errors import ShapeError
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, larger
+from onnx2ncnn_opt.ir import dim
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis
 from onnx2ncnn_opt.ir.expression import evaluate
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
@@ -128,14 +129,12 @@ def equal(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
 def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
     """The size of an axis where 1 fits everything; fails where neither is 1 and they surely differ.
 
-    Of two open sizes it is the larger one: the other is as large when the net runs, or 1.
+    Of two dynamic sizes it is the larger one: the other is as large at run time, or 1.
     """
-    if isinstance(a, int) and a == 1:
-        return b
-    if isinstance(b, int) and b == 1:
-        return a
-    size = equal(layer, a, b, what)
-    return size if isinstance(size, int) else larger(size, b)
+    size = None if 1 not in (a, b) and differ(a, b) else dim.broadcast(a, b)
+    if size is None:
+        fail(layer, f"{what} must be equal, but are {a} and {b}")
+    return size
 
 
 def position(layer: Layer, axis: int, rank: int, name: str = "axis") -> int:
@@ -172,8 +171,4 @@ def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim
 
 def named_sizes(shape: Shape) -> dict[str, Dim]:
     """The sizes by ncnn's names of the axes, w h d c; 1 for those that the rank does not have."""
-    return {**dict.fromkeys("whdc", 1), **dict(zip(AXES[len(shape)], shape, strict=True))}
-
-
-# ncnn's names of a blob's axes, outermost first.
-AXES = {1: "w", 2: "hw", 3: "chw", 4: "cdhw"}
+    return {**dict.fromkeys("whdc", 1), **by_axis(shape)}

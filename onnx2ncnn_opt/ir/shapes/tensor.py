@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.codes import Padding
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, product, smaller
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, exact_div, product, smaller
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes.registry import (
-    AXES,
     MAX_RANK,
     Batched,
     Output,

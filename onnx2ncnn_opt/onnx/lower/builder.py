@@ -9,26 +9,17 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import ShapeError
 from onnx2ncnn_opt.ir.cut import input_params
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
-from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.ir.ranges import Range, Ranges, of_numbers
 from onnx2ncnn_opt.ir.shapes import infer_shapes
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Step, View, flat, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UntoldError
 from onnx2ncnn_opt.onnx.lower.layout import Form, separations
 from onnx2ncnn_opt.onnx.lower.names import Names
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
-
-# The parameters that say the block and the mode of `Shuffle` layers.
-_SHUFFLE_PARAMS = {
-    "ShuffleChannel": ("group", ""),
-    "PixelShuffle": ("upscale_factor", "mode"),
-    "Reorg": ("stride", "mode"),
-}
 
 
 class Refusal(Exception):
@@ -221,20 +212,19 @@ class Builder:
     def _step(self, blob: Blob, step: Step) -> Blob:
         key = (blob, step)
         if key not in self._forms:
-            if isinstance(step, Reorder):
-                made = self.layer("Permute", blob, order_type=order_type(step.perm))
-            elif isinstance(step, Shuffle):
-                block, mode = _SHUFFLE_PARAMS[step.type]
-                params: dict[str, Any] = {block: step.block} | ({mode: step.mode} if mode else {})
-                made = self.layer(step.type, blob, **params)
-            else:
-                dims = step.dims if step.batch is None else (step.batch, *step.dims)
-                batches = {"input_batch_axis": 0} if step.unbatch else {}
-                if step.batch is not None:
-                    batches["output_batch_axis"] = 0
-                made = self.regrouped(blob, dims, batches)
-            self._forms[key] = made
+            self._forms[key] = self._taken(blob, step)
         return self._forms[key]
+
+    def _taken(self, blob: Blob, step: Step) -> Blob:
+        """The layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
+        if isinstance(step, Regroup):
+            dynamic = sum(isinstance(size, Sym) for size in step.whole)
+            if len(step.whole) > MAX_DIMS or dynamic > 1:
+                batches: dict[str, Any] = step.batch_axes
+                [text], others = self.stated([step.whole[::-1]], blob, whole_batch=bool(batches))
+                return self.layer("Reshape", blob, *others, shape_expr=text, **batches)
+        kind, params = step_layer(step)
+        return self.layer(kind, blob, **params)
 
     def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
         """The tensor's elements in its own order, as a Mat of `dims`, or of one dim where those are more than four."""
@@ -248,7 +238,7 @@ class Builder:
             for step in plan(view, flattened):
                 blob = self._step(blob, step)
             view = View((), flattened, view.axes)
-        return self.regrouped(blob, tuple(dims), {"input_batch_axis": 0} if view.batch else {})
+        return self._taken(blob, Regroup(tuple(dims), unbatch=bool(view.batch)))
 
     # ---- tensors
 
@@ -312,16 +302,9 @@ class Builder:
         dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
         return self.wrap(self._row_major(x, [shape[a] for a in kept]), shape, dims, dtype=x.dtype)
 
-    def regrouped(self, blob: Blob, dims: Shape, batches: Mapping[str, Any] | None = None) -> Blob:
-        """A Reshape layer; sizes that are not fixed are left open, or calculated from other blobs' sizes."""
-        symbolic = [i for i, size in enumerate(dims) if isinstance(size, Sym)]
-        if len(dims) > MAX_DIMS or len(symbolic) > 1:
-            [text], others = self.stated([tuple(reversed(dims))], blob, whole_batch=bool(batches))
-            return self.layer("Reshape", blob, *others, shape_expr=text, **(batches or {}))
-        params: dict[str, Any] = {
-            name: -1 if isinstance(size, Sym) else size for name, size in zip(AXES[len(dims)], dims, strict=True)
-        }
-        return self.layer("Reshape", blob, **params, **(batches or {}))
+    def regrouped(self, blob: Blob, dims: Shape) -> Blob:
+        """A Reshape layer."""
+        return self._taken(blob, Regroup(dims))
 
     # ---- open sizes
 
@@ -380,7 +363,7 @@ class Builder:
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
         key = (data.dtype.char.encode() + data.tobytes(), tuple(data.shape))
         if key not in self._memory:
-            params = dict(zip(AXES[data.ndim], data.shape, strict=True))
+            params = by_axis(data.shape)
             label, self._label = self._label, f"{self._label}_const"
             name = self._layer_names.new(self._label)
             self._label = label

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, exact_div
+from onnx2ncnn_opt.ir.dim import AXES, Call, Dim, Sym, exact_div
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 
 LONGEST_TEXT = 255  # of a parameter
 

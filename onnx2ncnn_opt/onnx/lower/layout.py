@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from onnx2ncnn_opt.ir.dim import Dim, fitting, larger
+from onnx2ncnn_opt.ir.dim import Dim, broadcast, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
@@ -194,22 +194,6 @@ def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, form: Form
     fresh = tuple(tuple(Atom(atom.size) for atom in group) for group in axes)
     dims, batch = form.atoms(View((), (), fresh))
     return View(batch, dims, tuple(flat(g for g, o in zip(fresh, origin, strict=True) if o == a) for a in range(rank)))
-
-
-def broadcast(a: Dim, b: Dim) -> Dim | None:
-    """The size that two sizes broadcast to (numpy rules); None where they do not.
-
-    Two open sizes are equal when the net runs, or one of them is 1: the larger one is right for both.
-    """
-    if a == 1:
-        return b
-    if b == 1 or a == b:
-        return a
-    if isinstance(a, int) and isinstance(b, int):
-        return None
-    if isinstance(a, int) or isinstance(b, int):
-        return a if isinstance(a, int) else b
-    return fitting(a, b) or larger(a, b)
 
 
 def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]:

@@ -12,17 +12,17 @@ from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather
-from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal, result_shape
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.lower.functional.where import where
+from onnx2ncnn_opt.onnx.ops.gather import gather
+from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal
+from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -105,7 +105,7 @@ class Sight:
             return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
         bounds = greater_or_equal(im, count, Constant(low.astype(np.float32)))
         if high is not None:
-            bounds = and_(im, bounds, greater_or_equal(im, Constant(high.astype(np.float32)), count))
+            bounds = and_(im, bounds, less_or_equal(im, count, Constant(high.astype(np.float32))))
         return where(im, bounds, number(0), number(-np.inf))
 
 
@@ -258,7 +258,7 @@ def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
 def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
     """The mask with its rows and columns in full, for each head and each item where it has them."""
     full = (*q.shape[:3], k.shape[2])
-    if result_shape(im, mask, Constant(np.zeros((1, 1, 1, 1), np.float32))) != mask.shape:
+    if broadcast_shape(im, mask.shape, (1, 1, 1, 1)) != mask.shape:
         shape = (1,) * (4 - mask.rank) + mask.shape
         mask = im.reshape(mask, shape)
     if mask.rank != 4 or any(n not in (1, m) for n, m in zip(mask.shape, full, strict=True)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, fitting, known, place
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, broadcast_shape, fitting, known, place
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.value import Constant, Formula
 
@@ -139,17 +139,10 @@ def axes_of(x: Sequence[Formula], attributes: Attributes) -> list[int] | None:
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
     """The shape to which shapes broadcast, as far as their sizes tell."""
-    rank = max(map(len, shapes))
-    result: list[Dim] = []
-    for column in zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True):
-        size: Dim = 1
-        for other in column:
-            common = other if size == 1 else size if other == 1 else fitting(size, other)
-            if common is None:
-                raise Undecided
-            size = common
-        result.append(size)
-    return tuple(result)
+    shape = broadcast_shape(shapes, lambda a, b: b if a == 1 else a if b == 1 else fitting(a, b))
+    if shape is None:
+        raise Undecided
+    return shape
 
 
 def with_size(shape: Shape, axis: int, size: Dim) -> Shape:

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import combinations, zip_longest
 
 import numpy as np
 
+from onnx2ncnn_opt.ir import dim
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, fitting, known, place, shape_text
+from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.layout import Cost, Form, align, broadcast, combined, common_form, meeting
+from onnx2ncnn_opt.onnx.lower.layout import Cost, Form, align, combined, common_form, meeting
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
 
 _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
@@ -170,27 +172,19 @@ def _padded(view: View, rank: int) -> View:
     return view.with_axes(((),) * (rank - len(view.axes)) + view.axes)
 
 
-def broadcast_shape(im: ImportContext, a: Shape, b: Shape) -> Shape:
-    """The shape that two shapes broadcast to."""
-    rank = max(len(a), len(b))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in (a, b)]
-    shape = tuple(broadcast(n, m) for n, m in zip(*padded, strict=True))
-    if any(n is None for n in shape):
-        apart = [(n, m) for n, m in zip(*padded, strict=True) if broadcast(n, m) is None]
-        raise im.misfit(f"shapes {shape_text(a)} and {shape_text(b)} do not broadcast", apart)
-    return tuple(n for n in shape if n is not None)
+def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
+    """The shape that shapes broadcast to; refused where they do not."""
+    result = dim.broadcast_shape(shapes)
+    if result is None:
+        columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+        apart = [pair for sizes in columns for pair in combinations(sizes, 2) if 1 not in pair]
+        raise im.misfit(f"shapes {' and '.join(map(shape_text, shapes))} do not broadcast", apart)
+    return result
 
 
 def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
     """The tensor repeated to what its shape and another one broadcast to."""
-    wanted: list[Dim] = []
-    rank = max(x.rank, len(shape))
-    padded = [(1,) * (rank - len(sizes)) + sizes for sizes in (x.shape, shape)]
-    for have, want in zip(*padded, strict=True):
-        size = broadcast(have, want)
-        if size is None:
-            raise im.refuse(
-                f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape"
-            )
-        wanted.append(size)
-    return spread(im, x, tuple(wanted))
+    wanted = dim.broadcast_shape((x.shape, shape))
+    if wanted is None:
+        raise im.refuse(f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape")
+    return spread(im, x, wanted)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, smaller
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, smaller
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.shapes.registry import AXES
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.movement import cut, taken

@@ -6,8 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Padding
-from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, at_most, known, larger, smaller
-from onnx2ncnn_opt.ir.shapes.registry import AXES
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, known, larger, smaller
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip, resized
