@@ -274,7 +274,7 @@ def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | Non
     `source` and `target` are the dims before and after; None where a Reshape stands there anyway (and, at the end, is
     added by the caller).
     """
-    blocks = _blocks(old, new)
+    blocks = runs(old, new)
     options: list[list[Step]] = []
     if len(blocks) <= MAX_DIMS:
         if source is not None:
@@ -287,7 +287,7 @@ def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | Non
     return min(options, key=len)
 
 
-def _blocks(old: Atoms, new: Atoms) -> list[Atoms]:
+def runs(old: Atoms, new: Atoms) -> list[Atoms]:
     """`new` cut into the longest runs that also stand together in `old`."""
     position = {atom: i for i, atom in enumerate(old)}
     blocks: list[list[Atom]] = []

@@ -153,7 +153,9 @@ def _candidates(
         if form is None:
             continue
         yield form
-        missing = needed - {axis for group in (*form.dims, form.batch) for axis in group}
+        lying = [axis for group in form.dims for axis in group]
+        yield Form(tuple(_merged(lying, present, whole)) or ((),), form.batch)
+        missing = needed - {*lying, *form.batch}
         if whole in missing and not view.axes[whole]:
             yield from _with_dim(form, whole)
     for axes in dict.fromkeys([*batches, ()]):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat
+from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, runs
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import broadcast_shape, spread
@@ -52,16 +54,36 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
         outer_shape = broadcast_shape(im, x.shape[:-2], y.shape[:-2])
         spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))
         return _matmul(im, spread_x, spread_y)
-    form = Form((*groups, (row,), (column,)), batch)
-    turned = Form((*groups, (column,), (row,)), batch)
-    first, second = x.viewed(left), y.viewed(right)
-    trans_b = im.cost(second, turned) < im.cost(second, form)
-    a = im.formed(first, form)
-    b = im.formed(second, turned if trans_b else form)
-    blob = im.layer("MatMul", a.blob, b.blob, transB=int(trans_b))
+    pair = x.viewed(left), y.viewed(right)
+    forms = [
+        tuple(Form((*order, *matrix), batch) for matrix in (((row,), (column,)), second))
+        for order in _orders(groups)
+        for second in (((row,), (column,)), ((column,), (row,)))
+    ]
+    form, other = min(forms, key=lambda forms: _price(im, pair, forms))
+    a, b = im.formed(pair[0], form), im.formed(pair[1], other)
+    blob = im.layer("MatMul", a.blob, b.blob, transB=int(form != other))
     axes = [meeting(pair) for pair in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
     axes += [a.view.axes[row], b.view.axes[column]]
     return Tensor(blob, combined(axes, origin, rank, form), x.dtype)
+
+
+def _price(im: ImportContext, operands: Sequence[Tensor], forms: Sequence[Form]) -> tuple[int, int]:
+    """Layers that lead to the forms, then the pieces that they move: fewer go together with what else is moved."""
+    layers = pieces = 0
+    for x, form in zip(operands, forms, strict=True):
+        dims, batch = form.atoms(x.view)
+        layers += im.cost(x, form)
+        pieces += len(runs(x.view.batch + flat(x.view.dims), batch + flat(dims)))
+    return layers, pieces
+
+
+def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Orders of the matrices in a Mat: that of the axes, then with the last ones outermost, as heads of windows are."""
+    yield groups
+    for i, group in enumerate(groups):
+        for cut in range(len(group) - 1, 0, -1):
+            yield [*groups[:i], group[cut:] + group[:cut], *groups[i + 1 :]]
 
 
 def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
@@ -100,7 +122,8 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
         blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
         return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
-    lying = x if set(x.view.dims[-1]) == set(last) else rows(im, x, x.rank - 1)
+    lying = _in_order(im, x, inputs, outputs)
+    lying = lying if set(lying.view.dims[-1]) == set(last) else rows(im, lying, lying.rank - 1)
     if len(lying.view.dims) > 2:
         lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), lying.view.batch)
     weights = {"B_data": _columns(weight, last, lying.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
@@ -109,6 +132,19 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
     blob = im.layer("Gemm", lying.blob, weights=weights, transB=1, constantB=1, **shape)
     return _with_last(lying, blob, lying.view.dims[:-1], outputs)
+
+
+def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor:
+    """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider.
+
+    So only where an axis is made of pieces that lie apart, as windows of an image do: others may be transposed back.
+    """
+    last, batch = x.view.axes[-1], x.view.batch
+    axes = [tuple(atom for atom in axis if atom not in batch) for axis in x.view.axes[:-1]]
+    lying = tuple(atom for atom in flat(x.view.dims) if atom not in last)
+    is_apart = any(len(runs(lying, axis)) > 1 for axis in axes)
+    is_fixed = all(isinstance(atom.size, int) for atom in lying)
+    return im.laid(x, (flat(axes), last), batch) if outputs > inputs and is_apart and is_fixed else x
 
 
 def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
