@@ -1,0 +1,315 @@
+"""ncnn-check.toml: which models are checked, how they are converted, and what their nets may cost."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import math
+import os
+import shlex
+import string
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.runtime.targets import MODES, check_modes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_FILE = "ncnn-check.toml"
+DEFAULT_BASELINE = "ncnn-baseline"
+PLACEHOLDERS = {"onnx": "the model", "out": "the prefix of the files to write", "stem": "the model's name in its folder"}
+_SUFFIXES = (".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What passes.
+
+    `accuracy` is the largest error of an output by mode, relative to its largest value; a mode without one passes as
+    `verify` says. The others are factors: what the net may have of what the baseline's has, infinite for any.
+    """
+
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    layers: float = 1.0
+    size: float = 1.01
+    latency: float = 1.2
+    memory: float = 1.1
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model to check; paths are absolute.
+
+    `name` is the path relative to the file that lists it, without suffix and with "/". `convert` is the words of the
+    converter's command, empty for this package's own; `version` the words of one that prints the converter's version.
+    `net` is where the .param is that is judged, None for what the converter writes to {out}. `modes` are empty for
+    those of the target. `timeout` is in seconds, for the converter and for each run of the model or the net.
+    """
+
+    name: str
+    path: Path
+    convert: tuple[str, ...] = ()
+    version: tuple[str, ...] = ()
+    net: Path | None = None
+    shapes: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[Path, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    on: str | None = None
+    modes: tuple[str, ...] = ()
+    timeout: float = 300.0
+    thresholds: Thresholds = Thresholds()
+
+
+@dataclass(frozen=True)
+class Config:
+    """What `check` does: the models in the order of their names, and the folder of the baseline."""
+
+    file: Path
+    baseline: Path
+    models: tuple[Model, ...]
+
+    def chosen(self, names: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> Config:
+        """The same for the models that one of these patterns fits, and of those the i-th share of n."""
+        for pattern in names:
+            if not any(fnmatchcase(model.name, pattern) for model in self.models):
+                known = ", ".join(model.name for model in self.models)
+                raise UsageError(f"{self.file}: no model is called '{pattern}'; there are {known}")
+        fitting = [m for m in self.models if not names or any(fnmatchcase(m.name, pattern) for pattern in names)]
+        return replace(self, models=tuple(fitting[shard[0] - 1 :: shard[1]]))
+
+    def everywhere(self, *, on: str | None = None, modes: Sequence[str] = ()) -> Config:
+        """The same on another device, or in other modes, whatever the file says."""
+        changes: dict[str, Any] = ({"on": on} if on else {}) | ({"modes": check_modes(modes)} if modes else {})
+        return replace(self, models=tuple(replace(model, **changes) for model in self.models))
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """The two numbers of "i/n", of which the first counts from 1."""
+    first, _, count = text.partition("/")
+    if first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count):
+        return int(first), int(count)
+    raise UsageError(f"a shard is i/n, the i-th of n parts, as 1/4 to 4/4; not '{text}'")
+
+
+def read_config(path: Path) -> Config:
+    """Read and check the file; raises UsageError that names the key and what it takes."""
+    try:
+        data = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; docs/ci.md says what is in it") from error
+    except (ValueError, RecursionError) as error:  # TOML's error, text that is no UTF-8, absurd nesting
+        raise UsageError(f"{path}: not TOML: {error}") from error
+    return _Reader(path.absolute()).config(data)
+
+
+class _Key(NamedTuple):
+    """What a key may hold: a type, and what is to be said of another."""
+
+    fits: Callable[[Any], bool]
+    wanted: str
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+
+
+def _is_shapes(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(sizes, list) and all(isinstance(size, (int, str)) and size is not True for size in sizes)
+        for sizes in value.values()
+    )
+
+
+def _is_accuracy(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(mode in MODES and _is_number(limit) for mode, limit in value.items())
+    return _is_number(value)
+
+
+_TEXT = _Key(_is_text, "a text")
+_COMMAND = _Key(_is_text, "a command, as it would be typed")
+_FACTOR = _Key(_is_number, "a factor of what the baseline has, as 1.1; inf for no limit")
+_TABLE = _Key(lambda value: isinstance(value, dict), "a table")
+
+_MODEL_KEYS = {
+    "convert": _COMMAND,
+    "version": _COMMAND,
+    "net": _TEXT,
+    "shapes": _Key(_is_shapes, "a table of lists of sizes by the inputs' names"),
+    "values": _TABLE,
+    "inputs": _Key(lambda value: _is_text(value) or _is_texts(value), "the path of an .npz file, or a list of them"),
+    "seeds": _Key(
+        lambda value: isinstance(value, list) and bool(value) and all(type(v) is int and v >= 0 for v in value),
+        "a list of whole numbers",
+    ),
+    "on": _TEXT,
+    "modes": _Key(_is_texts, f"a list of {', '.join(MODES)}"),
+    "timeout": _Key(_is_positive, "a number of seconds"),
+    "thresholds": _TABLE,
+}
+_THRESHOLD_KEYS = {
+    "accuracy": _Key(_is_accuracy, f"a number for fp32, or a table with numbers for {', '.join(MODES)}"),
+    "layers": _FACTOR,
+    "size": _FACTOR,
+    "latency": _FACTOR,
+    "memory": _FACTOR,
+}
+_FILE_KEYS = {
+    "models": _Key(_is_texts, "a list of paths or patterns, as models/**/*.onnx"),
+    "baseline": _TEXT,
+    "model": _TABLE,
+    **_MODEL_KEYS,
+}
+
+
+class _Reader:
+    """Takes the parsed file apart, and says where something is not what it has to be."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.folder = file, file.parent
+
+    def config(self, data: Mapping[str, Any]) -> Config:
+        self.check(data, _FILE_KEYS, "")
+        if "models" not in data:
+            raise UsageError(f'{self.file}: models is missing, as in models = ["models/*.onnx"]')
+        own = data.get("model", {})
+        for name, table in own.items():
+            self.require(isinstance(table, dict), f"model.{name}", "a table")
+            self.check(table, _MODEL_KEYS, f"model.{name}.")
+        paths = self.paths(data["models"])
+        for name in own:
+            if name not in paths:
+                raise UsageError(f"{self.file}: there is no model '{name}'{_nearest(name, paths)}")
+        common = {key: value for key, value in data.items() if key in _MODEL_KEYS}
+        models = [self.model(name, path, common, own.get(name, {})) for name, path in sorted(paths.items())]
+        return Config(self.file, self.absolute(data.get("baseline", DEFAULT_BASELINE)), tuple(models))
+
+    def paths(self, patterns: Sequence[str]) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        for pattern in patterns:
+            full = os.path.join(self.folder, pattern)
+            # A path that is no pattern is listed whether there is a file or not: that it is gone is this model's fault.
+            fitting = sorted(glob.glob(full, recursive=True)) if glob.has_magic(pattern) else [full]
+            if not fitting:
+                raise UsageError(f"{self.file}: no file fits the pattern '{pattern}' of models")
+            for text in fitting:
+                path = Path(os.path.normpath(text))
+                name = Path(os.path.relpath(path, self.folder)).as_posix()
+                for suffix in _SUFFIXES:
+                    name = name.removesuffix(suffix)
+                if found.setdefault(name, path) != path:
+                    raise UsageError(f"{self.file}: {found[name]} and {path} would have one name; rename one of them")
+        return found
+
+    def model(self, name: str, path: Path, common: Mapping[str, Any], own: Mapping[str, Any]) -> Model:
+        keys = {**common, **own}
+        keys["thresholds"] = {**common.get("thresholds", {}), **own.get("thresholds", {})}
+        where = f"model.{name}."
+        inputs = keys.get("inputs", ())
+        net = keys.get("net")
+        return Model(
+            name=name,
+            path=path,
+            convert=self.command(keys.get("convert", ""), f"{where}convert", tuple(PLACEHOLDERS)),
+            version=self.command(keys.get("version", ""), f"{where}version", ()),
+            net=self.absolute(self.filled(net, f"{where}net", {"stem": _stem(path)})) if net else None,
+            shapes=keys.get("shapes", {}),
+            values=keys.get("values", {}),
+            inputs=tuple(map(self.absolute, [inputs] if isinstance(inputs, str) else inputs)),
+            seeds=tuple(dict.fromkeys(keys.get("seeds", (0,)))),
+            on=keys.get("on"),
+            modes=check_modes(keys.get("modes", ())),
+            timeout=float(keys.get("timeout", 300.0)),
+            thresholds=self.thresholds(keys["thresholds"], common, own, name),
+        )
+
+    def thresholds(
+        self, table: Mapping[str, Any], common: Mapping[str, Any], own: Mapping[str, Any], name: str
+    ) -> Thresholds:
+        self.check(common.get("thresholds", {}), _THRESHOLD_KEYS, "thresholds.")
+        self.check(own.get("thresholds", {}), _THRESHOLD_KEYS, f"model.{name}.thresholds.")
+        accuracy = table.get("accuracy", {})
+        return Thresholds(
+            accuracy=dict(accuracy) if isinstance(accuracy, dict) else {"fp32": accuracy},
+            **{key: float(value) for key, value in table.items() if key != "accuracy"},
+        )
+
+    def command(self, text: str, where: str, fields: Sequence[str]) -> tuple[str, ...]:
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise UsageError(f"{self.file}: {where} is not a command: {error}") from error
+        for word in words:
+            self.filled(word, where, dict.fromkeys(fields, ""))
+        return words
+
+    def filled(self, text: str, where: str, values: Mapping[str, str]) -> str:
+        try:
+            return fill(text, values)
+        except (KeyError, ValueError, IndexError) as error:
+            known = ", ".join(f"{{{key}}} ({PLACEHOLDERS[key]})" for key in values) or "none"
+            raise UsageError(
+                f"{self.file}: {where}: '{text}' has a placeholder that does not exist; there are {known}, "
+                f"and {{{{ and }}}} are braces"
+            ) from error
+
+    def absolute(self, path: str) -> Path:
+        return Path(os.path.normpath(self.folder / path))
+
+    def check(self, table: Mapping[str, Any], keys: Mapping[str, _Key], where: str) -> None:
+        for name, value in table.items():
+            if name not in keys:
+                raise UsageError(f"{self.file}: there is no key '{where}{name}'{_nearest(name, keys)}")
+            self.require(keys[name].fits(value), f"{where}{name}", keys[name].wanted)
+            self.require(not (isinstance(value, float) and math.isnan(value)), f"{where}{name}", keys[name].wanted)
+
+    def require(self, fits: bool, where: str, wanted: str) -> None:
+        if not fits:
+            raise UsageError(f"{self.file}: {where} has to be {wanted}")
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """The text with its {placeholders} filled in, and nothing else that str.format knows."""
+    return "".join(_parts(text, values))
+
+
+def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
+    for literal, name, form, conversion in string.Formatter().parse(text):
+        yield literal
+        if name is not None:
+            if form or conversion:
+                raise ValueError
+            yield values[name]
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"

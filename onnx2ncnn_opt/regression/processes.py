@@ -1,0 +1,113 @@
+"""Programs that are run with a time limit, and ended with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_SAID_AT_MOST = 4000
+_MOMENT = 2.0  # seconds to end in order
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: its exit code (None where it was stopped) in words too, and the last that it said."""
+
+    code: int | None
+    how: str
+    said: str
+
+    @property
+    def message(self) -> str:
+        """All of it, as the end of a sentence."""
+        return f"{self.how}; it says: {self.said}" if self.said else self.how
+
+
+class Processes:
+    """The programs that are running for one check; `stop` ends them all, from any thread."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        seconds: float,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run a program to its end, or to that of its time."""
+        with tempfile.TemporaryFile() as log:  # a pipe would stay open in whatever the program leaves behind
+            try:
+                process = self._start(command, folder, environment, log.fileno())
+            except OSError as error:
+                return Ended(None, f"cannot be started: {error.strerror or error}", "")
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end(process)
+                with self._lock:
+                    self._running.discard(process)
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _SAID_AT_MOST))
+            said = log.read().decode(errors="replace").strip()
+        return Ended(code, _how(code, seconds), said)
+
+    def stop(self) -> None:
+        """End all that runs, and start nothing more."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            end(process)
+
+    def _start(
+        self, command: Sequence[str], folder: Path | None, environment: Mapping[str, str] | None, log: int
+    ) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise OSError("the check was stopped")
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that all of it can be ended
+            )
+            self._running.add(process)
+            return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all of its session; what has ended by itself may have left others behind."""
+    for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        with suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, kill)
+            else:
+                process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_MOMENT)
+    process.wait()
+
+
+def _how(code: int | None, seconds: float) -> str:
+    if code is None:
+        return f"did not finish within {seconds:g} s"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"crashed with {name}"
+    return f"ended with exit code {code}"

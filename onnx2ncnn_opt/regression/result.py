@@ -1,0 +1,124 @@
+"""What a check found out, as plain records that are JSON as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+FORMAT_VERSION = 1
+
+Status = Literal["ok", "failed", "not measured"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One thing that was looked at.
+
+    `what` is "conversion", "model", "accuracy" or "stored outputs" (in `mode`; relative errors), "layers", "size"
+    (bytes of .param and .bin), "latency" (milliseconds) or "memory" (bytes). `measured` is compared with `limit`;
+    `baseline` is the number of the baseline's net. None is where there is none. `message` says what is wrong, or why
+    nothing was measured.
+    """
+
+    what: str
+    status: Status
+    measured: float | None = None
+    limit: float | None = None
+    baseline: float | None = None
+    mode: str = ""
+    message: str = ""
+
+    @property
+    def name(self) -> str:
+        """What was measured, as people call it."""
+        return f"{self.what} {self.mode}".rstrip()
+
+
+@dataclass(frozen=True)
+class Changes:
+    """How a net differs from the baseline's: counts of layers by type, without Splits; names do not count.
+
+    `files` says whether the files differ at all.
+    """
+
+    files: bool = False
+    gone: Mapping[str, int] = field(default_factory=dict)
+    added: Mapping[str, int] = field(default_factory=dict)
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """The result for one model.
+
+    `exit_code` is 0 for a model that passes, 1 for one that was not converted, 2 where something is missing (the model,
+    the baseline, the device), 3 for a net that is wrong or costs too much. `changes` is None without a baseline.
+    `checked` says where the net ran and in which modes. `versions` are those of the converter and the runtimes.
+    """
+
+    name: str
+    exit_code: int
+    measurements: tuple[Measurement, ...] = ()
+    changes: Changes | None = None
+    checked: str = ""
+    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    recorded: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the model passes."""
+        return self.exit_code == 0
+
+    @property
+    def failures(self) -> tuple[Measurement, ...]:
+        """The measurements that failed."""
+        return tuple(measurement for measurement in self.measurements if measurement.status == "failed")
+
+    @classmethod
+    def failed(cls, name: str, what: str, message: str, exit_code: int) -> ModelResult:
+        """The result of a model that came no further."""
+        return cls(name, exit_code, (Measurement(what, "failed", message=message),))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ModelResult:
+        """The inverse of `asdict`, after a way through JSON."""
+        changes = data["changes"]
+        return cls(
+            **{
+                **data,
+                "measurements": tuple(Measurement(**entry) for entry in data["measurements"]),
+                "changes": Changes(**changes) if changes is not None else None,
+                "notes": tuple(data["notes"]),
+            }
+        )
+
+    def after(self, seconds: float) -> ModelResult:
+        """The same with the time that it took."""
+        return replace(self, seconds=round(seconds, 3))
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The results for all models of a file; `baseline` is the folder, and `missing` are models that only it has."""
+
+    file: str
+    baseline: str
+    models: tuple[ModelResult, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all models pass."""
+        return self.exit_code == 0
+
+    @property
+    def exit_code(self) -> int:
+        """The worst, which is the highest, of the models' codes."""
+        return max((model.exit_code for model in self.models), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values, with `format_version`, `ok` and `exit_code`."""
+        return {"format_version": FORMAT_VERSION, "ok": self.ok, "exit_code": self.exit_code, **asdict(self)}
