@@ -11,6 +11,7 @@ import click
 
 from onnx2ncnn_opt import __version__
 from onnx2ncnn_opt.cli.bisect import bisect
+from onnx2ncnn_opt.cli.check import check
 from onnx2ncnn_opt.cli.convert import convert
 from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.diff import diff
@@ -39,7 +40,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, optimize, verify, bisect, mixed, diff, inspect, example, passes, ops):
+for _command in (convert, optimize, verify, check, bisect, mixed, diff, inspect, example, passes, ops):
     cli.add_command(_command)
 
 

@@ -25,7 +25,11 @@ else:
 
 DEFAULT_FILE = "ncnn-check.toml"
 DEFAULT_BASELINE = "ncnn-baseline"
-PLACEHOLDERS = {"onnx": "the model", "out": "the prefix of the files to write", "stem": "the model's name in its folder"}
+PLACEHOLDERS = {
+    "onnx": "the model",
+    "out": "the prefix of the files to write",
+    "stem": "the model's name in its folder",
+}
 _SUFFIXES = (".onnx", ".pt2")
 
 
@@ -67,6 +71,16 @@ class Model:
     modes: tuple[str, ...] = ()
     timeout: float = 300.0
     thresholds: Thresholds = Thresholds()
+
+    @property
+    def stem(self) -> str:
+        """The model's name in its folder, without suffix."""
+        return self.name.rpartition("/")[2]
+
+    def bindings(self) -> list[str]:
+        """The shapes and values as options of this package's own `convert`."""
+        shapes = [f"--shape={name}:{','.join(map(str, sizes))}" for name, sizes in self.shapes.items()]
+        return [*shapes, *(f"--value={name}={_value_text(value)}" for name, value in self.values.items())]
 
 
 @dataclass(frozen=True)
@@ -233,7 +247,7 @@ class _Reader:
             path=path,
             convert=self.command(keys.get("convert", ""), f"{where}convert", tuple(PLACEHOLDERS)),
             version=self.command(keys.get("version", ""), f"{where}version", ()),
-            net=self.absolute(self.filled(net, f"{where}net", {"stem": _stem(path)})) if net else None,
+            net=self.absolute(self.filled(net, f"{where}net", {"stem": name.rpartition("/")[2]})) if net else None,
             shapes=keys.get("shapes", {}),
             values=keys.get("values", {}),
             inputs=tuple(map(self.absolute, [inputs] if isinstance(inputs, str) else inputs)),
@@ -303,11 +317,11 @@ def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
             yield values[name]
 
 
-def _stem(path: Path) -> str:
-    name = path.name
-    for suffix in _SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name
+def _value_text(value: Any) -> str:
+    """A value as --value takes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(_value_text, value)) if isinstance(value, list) else str(value)
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

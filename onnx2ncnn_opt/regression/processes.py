@@ -31,12 +31,18 @@ class Ended:
 
 
 class Processes:
-    """The programs that are running for one check; `stop` ends them all, from any thread."""
+    """The programs that are running for one check; `stop`, from any thread, and the end of a `with` end them all."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._stopped = False
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def run(
         self,

@@ -103,18 +103,31 @@ class NcnnWorker:
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:
         """The process with `runner`'s net in it; its end, by itself or by the runner's timeout, raises CrashError."""
+        with self.within(runner.timeout, str(runner.param)) as child:
+            if self._runner is not runner:
+                self._runner = None
+                runner.load(child)
+                self._runner = runner
+            yield child
+
+    @contextmanager
+    def empty(self, seconds: float, what: str) -> Iterator[Child]:
+        """The process without a net, for requests that bring their own; as `session`, with a time limit."""
+        self._runner = None
+        with self.within(seconds, what) as child:
+            yield child
+
+    @contextmanager
+    def within(self, seconds: float, what: str) -> Iterator[Child]:
+        """The process, for a time that is longer on a slow target; its end on `what` raises CrashError."""
         child = self.start()
         try:
-            with child.within(runner.timeout * self.target.patience):
-                if self._runner is not runner:
-                    self._runner = None
-                    runner.load(child)
-                    self._runner = runner
+            with child.within(seconds * self.target.patience):
                 yield child
         except Ended as end:
             self._child = self._runner = None
             self._sent = set()
-            raise CrashError(f"ncnn {end.how} on {runner.param}{end.said}") from end
+            raise CrashError(f"ncnn {end.how} on {what}{end.said}") from end
 
     def file(self, path: Path) -> str:
         """The name of a file for the process, which gets its bytes first where it does not see this machine's files."""
@@ -202,7 +215,7 @@ class NcnnRunner:
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         request = {
             "do": "run",
-            "feeds": _described(given),
+            "feeds": announced(given),
             "outputs": [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted],
         }
         results: dict[str, Array | Failure] = {}
@@ -246,7 +259,7 @@ class NcnnRunner:
         Raises RunError if a blob cannot be had, and CrashError.
         """
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        request = {"do": "walk", "feeds": _described(given), "steps": [asdict(step) for step in steps], "seed": seed}
+        request = {"do": "walk", "feeds": announced(given), "steps": [asdict(step) for step in steps], "seed": seed}
         with self._worker.session(self) as child:
             child.send(request, *(feed.array for feed in given.values()))
             self._receive(child)
@@ -282,7 +295,7 @@ class NcnnRunner:
         return answer
 
 
-def _described(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
+def announced(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
     """Feeds as a request announces them; their arrays follow it."""
     return [
         {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}

@@ -269,7 +269,7 @@ def any_feeds(
 
 
 def net_feeds(
-    model: Path,
+    model: Path | bytes,
     param: Path,
     bin: Path,
     *,

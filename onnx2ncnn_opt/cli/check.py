@@ -1,0 +1,73 @@
+"""``onnx2ncnn-opt check``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.verification import target_options
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.regression.result import ModelResult
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(short_help="Check the nets of many models in CI.")
+@click.argument("file", type=_FILE, default="ncnn-check.toml", metavar="[FILE.toml]")
+@click.option("--record", is_flag=True, help="Write the baseline, for the models whose nets are right.")
+@click.option("-k", "names", multiple=True, metavar="PATTERN", help="Take only models of this name, as 'models/res*'.")
+@click.option("--shard", default="1/1", metavar="I/N", help="Take the I-th of N parts of the models.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work on N models at once.")
+@target_options
+@click.option("--keep", type=_FILE, metavar="FOLDER", help="Keep the nets of models that fail.")
+@click.option("--junit", type=_FILE, metavar="FILE.xml", help="Write the results as JUnit's XML.")
+@click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown, as to $GITHUB_STEP_SUMMARY.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `CheckResult`.")
+def check(
+    file: Path,
+    record: bool,
+    names: tuple[str, ...],
+    shard: str,
+    jobs: int,
+    on: str | None,
+    modes: tuple[str, ...],
+    keep: Path | None,
+    junit: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
+    """Convert the models that FILE.toml lists, and hold their nets against the models and a baseline.
+
+    FILE.toml is ncnn-check.toml by default; docs/ci.md says what is in it. The exit code is the worst of all models: 0
+    all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.
+    """
+    from onnx2ncnn_opt.regression.run import check as run
+    from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown, model_line
+    from onnx2ncnn_opt.report.console import printable, show, working
+
+    check_targets([path for path in (junit, markdown) if path], {"the list of models": file} if file.exists() else {})
+
+    def done(result: ModelResult) -> None:
+        click.echo(printable(model_line(asdict(result))), err=True)
+
+    with working(f"checking the models of {file}", sys.stderr):
+        result = run(file, record=record, names=names, shard=shard, on=on, modes=modes, jobs=jobs, keep=keep, done=done)
+    found = result.to_json()
+    if junit:
+        junit.write_text(check_junit(found), encoding="utf-8")
+    if markdown:
+        with markdown.open("a", encoding="utf-8") as stream:
+            stream.write(check_markdown(found))
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        show(check_blocks(found), sys.stdout)
+    if not result.ok:
+        raise click.exceptions.Exit(result.exit_code)

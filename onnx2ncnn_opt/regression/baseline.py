@@ -1,0 +1,192 @@
+"""The baseline: for each model the net that was right, what it cost, and what the model computed then.
+
+For a model called models/a the folder has
+
+    models/a.check.json       what is below, with the hashes of the other files
+    models/a.ncnn.param       the net, and its .bin
+    models/a.ncnn.json        its manifest, if the converter wrote one
+    models/a.npz              inputs, and the outputs of ONNX Runtime for them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.param.files import all_or_nothing
+from onnx2ncnn_opt.runtime.base import Array
+
+FORMAT = 1
+AGAIN = "`check --record` writes it again"
+_RECORD = ".check.json"
+_KINDS = ("in", "out")
+
+
+class Example(NamedTuple):
+    """Inputs of a model by name, and its outputs for them."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Record:
+    """NAME.check.json.
+
+    `model` is the hash of the model's file. `converter` is its command, empty for this package's own. `versions` and
+    `checked` are those of the run that recorded it. `layers` (without Splits) and `size` (bytes of .param and .bin) are
+    the net's, `types` its layers by type. `accuracy` has the largest relative error in each mode. `milliseconds` is a
+    run on one thread; `ratio` says how often as long the net took as the one that it replaced. `memory` is in bytes.
+    The last three are None where they were not measured. `files` are hashes by file name, `examples` the names of
+    inputs and outputs in NAME.npz, where they are called 0_in_0, 0_out_0, and so on.
+    """
+
+    model: str
+    converter: tuple[str, ...]
+    versions: Mapping[str, str]
+    checked: str
+    layers: int
+    types: Mapping[str, int]
+    size: int
+    accuracy: Mapping[str, float | None]
+    milliseconds: float | None = None
+    ratio: float | None = None
+    memory: int | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    examples: Sequence[Mapping[str, Sequence[str]]] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a baseline has its files for one model."""
+
+    folder: Path
+    name: str
+
+    @property
+    def stem(self) -> Path:
+        """The path of all files, without suffixes; it stays in the folder, wherever the model is."""
+        return self.folder.joinpath(*("_up" if part == ".." else part for part in self.name.split("/")))
+
+    def path(self, suffix: str) -> Path:
+        """One of the files."""
+        return self.stem.with_name(self.stem.name + suffix)
+
+    @property
+    def record(self) -> Path:
+        """NAME.check.json, without which there is no baseline for the model."""
+        return self.path(_RECORD)
+
+    @property
+    def param(self) -> Path:
+        """The net."""
+        return self.path(".ncnn.param")
+
+    @property
+    def bin(self) -> Path:
+        """Its weights."""
+        return self.path(".ncnn.bin")
+
+    @property
+    def manifest(self) -> Path:
+        """Its manifest, which may be missing."""
+        return self.path(".ncnn.json")
+
+    @property
+    def arrays(self) -> Path:
+        """The examples."""
+        return self.path(".npz")
+
+    def read(self) -> Record | None:
+        """The record, None if there is none; raises UsageError for one that is broken, or about other files."""
+        if not self.record.is_file():
+            return None
+        try:
+            data = json.loads(self.record.read_bytes())
+            version = data.pop("format")
+            if version != FORMAT:
+                raise UsageError(f"{self.record}: baseline format {version}, but this version reads format {FORMAT}")
+            record = Record(**data)
+            for name, hash in record.files.items():
+                path = self.record.with_name(name)
+                if not path.is_file():
+                    raise UsageError(f"{self.record}: the baseline is not complete: there is no {path}")
+                if file_hash(path) != hash:
+                    raise UsageError(f"{path} is not the file that was recorded (an LFS pointer, a merge?); {AGAIN}")
+        except OSError as error:
+            raise UsageError(f"{self.record}: cannot be read: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{self.record}: not a baseline: {error}; {AGAIN}") from error
+        return record
+
+    def examples(self, record: Record) -> list[Example]:
+        """The stored arrays; raises UsageError where they cannot be read."""
+        try:
+            with np.load(self.arrays, allow_pickle=False) as data:
+                return [
+                    Example(*(_arrays(data, number, kind, names[kind]) for kind in _KINDS))
+                    for number, names in enumerate(record.examples)
+                ]
+        # MemoryError: an array that says that it is larger than any memory.
+        except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{self.arrays}: the examples cannot be read: {error}; {AGAIN}") from error
+
+    def write(
+        self, record: dict[str, Any], param: Path, bin: Path, manifest: Path | None, examples: Sequence[Example]
+    ) -> None:
+        """Put a net and its record in place, all files or none; `record` lacks `files` and `examples`."""
+        sources = {self.param: param, self.bin: bin} | ({self.manifest: manifest} if manifest else {})
+        try:
+            self.record.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.record}: {error.strerror}") from error
+        with all_or_nothing(*sources, self.arrays, self.record) as (*drafts, arrays, json_draft):
+            for draft, source in zip(drafts, sources.values(), strict=True):
+                draft.write_bytes(source.read_bytes())
+            with arrays.open("wb") as stream:
+                np.savez(stream, **_numbered(examples))  # type: ignore[arg-type]  # no key is an option
+            written = zip((*sources, self.arrays), (*drafts, arrays), strict=True)
+            hashes = {path.name: file_hash(draft) for path, draft in written}
+            names = [dict(zip(_KINDS, map(list, example), strict=True)) for example in examples]
+            whole = Record(**record, files=hashes, examples=names)
+            json_draft.write_text(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1) + "\n")
+        if manifest is None:
+            with suppress(OSError):  # that of another converter's net
+                self.manifest.unlink()
+
+
+def _numbered(examples: Sequence[Example]) -> dict[str, Array]:
+    """All arrays by keys that any file takes, whatever the model calls them."""
+    return {
+        f"{number}_{kind}_{i}": array
+        for number, example in enumerate(examples)
+        for kind, arrays in zip(_KINDS, example, strict=True)
+        for i, array in enumerate(arrays.values())
+    }
+
+
+def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[str]) -> dict[str, Array]:
+    return {name: data[f"{number}_{kind}_{i}"] for i, name in enumerate(names)}
+
+
+def recorded_names(folder: Path) -> list[str]:
+    """The names of the models that the baseline knows, as `Place.stem` has them."""
+    return [path.relative_to(folder).as_posix().removesuffix(_RECORD) for path in sorted(folder.rglob(f"*{_RECORD}"))]
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        for part in iter(lambda: file.read(1 << 20), b""):
+            total.update(part)
+    return total.hexdigest()

@@ -1,0 +1,370 @@
+"""One net against its model and its baseline, in a process of its own: whatever becomes of it, others are judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from math import inf, isinf
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt import __version__, plugins
+from onnx2ncnn_opt.api.convert import reference
+from onnx2ncnn_opt.api.diff import diff_graphs
+from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.onnx.exported import exported
+from onnx2ncnn_opt.onnx.load import load_model
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.regression.baseline import AGAIN, Example, Place, Record, file_hash
+from onnx2ncnn_opt.regression.config import Model
+from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
+from onnx2ncnn_opt.runtime.base import Array, Fetch
+from onnx2ncnn_opt.runtime.latency import Latency, TimedNet, compare_latency, peak_memory
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.verification.beside import manifest_beside
+from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.verify import OutputReport, any_feeds, net_feeds, tolerance_of, verify_net
+
+REQUEST, RESULT = "request.pickle", "result.json"
+_TIMES = 3  # a latency that is too long is measured so often: it may have been the machine
+_MEMORY_ROOM = 1 << 20  # bytes that a process may need more in any case
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model, the net that was made of it by a converter of a version, and where its baseline is.
+
+    With `record` the baseline is written there, if the net is right.
+    """
+
+    model: Model
+    param: Path
+    bin: Path
+    place: Place
+    record: bool
+    converter: str
+
+
+def main(folder: str) -> None:
+    """Judge the request in a folder, and put the result there."""
+    request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
+    Path(folder, RESULT).write_text(json.dumps(asdict(judge(request))))
+
+
+def judge(request: Request) -> ModelResult:
+    """The result for one net; what cannot be judged is a failure with the reason."""
+    judgement = _Judgement(request)
+    try:
+        judgement.reach()
+    except Error as error:
+        judgement.fail(judgement.step, str(error), error.exit_code)
+    finally:
+        judgement.worker.close()
+    return ModelResult(
+        name=request.model.name,
+        exit_code=judgement.exit_code,
+        measurements=tuple(judgement.measurements),
+        changes=judgement.changes,
+        checked=judgement.checked,
+        notes=tuple(dict.fromkeys(judgement.notes)),
+        versions=judgement.versions,
+        recorded=judgement.recorded,
+    )
+
+
+@dataclass
+class _Judgement:
+    """What is known so far of one model; `step` is what an error is about."""
+
+    request: Request
+    step: str = "device"
+    exit_code: int = 0
+    measurements: list[Measurement] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    changes: Changes | None = None
+    checked: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    recorded: bool = False
+
+    def __post_init__(self) -> None:
+        self.model, self.place = self.request.model, self.request.place
+        self.worker = NcnnWorker()
+        # What is recorded is measured, and held against nothing.
+        self.limits = self.model.thresholds
+        if self.request.record:
+            self.limits = replace(self.limits, layers=inf, size=inf, latency=inf, memory=inf)
+        self.options: dict[str, Any] = {
+            "shapes": self.model.shapes,
+            "values": self.model.values,
+            "timeout": self.model.timeout,
+        }
+
+    def fail(self, what: str, message: str, exit_code: int = 3, **numbers: Any) -> None:
+        """Something is wrong."""
+        self.measurements.append(Measurement(what, "failed", message=message, **numbers))
+        self.exit_code = max(self.exit_code, exit_code)
+
+    def add(self, what: str, wrong: str, **numbers: Any) -> None:
+        """A measurement, which is right if nothing is said."""
+        if wrong:
+            self.fail(what, wrong, **numbers)
+        else:
+            self.measurements.append(Measurement(what, "ok", **numbers))
+
+    def skip(self, reason: str, *what: str) -> None:
+        """Measurements that were not made."""
+        self.measurements += [Measurement(each, "not measured", message=reason) for each in what]
+
+    def reach(self) -> None:
+        """Look at everything, and write the baseline if it is to be written and the net is right."""
+        target = find_target(self.model.on)
+        self.worker = NcnnWorker(target)
+        self.modes = self.model.modes or target.modes
+        greeting = self.worker.start().greeting
+        self.checked = self.worker.checked(self.modes)
+        self.versions = {
+            "converter": self.request.converter,
+            "onnx2ncnn-opt": __version__,
+            "ncnn": greeting["ncnn"],
+            "onnxruntime": version("onnxruntime"),
+        }
+        self.step = "baseline"
+        before = self.baseline()
+        self.step = "model"
+        self.source = reference(exported(self.model.path))
+        self.manifest, note = manifest_beside(self.request.param, self.model.path)
+        self.notes += [note] if note else []
+        bound = {value.name: value.array() for value in self.manifest.values} if self.manifest else {}
+        converted = {entry.name: entry.shape for entry in self.manifest.inputs} if self.manifest else {}
+        self.loaded = load_model(
+            self.source, shapes={**converted, **self.model.shapes}, values={**bound, **self.model.values}
+        )
+        self.tolerance = tolerance_of(self.loaded)
+        examples = self.examples(before) if before and not self.request.record else []
+        self.step = "accuracy"
+        accuracy = self.accuracy(examples, before)
+        self.step = "net"
+        graph = read_net(self.request.param, self.request.bin, plugins.layer_types()).graph
+        size = self.request.param.stat().st_size + self.request.bin.stat().st_size
+        self.cost("layers", len(graph), before.layers if before else None)
+        self.cost("size", size, before.size if before else None)
+        is_wrong = any(m.status == "failed" and m.what not in ("layers", "size") for m in self.measurements)
+        is_same = before is not None and self.is_same(before)
+        if before and not is_wrong:
+            self.changes = Changes() if is_same else self.compared(graph)
+        ran: dict[str, Any] = {}
+        if is_wrong:
+            self.skip("the net is wrong", "latency", "memory")
+        elif self.request.record:
+            ran = self.run(examples, with_baseline=before is not None and not is_same)
+        elif before is None:
+            self.skip("there is no baseline", "latency", "memory")
+        elif is_same:
+            self.skip("the files are those of the baseline", "latency", "memory")
+        else:
+            self.run(examples, with_baseline=True)
+        if self.request.record and not is_wrong:
+            self.step = "baseline"
+            self.write({"layers": len(graph), "size": size, "accuracy": accuracy, **ran}, graph)
+
+    def baseline(self) -> Record | None:
+        """What was recorded, if anything was."""
+        try:
+            found = self.place.read()
+        except UsageError as error:
+            if not self.request.record:
+                raise
+            self.notes.append(f"replaced: {error}")
+            return None
+        if found is None:
+            if self.place.folder.is_dir() and not self.request.record:
+                self.fail("baseline", f"{self.place.folder} has none for this model; {AGAIN}", 2)
+            return None
+        if not self.request.record:
+            now, old = {**self.versions, "run on": self.checked}, {**found.versions, "run on": found.checked}
+            self.notes += [
+                f"{what}: {now[what]}; the baseline: {old[what]}" for what in now if old.get(what) != now[what]
+            ]
+        return found
+
+    def examples(self, before: Record) -> list[Example]:
+        """The baseline's inputs and outputs; it is a failure if today's ONNX Runtime computes something else."""
+        if file_hash(self.model.path) != before.model:
+            self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
+            return []
+        threads = os.cpu_count() or 1
+        runner = OrtRunner(self.source, values=self.loaded.values, threads=threads, timeout=self.model.timeout)
+        rounding = Rounding(self.source, (), self.loaded.values, threads)
+        errors, wrong = [0.0], ""
+        examples = self.place.examples(before)
+        for inputs, outputs in examples:
+            today, spread = runner.run(inputs), None
+            for name, stored in outputs.items():
+                if name not in today or today[name].shape != stored.shape:
+                    wrong = wrong or f"there is no output '{name}' of shape {list(stored.shape)}"
+                    continue
+                difference = compare(today[name], stored, self.tolerance)
+                if not difference.ok:
+                    spread = spread or rounding.spread(inputs, today)
+                    difference = compare(today[name], stored, self.tolerance, spread[name])
+                errors.append(difference.max_rel or 0.0)
+                if not difference.ok:
+                    wrong = wrong or f"output '{name}': {difference.special or difference.excess}"
+        hint = f"ONNX Runtime does not compute what the baseline has, so it or the model's weights changed: {wrong}"
+        self.add("stored outputs", hint if wrong else "", measured=max(errors), limit=self.tolerance.relative)
+        return examples
+
+    def inputs(self) -> Iterator[dict[str, Any]]:
+        """The inputs to verify with, as arguments."""
+        if self.model.inputs:
+            yield from ({"feeds": path} for path in self.model.inputs)
+        else:
+            yield from ({"seed": seed} for seed in self.model.seeds)
+
+    def accuracy(self, examples: Sequence[Example], before: Record | None) -> dict[str, float | None]:
+        """Verify the net in each mode; returns the largest relative error in each."""
+        found: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
+        for given in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
+            for modes, tolerance in self.tolerances():
+                report = verify_net(
+                    self.source,
+                    self.request.param,
+                    self.request.bin,
+                    manifest=self.manifest,
+                    tolerance=tolerance,
+                    on=self.model.on,
+                    modes=modes,
+                    worker=self.worker,
+                    **given,
+                    **self.options,
+                )
+                self.notes += report.notes
+                for output in report.outputs:
+                    found[output.mode].append(output)
+        accuracy = {}
+        for mode, outputs in found.items():
+            wrong = {o.name: f"output '{o.name}': {o.status}: {o.message}" for o in outputs if o.status != "ok"}
+            measured = max((output.max_rel for output in outputs if output.max_rel is not None), default=None)
+            limit = self.limits.accuracy.get(mode)
+            if not wrong and limit is not None and measured is not None and measured > limit:
+                wrong = {"": "more than the threshold"}
+            numbers = {"measured": measured, "limit": limit, "baseline": before and before.accuracy.get(mode)}
+            self.add("accuracy", "; ".join(wrong.values()), mode=mode, **numbers)
+            accuracy[mode] = measured
+        return accuracy
+
+    def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:
+        """Modes to verify together, and the tolerance where a threshold allows more than `verify` does."""
+        limits = self.limits.accuracy
+        wider = [mode for mode in self.modes if limits.get(mode, 0.0) > in_mode(mode, self.tolerance).relative]
+        if others := [mode for mode in self.modes if mode not in wider]:
+            yield others, None
+        for mode in wider:
+            yield [mode], replace(self.tolerance, relative=limits[mode])
+
+    def cost(self, what: str, measured: float, baseline: float | None, room: float = 0.0) -> None:
+        """A measurement that is held against the baseline's."""
+        factor: float = getattr(self.limits, what)
+        limit = None if baseline is None or isinf(factor) else max(baseline * factor, baseline + room)
+        wrong = "" if limit is None or measured <= limit else f"at most {factor:g} times the baseline's is allowed"
+        self.add(what, wrong, measured=measured, limit=limit, baseline=baseline)
+
+    def is_same(self, before: Record) -> bool:
+        """Whether the net is the baseline's, bit by bit."""
+        pairs = (self.request.param, self.place.param), (self.request.bin, self.place.bin)
+        return all(file_hash(new) == before.files.get(old.name) for new, old in pairs)
+
+    def compared(self, graph: Graph) -> Changes:
+        """What changed from the baseline's net."""
+        found = diff_graphs(read_net(self.place.param, self.place.bin, plugins.layer_types()).graph, graph)
+        return Changes(
+            files=True,
+            gone=dict(Counter(layer.type for layer in found.gone)),
+            added=dict(Counter(layer.type for layer in found.added)),
+            changed=dict(Counter(change.after.type for change in found.changed)),
+        )
+
+    def run(self, examples: Sequence[Example], *, with_baseline: bool) -> dict[str, Any]:
+        """Measure latency and memory beside the baseline's net; returns what a record has of them."""
+        if self.worker.target.patience > 1:
+            self.skip("an emulator tells nothing about it", "latency", "memory")
+            return {}
+        self.step = "latency"
+        net = self.timed(self.request.param, self.request.bin, examples)
+        old = None
+        if with_baseline:
+            try:
+                old = self.timed(self.place.param, self.place.bin, examples)
+            except VerificationError as error:
+                if not self.request.record:
+                    raise
+                self.notes.append(f"latency: not compared with the net of the old baseline: {error}")
+        record: dict[str, Any] = {}
+        if isinf(self.model.thresholds.latency):
+            self.skip("there is no limit", "latency")
+        else:
+            latency = self.latency(net, old)
+            record = {"milliseconds": latency.second, "ratio": latency.ratio if old else None}
+            self.cost("latency", latency.first * latency.ratio, latency.first if old else None)
+        self.step = "memory"
+        memory = self.memory(net)
+        if memory is None:
+            self.skip("the system does not tell", "memory")
+            return record
+        self.cost("memory", memory, self.memory(old) if old else None, _MEMORY_ROOM)
+        return {**record, "memory": memory}
+
+    def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> TimedNet:
+        """A net with the first of the inputs."""
+        given = {"feeds": examples[0].inputs} if examples else next(self.inputs())
+        manifest, _ = manifest_beside(param, self.model.path)
+        feeds = net_feeds(self.source, param, bin, manifest=manifest, **given, **self.options)
+        runner = NcnnRunner(param, bin, timeout=self.model.timeout, worker=self.worker)
+        return TimedNet(param, bin, feeds, [Fetch(blob, 0) for blob in runner.output_names()])
+
+    def latency(self, net: TimedNet, old: TimedNet | None) -> Latency:
+        """The best of some measurements, if the first is not good enough."""
+        options: dict[str, Any] = {"mode": self.modes[0], "timeout": self.model.timeout}
+        best: Latency | None = None
+        for _ in range(_TIMES):
+            latency = compare_latency(old or net, net, self.worker, **options)
+            best = latency if best is None or latency.ratio < best.ratio else best
+            if best.ratio <= self.limits.latency:
+                break
+        assert best is not None
+        return best
+
+    def memory(self, net: TimedNet) -> int | None:
+        """What a new process needs for the net."""
+        with NcnnWorker(self.worker.target) as worker:
+            return peak_memory(net, worker, mode=self.modes[0], timeout=self.model.timeout)
+
+    def write(self, measured: dict[str, Any], graph: Graph) -> None:
+        """Record the net, its costs, and examples of what the model computes."""
+        runner = OrtRunner(
+            self.source, values=self.loaded.values, threads=os.cpu_count() or 1, timeout=self.model.timeout
+        )
+        examples = []
+        for given in self.inputs():
+            inputs: dict[str, Array] = dict(any_feeds(self.source, self.loaded, self.manifest, **given))
+            examples.append(Example(inputs, runner.run(inputs)))
+        record = {
+            "model": file_hash(self.model.path),
+            "converter": self.model.convert,
+            "versions": self.versions,
+            "checked": self.checked,
+            "types": dict(Counter(layer.type for layer in graph).most_common()),
+            **measured,
+        }
+        manifest = self.request.param.with_suffix(".json") if self.manifest else None
+        self.place.write(record, self.request.param, self.request.bin, manifest, examples)
+        self.recorded = True

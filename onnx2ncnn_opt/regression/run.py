@@ -1,0 +1,168 @@
+"""Convert every model and judge its net, each in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from onnx2ncnn_opt import __version__
+from onnx2ncnn_opt.errors import UsageError, bounded, check_options
+from onnx2ncnn_opt.regression.baseline import Place, recorded_names
+from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
+from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
+from onnx2ncnn_opt.regression.processes import Ended, Processes
+from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
+
+_RUNS = 20  # of a net, each of which has its own time limit, before a process is taken to hang
+_OURS = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
+_WRONG = 3  # our converter's exit code for a net that it found to be wrong, and kept
+_JUDGE = "import sys; from onnx2ncnn_opt.regression.judge import main; main(sys.argv[1])"
+
+
+def check(
+    file: str | os.PathLike[str] = DEFAULT_FILE,
+    *,
+    record: bool = False,
+    names: Sequence[str] = (),
+    shard: str = "1/1",
+    on: str | None = None,
+    modes: Sequence[str] = (),
+    jobs: int = 1,
+    keep: str | os.PathLike[str] | None = None,
+    done: Callable[[ModelResult], None] = lambda result: None,
+) -> CheckResult:
+    """Check the models of an ncnn-check.toml against their baseline, or `record` that.
+
+    `names` are patterns of the models to take, `shard` "i/n" the i-th of n parts of them. `on` and `modes` stand in for
+    those of the file. `jobs` models are worked on at once. The nets of models that fail are copied to the folder
+    `keep`. `done` is told of each result as it comes.
+
+    Raises UsageError for a file or an option that makes no sense; whatever is wrong with a model is in its result.
+    """
+    check_options(lists={"names": names, "modes": modes}, counts={"jobs": jobs})
+    config = read_config(Path(file)).everywhere(on=on, modes=modes)
+    everything = {Place(config.baseline, model.name).stem for model in config.models}
+    config = config.chosen(names, parse_shard(shard))
+    with Processes() as processes, ThreadPoolExecutor(max(jobs, 1)) as threads:
+
+        def checked(model: Model) -> ModelResult:
+            result = check_model(config, model, record=record, keep=Path(keep) if keep else None, processes=processes)
+            done(result)
+            return result
+
+        try:
+            results = tuple(threads.map(checked, config.models))
+        except BaseException:
+            processes.stop()  # what waits for them ends with them
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    known = recorded_names(config.baseline)
+    missing = tuple(name for name in known if Place(config.baseline, name).stem not in everything)
+    return CheckResult(os.fspath(file), os.fspath(config.baseline), results, missing)
+
+
+def check_model(
+    config: Config, model: Model, *, record: bool = False, keep: Path | None = None, processes: Processes | None = None
+) -> ModelResult:
+    """Convert one model and judge the net; a crash or a hang of either is its result."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+        task = _Task(config, model, Path(folder), processes or Processes())
+        result = task.result(record)
+        if keep is not None and not result.ok:
+            task.keep(keep)
+    return replace(result, seconds=round(time.perf_counter() - start, 3))
+
+
+class _Task:
+    """One model, in a folder of its own that is empty at the beginning."""
+
+    def __init__(self, config: Config, model: Model, folder: Path, processes: Processes) -> None:
+        self.config, self.model, self.folder, self.processes = config, model, folder, processes
+        self.out = folder / "net"
+        self.net: tuple[Path, Path] | None = None
+
+    def result(self, record: bool) -> ModelResult:
+        if not self.model.path.is_file():
+            return ModelResult.failed(self.model.name, "model", f"there is no file {self.model.path}", 2)
+        if wrong := self.convert():
+            return ModelResult.failed(self.model.name, "conversion", wrong, 1)
+        place = Place(self.config.baseline, self.model.name)
+        assert self.net is not None
+        request = Request(self.model, *self.net, place, record, self.version())
+        (self.folder / REQUEST).write_bytes(pickle.dumps(request))
+        seconds = self.model.timeout * _RUNS * (10 if self.model.on else 1)
+        ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=seconds)
+        try:
+            return ModelResult.from_json(json.loads((self.folder / RESULT).read_bytes()))
+        except (OSError, ValueError):
+            message = bounded(f"the process that judges the net {ended.message}")
+            return ModelResult.failed(self.model.name, "net", message, 3)
+
+    def convert(self) -> str:
+        """Make the net and find its files; returns what is wrong."""
+        stamp = self.folder / "start"
+        stamp.touch()
+        if self.model.convert or self.model.net is None:
+            ended = self.converter()
+            if ended.code not in ((0,) if self.model.convert else (0, _WRONG)):
+                return bounded(f"the converter {ended.message}")
+        tried = [self.model.net] if self.model.net else [Path(f"{self.out}{end}.param") for end in (".ncnn", "")]
+        found = [path for path in tried if path.is_file()]
+        if not found:
+            return f"there is no net: no file {' or '.join(path.name for path in tried)} was written"
+        param = found[0]
+        bin = param.with_suffix(".bin")
+        if not bin.is_file():
+            return f"there is no file {bin.name} beside {param.name}"
+        old = [path.name for path in (param, bin) if path.stat().st_mtime < stamp.stat().st_mtime]
+        if old and self.model.convert:
+            return f"{' and '.join(old)} is older than the conversion: the converter did not write it"
+        self.net = param, bin
+        return ""
+
+    def converter(self) -> Ended:
+        """Run the converter."""
+        values = {"onnx": os.fspath(self.model.path), "out": os.fspath(self.out), "stem": self.model.stem}
+        if self.model.convert:
+            command = [fill(word, values) for word in self.model.convert]
+            return self.processes.run(command, seconds=self.model.timeout, folder=self.config.file.parent)
+        words = [fill(word, values) for word in _OURS]
+        return self.python(*words, *self.model.bindings(), seconds=self.model.timeout)
+
+    def python(self, *arguments: str, seconds: float) -> Ended:
+        """Run this Python with the packages of this process, whatever lies in the current folder."""
+        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+        environment = {**os.environ, "PYTHONPATH": paths}
+        command = [sys.executable, *arguments]
+        return self.processes.run(command, seconds=seconds, folder=self.folder, environment=environment)
+
+    def version(self) -> str:
+        """What the converter says about itself."""
+        if not self.model.version:
+            return "" if self.model.convert else f"onnx2ncnn-opt {__version__}"
+        ended = self.processes.run(self.model.version, seconds=self.model.timeout, folder=self.config.file.parent)
+        return " ".join(ended.said.split())[:200] if ended.code == 0 else ended.how
+
+    def keep(self, folder: Path) -> None:
+        """Copy the net to a folder, for study."""
+        if self.net is None:
+            return
+        place = Place(folder, self.model.name)
+        sources = (*self.net, self.net[0].with_suffix(".json"))
+        try:
+            place.param.parent.mkdir(parents=True, exist_ok=True)
+            for source, target in zip(sources, (place.param, place.bin, place.manifest), strict=True):
+                if source.is_file():
+                    shutil.copyfile(source, target)
+        except OSError as error:
+            raise UsageError(f"cannot write {place.param}: {error.strerror}") from error

@@ -1,0 +1,175 @@
+"""What `check` found: for a terminal, as Markdown, and as JUnit's XML."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from onnx2ncnn_opt.report.console import Block, Table, printable
+
+_NOTHING = "-"
+
+
+def check_blocks(found: Mapping[str, Any]) -> list[Block]:
+    """The fields of a CheckResult as a table, and lines about what failed and changed."""
+    models: Sequence[Mapping[str, Any]] = found["models"]
+    columns, rows = check_rows(models)
+    blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
+    for model in models:
+        blocks += [
+            f"{'FAILED' if kind == 'failed' else kind}: {model['name']}: {text}" for kind, text in details(model)
+        ]
+    blocks += [f"note: {name} is in the baseline, but no model is called so" for name in found["missing"]]
+    return [*blocks, *_summary(found)]
+
+
+def model_line(model: Mapping[str, Any]) -> str:
+    """One model as soon as it is done, for a log."""
+    return f"{model['name']}: {_verdict(model)} ({model['seconds']:.0f} s)"
+
+
+def check_rows(models: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """A header, and a row for each model: what was measured, and how it was in the baseline."""
+    modes = dict.fromkeys(m["mode"] for model in models for m in model["measurements"] if m["what"] == "accuracy")
+    keys = [*(("accuracy", mode) for mode in modes), *((what, "") for what in _COSTS)]
+    columns = ("model", "result", *(f"error {mode}" for mode in modes), *_COSTS)
+    rows = []
+    for model in models:
+        measured = {(m["what"], m["mode"]): m for m in model["measurements"]}
+        rows.append((model["name"], _verdict(model), *(_cell(measured.get(key)) for key in keys)))
+    return columns, tuple(rows)
+
+
+def details(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What else there is to say of a model: a word ("failed", "changed", "note") and a text, for each."""
+    for measurement in model["measurements"]:
+        if measurement["status"] == "failed":
+            yield "failed", failure_text(measurement)
+    changes = model["changes"]
+    if changes and changes["files"]:
+        parts = [f"{what} {_counted(changes[what])}" for what in ("gone", "added", "changed") if changes[what]]
+        yield "changed", "; ".join(parts) or "names or the order of layers only"
+    for note in model["notes"]:
+        yield "note", note
+
+
+def failure_text(measurement: Mapping[str, Any]) -> str:
+    """Why a measurement failed: what was measured, the limit, what the baseline has."""
+    name = f"{measurement['what']} {measurement['mode']}".rstrip()
+    form = _FORMS.get(measurement["what"], _exponent)
+    words = {"measured": "{}", "limit": "at most {}", "baseline": "the baseline {}"}
+    numbers = [text.format(form(measurement[key])) for key, text in words.items() if measurement[key] is not None]
+    return ": ".join(filter(None, (name, ", ".join(numbers), measurement["message"])))
+
+
+def check_markdown(found: Mapping[str, Any]) -> str:
+    """The table and the lines as GitHub's step summaries take them."""
+    columns, rows = check_rows(found["models"])
+    lines = ["## ncnn nets", ""]
+    lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"] if rows else []
+    lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
+    lines.append("")
+    for model in found["models"]:
+        for kind, text in details(model):
+            lines.append(f"- **{_markdown(model['name'])}** {kind}: {_markdown(text)}")
+    lines += [f"- {_markdown(line)}" for line in _summary(found)]
+    return "\n".join(lines) + "\n"
+
+
+def check_junit(found: Mapping[str, Any]) -> str:
+    """A test suite with a test case for each model; what could not be judged is an error, what is wrong a failure."""
+    models = found["models"]
+    codes = [model["exit_code"] for model in models]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=_xml(found["file"]),
+        tests=str(len(models)),
+        failures=str(sum(code == 3 for code in codes)),
+        errors=str(sum(code in (1, 2) for code in codes)),
+        time=f"{sum(model['seconds'] for model in models):.3f}",
+    )
+    for model in models:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=_xml(found["file"]), name=_xml(model["name"]), time=f"{model['seconds']:.3f}"
+        )
+        properties = ElementTree.SubElement(case, "properties")
+        for measurement in model["measurements"]:
+            if measurement["measured"] is not None:
+                name = f"{measurement['what']} {measurement['mode']}".rstrip()
+                ElementTree.SubElement(properties, "property", name=name, value=repr(measurement["measured"]))
+        texts = [_xml(failure_text(m)) for m in model["measurements"] if m["status"] == "failed"]
+        if texts:
+            kind = "failure" if model["exit_code"] == 3 else "error"
+            failure = ElementTree.SubElement(case, kind, message=texts[0])
+            failure.text = "\n".join(texts)
+        others = [_xml(f"{kind}: {text}") for kind, text in details(model) if kind != "failed"]
+        if others:
+            ElementTree.SubElement(case, "system-out").text = "\n".join(others)
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _summary(found: Mapping[str, Any]) -> Iterator[str]:
+    models = found["models"]
+    for checked in dict.fromkeys(model["checked"] for model in models if model["checked"]):
+        yield f"checked: {checked}"
+    if recorded := sum(model["recorded"] for model in models):
+        yield f"recorded: {recorded} of {len(models)} models in {found['baseline']}"
+    passed = sum(model["exit_code"] == 0 for model in models)
+    yield f"passed: {passed} of {len(models)} models"
+
+
+def _verdict(model: Mapping[str, Any]) -> str:
+    if model["exit_code"]:
+        return "FAILED"
+    return "recorded" if model["recorded"] else "ok"
+
+
+def _cell(measurement: Mapping[str, Any] | None) -> str:
+    """A number, and how it changed."""
+    if measurement is None or measurement["measured"] is None:
+        return _NOTHING
+    what, measured, baseline = measurement["what"], measurement["measured"], measurement["baseline"]
+    text = _FORMS.get(what, _exponent)(measured)
+    if what in _COSTS and baseline:
+        ratio = measured / baseline
+        text += " (=)" if measured == baseline else f" ({ratio - 1:+.1%})"
+    return text + ("" if measurement["status"] == "ok" else " !")
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _exponent(number: float) -> str:
+    return f"{number:.1e}"
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
+_FORMS: Mapping[str, Callable[[float], str]] = {
+    "layers": lambda number: f"{number:g}",
+    "size": _bytes,
+    "latency": lambda number: f"{number:.3g} ms",
+    "memory": _bytes,
+}
+_COSTS = tuple(_FORMS)
+
+
+def _markdown(text: str) -> str:
+    """A text of which nothing is markup: names come from models."""
+    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~&" else char for char in printable(text))
+    return escaped.replace("\n", "<br>")
+
+
+def _xml(text: str) -> str:
+    """A text without the characters that no XML may have."""
+    return printable(text)
