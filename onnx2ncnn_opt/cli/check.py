@@ -54,10 +54,15 @@ def check(
 
     check_targets([path for path in (junit, markdown) if path], {"the list of models": file} if file.exists() else {})
 
-    def done(result: ModelResult) -> None:
-        click.echo(printable(model_line(asdict(result))), err=True)
+    with working(f"checking the models of {file}", sys.stderr) as step:
 
-    with working(f"checking the models of {file}", sys.stderr):
+        def done(result: ModelResult) -> None:
+            line = printable(model_line(asdict(result)))
+            if sys.stderr.isatty():
+                step(line)
+            else:
+                click.echo(line, err=True)
+
         result = run(file, record=record, names=names, shard=shard, on=on, modes=modes, jobs=jobs, keep=keep, done=done)
     found = result.to_json()
     if junit:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx2ncnn_opt.report.console import Block, Table, printable
 
-_NOTHING = "-"
+_NOTHING, _SAME = "-", "(=)"
 
 
 def check_blocks(found: Mapping[str, Any]) -> list[Block]:
@@ -17,9 +17,7 @@ def check_blocks(found: Mapping[str, Any]) -> list[Block]:
     columns, rows = check_rows(models)
     blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
     for model in models:
-        blocks += [
-            f"{'FAILED' if kind == 'failed' else kind}: {model['name']}: {text}" for kind, text in details(model)
-        ]
+        blocks += [f"{kind}: {model['name']}: {text}" for kind, text in details(model)]
     blocks += [f"note: {name} is in the baseline, but no model is called so" for name in found["missing"]]
     return [*blocks, *_summary(found)]
 
@@ -37,7 +35,9 @@ def check_rows(models: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tu
     rows = []
     for model in models:
         measured = {(m["what"], m["mode"]): m for m in model["measurements"]}
-        rows.append((model["name"], _verdict(model), *(_cell(measured.get(key)) for key in keys)))
+        same = _SAME if model["changes"] and not model["changes"]["files"] else _NOTHING
+        cells = (_cell(measured.get(key), same if key[0] in _COSTS else _NOTHING) for key in keys)
+        rows.append((model["name"], _verdict(model), *cells))
     return columns, tuple(rows)
 
 
@@ -128,15 +128,15 @@ def _verdict(model: Mapping[str, Any]) -> str:
     return "recorded" if model["recorded"] else "ok"
 
 
-def _cell(measurement: Mapping[str, Any] | None) -> str:
+def _cell(measurement: Mapping[str, Any] | None, unknown: str) -> str:
     """A number, and how it changed."""
     if measurement is None or measurement["measured"] is None:
-        return _NOTHING
+        return unknown
     what, measured, baseline = measurement["what"], measurement["measured"], measurement["baseline"]
     text = _FORMS.get(what, _exponent)(measured)
     if what in _COSTS and baseline:
         ratio = measured / baseline
-        text += " (=)" if measured == baseline else f" ({ratio - 1:+.1%})"
+        text += f" {_SAME}" if measured == baseline else f" ({ratio - 1:+.1%})"
     return text + ("" if measurement["status"] == "ok" else " !")
 
 

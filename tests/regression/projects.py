@@ -1,0 +1,71 @@
+"""Folders of models with an ncnn-check.toml, as a user has them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnx
+import onnx.parser
+
+from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.regression.result import CheckResult, Measurement, ModelResult
+
+# A convolution with unequal pads and a fused activation, and a second output.
+MODEL = (
+    "(float[1, 3, 9, 8] x) => (float[1, 4, 9, 8] y, float[1, 4, 9, 8] z)"
+    "<float[4, 3, 2, 2] w = {%s}> { c = Conv<pads = [1, 0, 0, 1]>(x, w) y = Relu(c) z = Tanh(y) }"
+) % ", ".join(f"{(7 * i % 11 - 5) / 8}" for i in range(48))
+
+
+def write_model(path: Path, graph: str = MODEL) -> Path:
+    """A model of opset 18 from ONNX's text form."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}'), path)
+    return path
+
+
+def write_project(folder: Path, text: str, **models: str) -> Path:
+    """ncnn-check.toml with this text, and models/NAME.onnx for each model."""
+    for name, graph in models.items():
+        write_model(folder / "models" / f"{name}.onnx", graph)
+    file = folder / "ncnn-check.toml"
+    file.write_text(f'models = ["models/*.onnx"]\n{text}')
+    return file
+
+
+def write_right_net(folder: Path, name: str, model: Path, *, storage: str | None = None) -> Graph:
+    """FOLDER/NAME.param, .bin and .json for a model; returns the graph that is in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = convert(model, storage=storage).save(folder / "net")
+    for path, suffix in ((files.param, ".param"), (files.bin, ".bin"), (files.manifest, ".json")):
+        path.rename(folder / f"{name}{suffix}")
+    return read_net(folder / f"{name}.param", folder / f"{name}.bin").graph
+
+
+def save_graph(graph: Graph, folder: Path, name: str) -> None:
+    """Put a graph in the place of FOLDER/NAME."""
+    write_net(graph, folder / f"{name}.param", folder / f"{name}.bin")
+
+
+def python(program: str) -> str:
+    """A converter for a TOML text: a line of Python whose sys.argv[1:] are the model and the prefix."""
+    return f'''convert = """{sys.executable} -c "{program}" {{onnx}} {{out}}"""'''
+
+
+def by_name(result: CheckResult) -> dict[str, ModelResult]:
+    """The results without the folder in their names."""
+    return {model.name.removeprefix("models/"): model for model in result.models}
+
+
+def failed(result: ModelResult) -> list[str]:
+    """What failed."""
+    return [measurement.name for measurement in result.failures]
+
+
+def measured(result: ModelResult, name: str) -> Measurement:
+    """One measurement."""
+    (found,) = (measurement for measurement in result.measurements if measurement.name == name)
+    return found
