@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.inspect import inspect
     from onnx2ncnn_opt.api.optimize import NetFiles, Optimized, optimize
     from onnx2ncnn_opt.api.verify import verify
+    from onnx2ncnn_opt.regression.run import check
     from onnx2ncnn_opt.runtime.net import Net
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "__version__",
     "bisect",
     "bisect_passes",
+    "check",
     "convert",
     "diff",
     "inspect",
@@ -40,6 +42,7 @@ _MODULES = {
     "Optimized": "api.optimize",
     "bisect": "api.bisect",
     "bisect_passes": "api.bisect",
+    "check": "regression.run",
     "convert": "api.convert",
     "diff": "api.diff",
     "inspect": "api.inspect",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnx2ncnn_opt.cli.options import json_option, target_options
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import target_options
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.regression.result import ModelResult
@@ -29,7 +29,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--keep", type=_FILE, metavar="FOLDER", help="Keep the nets of models that fail.")
 @click.option("--junit", type=_FILE, metavar="FILE.xml", help="Write the results as JUnit's XML.")
 @click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown, as to $GITHUB_STEP_SUMMARY.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the fields of `CheckResult`.")
+@json_option("regression.result.CheckResult")
 def check(
     file: Path,
     record: bool,

@@ -147,24 +147,12 @@ def run_options(*, modes: bool = True) -> Decorator:
         metavar="N",
         help="Seed of the inputs if none are given.",
     )
-    on = click.option(
-        "--on",
-        metavar="TARGET",
-        help="Run the net on a device: vulkan, qemu-aarch64, ssh:user@host, or a command that starts a Python with "
-        "numpy and ncnn.  [default: this machine's CPU]",
-    )
-    mode = click.option(
-        "--modes",
-        callback=_modes,
-        metavar="MODE,...",
-        help="Verify in each of fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]",
-    )
     names = ("seed", "on", "modes") if modes else ("seed", "on")
     together = _together("runs", Runs, **{name: name for name in names})
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         command = together(command)
-        return seed(on(mode(command) if modes else command))
+        return seed(_on(_mode(command) if modes else command))
 
     return decorate
 
@@ -206,6 +194,24 @@ def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def benchmark_option(beside: str) -> Decorator:
     """The option --benchmark, as `benchmark`."""
     return click.option("--benchmark", is_flag=True, help=f"Time the net beside {beside}: one thread each, in turns.")
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --on and --modes, as `on` and `modes`."""
+    return _on(_mode(command))
+
+
+def _on(command: Callable[..., Any]) -> Callable[..., Any]:
+    help = (
+        "Run the net on a device: vulkan, qemu-aarch64, ssh:user@host, or a command that starts a Python with numpy "
+        "and ncnn.  [default: this machine's CPU]"
+    )
+    return click.option("--on", metavar="TARGET", help=help)(command)
+
+
+def _mode(command: Callable[..., Any]) -> Callable[..., Any]:
+    help = "Verify in each of fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]"
+    return click.option("--modes", callback=_modes, metavar="MODE,...", help=help)(command)
 
 
 def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:

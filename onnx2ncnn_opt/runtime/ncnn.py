@@ -103,23 +103,25 @@ class NcnnWorker:
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:
         """The process with `runner`'s net in it; its end, by itself or by the runner's timeout, raises CrashError."""
-        with self.within(runner.timeout, str(runner.param)) as child:
+        with self._within(runner.timeout, str(runner.param)) as child:
             if self._runner is not runner:
                 self._runner = None
                 runner.load(child)
                 self._runner = runner
             yield child
 
-    @contextmanager
-    def empty(self, seconds: float, what: str) -> Iterator[Child]:
-        """The process without a net, for requests that bring their own; as `session`, with a time limit."""
-        self._runner = None
-        with self.within(seconds, what) as child:
-            yield child
+    def memory(self, *, restart: bool = False) -> int | None:
+        """The most bytes that the process had, since the last time that this was asked with `restart`.
+
+        None where its system does not tell.
+        """
+        with self._within(_SECONDS_TO_START, "a question") as child:
+            child.send({"do": "memory", "restart": restart})
+            bytes: int | None = child.receive()["bytes"]
+            return bytes
 
     @contextmanager
-    def within(self, seconds: float, what: str) -> Iterator[Child]:
-        """The process, for a time that is longer on a slow target; its end on `what` raises CrashError."""
+    def _within(self, seconds: float, what: str) -> Iterator[Child]:
         child = self.start()
         try:
             with child.within(seconds * self.target.patience):
@@ -215,7 +217,7 @@ class NcnnRunner:
         wanted = dict.fromkeys(Fetch(output) if isinstance(output, str) else output for output in outputs)
         request = {
             "do": "run",
-            "feeds": announced(given),
+            "feeds": _described(given),
             "outputs": [{"blob": fetch.blob, "batch_axis": fetch.batch_axis} for fetch in wanted],
         }
         results: dict[str, Array | Failure] = {}
@@ -259,7 +261,7 @@ class NcnnRunner:
         Raises RunError if a blob cannot be had, and CrashError.
         """
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
-        request = {"do": "walk", "feeds": announced(given), "steps": [asdict(step) for step in steps], "seed": seed}
+        request = {"do": "walk", "feeds": _described(given), "steps": [asdict(step) for step in steps], "seed": seed}
         with self._worker.session(self) as child:
             child.send(request, *(feed.array for feed in given.values()))
             self._receive(child)
@@ -295,7 +297,7 @@ class NcnnRunner:
         return answer
 
 
-def announced(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
+def _described(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
     """Feeds as a request announces them; their arrays follow it."""
     return [
         {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}

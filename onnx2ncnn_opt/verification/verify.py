@@ -278,9 +278,10 @@ def net_feeds(
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     seed: int = 0,
+    tolerance: Tolerance | None = None,
     timeout: float = 300.0,
 ) -> dict[str, Feed]:
-    """What to feed a net, by its blobs, so that it computes what the model does, in fp32 here.
+    """What to feed a net, by its blobs, so that it computes what the model does up to a `tolerance`, in fp32 here.
 
     Raises VerificationError where it does not, and what `verify_net` raises.
     """
@@ -291,7 +292,9 @@ def net_feeds(
     rounding = Rounding(model, (), loaded.values, threads)
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=timeout, threads=None, worker=worker)
-        way, outputs = _Comparison(runner, given, reference, manifest, tolerance_of(loaded), rounding).best()
+        way, outputs = _Comparison(
+            runner, given, reference, manifest, tolerance or tolerance_of(loaded), rounding
+        ).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
     return feeds_of(way, given)
 

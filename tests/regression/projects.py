@@ -9,15 +9,16 @@ import onnx
 import onnx.parser
 
 from onnx2ncnn_opt import convert
-from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.regression.result import CheckResult, Measurement, ModelResult
 
 # A convolution with unequal pads and a fused activation, and a second output.
 MODEL = (
     "(float[1, 3, 9, 8] x) => (float[1, 4, 9, 8] y, float[1, 4, 9, 8] z)"
-    "<float[4, 3, 2, 2] w = {%s}> { c = Conv<pads = [1, 0, 0, 1]>(x, w) y = Relu(c) z = Tanh(y) }"
-) % ", ".join(f"{(7 * i % 11 - 5) / 8}" for i in range(48))
+    f"<float[4, 3, 2, 2] w = {{{', '.join(str((7 * i % 11 - 5) / 8) for i in range(48))}}}>"
+    "{ c = Conv<pads = [1, 0, 0, 1]>(x, w) y = Relu(c) z = Tanh(y) }"
+)
 
 
 def write_model(path: Path, graph: str = MODEL) -> Path:
