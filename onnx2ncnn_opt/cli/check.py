@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import json_option, target_options
+from onnx2ncnn_opt.cli.options import target_options
+from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_targets
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ _FILE = click.Path(path_type=Path)
 @click.option("--keep", type=_FILE, metavar="FOLDER", help="Keep the nets of models that fail.")
 @click.option("--junit", type=_FILE, metavar="FILE.xml", help="Write the results as JUnit's XML.")
 @click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown, as to $GITHUB_STEP_SUMMARY.")
-@json_option("regression.result.CheckResult")
+@output_options()
 def check(
+    output: Output,
     file: Path,
     record: bool,
     names: tuple[str, ...],
@@ -41,7 +42,6 @@ def check(
     keep: Path | None,
     junit: Path | None,
     markdown: Path | None,
-    as_json: bool,
 ) -> None:
     """Convert the models that FILE.toml lists, and hold their nets against the models and a baseline.
 
@@ -50,29 +50,26 @@ def check(
     """
     from onnx2ncnn_opt.regression.run import check as run
     from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown, model_line
-    from onnx2ncnn_opt.report.console import printable, show, working
+    from onnx2ncnn_opt.report.console import printable
 
     check_targets([path for path in (junit, markdown) if path], {"the list of models": file} if file.exists() else {})
-
-    with working(f"checking the models of {file}", sys.stderr) as step:
+    with output.working(f"checking the models of {file}") as step:
 
         def done(result: ModelResult) -> None:
             line = printable(model_line(asdict(result)))
             if sys.stderr.isatty():
                 step(line)
-            else:
+            elif not output.quiet:
                 click.echo(line, err=True)
 
         result = run(file, record=record, names=names, shard=shard, on=on, modes=modes, jobs=jobs, keep=keep, done=done)
-    found = result.to_json()
+    found = asdict(result)
     if junit:
         junit.write_text(check_junit(found), encoding="utf-8")
     if markdown:
         with markdown.open("a", encoding="utf-8") as stream:
             stream.write(check_markdown(found))
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
-    else:
-        show(check_blocks(found), sys.stdout)
+    output.fields |= {"ok": result.ok, **found}
+    output.show(check_blocks(found))
     if not result.ok:
         raise click.exceptions.Exit(result.exit_code)

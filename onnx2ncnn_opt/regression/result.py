@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-FORMAT_VERSION = 1
 
 Status = Literal["ok", "failed", "not measured"]
 
@@ -95,10 +93,6 @@ class ModelResult:
             }
         )
 
-    def after(self, seconds: float) -> ModelResult:
-        """The same with the time that it took."""
-        return replace(self, seconds=round(seconds, 3))
-
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -118,7 +112,3 @@ class CheckResult:
     def exit_code(self) -> int:
         """The worst, which is the highest, of the models' codes."""
         return max((model.exit_code for model in self.models), default=0)
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it as plain values, with `format_version`, `ok` and `exit_code`."""
-        return {"format_version": FORMAT_VERSION, "ok": self.ok, "exit_code": self.exit_code, **asdict(self)}

@@ -55,7 +55,7 @@ def printed(folder: Path, *args: str, code: int = 0) -> dict[str, Any]:
 
     data: dict[str, Any] = json.loads(ended.out, parse_constant=no_constant)
     assert (data["format_version"], data["command"], data["exit_code"]) == (1, args[0], code)
-    assert (data["error"] is None) == (code == 0 or args[0] == "diff" or len(data.get("results", ())) > 1)
+    assert (data["error"] is None) == (code == 0 or args[0] in ("diff", "check") or len(data.get("results", ())) > 1)
     if data["error"] is not None:
         check(data["error"], "An error")
         assert data["error"]["message"] in ended.err
@@ -90,6 +90,18 @@ def test_of_a_model_and_its_net(folder: Path) -> None:
     check(printed(folder, "bisect", "model.onnx", "--passes"), "Every command", "A verification", "bisect --passes")
     check(printed(folder, "mixed", "model.onnx", *NET, "-o", "mixed"), "Every command", "mixed")
     check(printed(folder, "diff", NET[0], NET[0]), "Every command", "diff")
+
+
+def test_check(folder: Path) -> None:
+    (folder / "ncnn-check.toml").write_text('models = ["model.onnx", "none.onnx"]\nnet = "{stem}.ncnn.param"\n')
+    data = printed(folder, "check", code=2)
+    check(data, "Every command", "check")
+    right, missing = data["models"]
+    for model in (right, missing):
+        check(model, "Each of check's models")
+        for measurement in model["measurements"]:
+            check(measurement, "A measurement")
+    assert (right["exit_code"], missing["exit_code"]) == (0, 2)
 
 
 def test_convert(tmp_path: Path) -> None:
