@@ -357,12 +357,12 @@ class _Judgement:
         best: Latency | None = None
         target = self.worker.target
         with NcnnWorker(target) as first, NcnnWorker(target) as second:
-            timed = [
+            run, run_old = (
                 partial(self.runner(each.param, each.bin, worker).time, each.feeds, each.outputs)
                 for each, worker in ((net, first), (old, second))
-            ]
+            )
             for _ in range(_TIMES):
-                latency = in_turns(*timed, _SECONDS)
+                latency = in_turns(run, run_old, _SECONDS)
                 ratio = min(latency.ratio, latency.net / latency.other)
                 if best is None or ratio < best.ratio:
                     best = replace(latency, ratio=ratio)
