@@ -1,10 +1,12 @@
 """Plant faults in right nets, and count which of them verification catches.
 
-    python scripts/plant_faults.py [--each 2] [--seed 0] [-k REGEX] [--write]
+    python scripts/plant_faults.py [FOLDER ...] [--each 2] [--seed 0] [-k REGEX] [--most N] [--write]
+    python scripts/plant_faults.py [FOLDER ...] --bisect [--pnnx PATH/TO/pnnx] [--on qemu-aarch64] ...
 
-The nets are converted from fixtures/models, from cases of fixtures/ops, and from the models in MODELS. Each fault of
-FAULTS is planted at up to `--each` places of each net, one at a time, and the net is verified as `verify` does. What it
-does not catch is run against the right net on many other inputs:
+The nets are converted from fixtures/models, from cases of fixtures/ops, and from the models in MODELS, or from the
+.onnx files of folders; with `--pnnx` by pnnx. Each fault of FAULTS is planted at up to `--each` places of each net, one
+at a time, and the net is verified as `verify` does. What it does not catch is run against the right net on many other
+inputs:
 
     without effect   no output differs by more than 1e-6 of its largest number
     small            none differs by 1 % or more
@@ -13,19 +15,33 @@ does not catch is run against the right net on many other inputs:
 A large difference counts as far as it is more than rounding errors make of the model itself at these inputs (see
 `verify.rounding`): with random weights, some inputs take a deep network to where its last bits decide everything.
 
-`--write` puts the table into docs/measurements.md. Exit code 1 says that a serious fault was missed.
+With `--bisect` each net is bisected in place of verified, and the layer that is named compared with the faulty one:
+
+    named            it is the first wrong layer that `bisect` tells
+    one of several   it is among the layers that are to blame
+    NOT NAMED        it is not, or none is
+
+Then faults of files are planted as well (BROKEN): a deleted output, an input of another name, a missing Split; and with
+`--on`, those that only a device or fp16 shows (DEVICE_FAULTS).
+
+`--results FILE` adds each fault to a file of JSON lines, and the table is that of all in it: so several runs, of our
+nets and pnnx's, make one table. `--write` puts the table into docs/measurements.md. Exit code 1 says that a serious
+fault was missed, or not named.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +55,26 @@ from exports import MODELS as EXPORTS  # noqa: E402
 from exports import refilled  # noqa: E402
 from op_cases import load_cases  # noqa: E402
 
-from onnx2ncnn_opt import Conversion, Files, convert  # noqa: E402
+from onnx2ncnn_opt import convert  # noqa: E402
+from onnx2ncnn_opt.api.bisect import Bisection, bisect  # noqa: E402
 from onnx2ncnn_opt.errors import Error  # noqa: E402
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer  # noqa: E402
 from onnx2ncnn_opt.ir.shapes import infer_graph  # noqa: E402
+from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor  # noqa: E402
 from onnx2ncnn_opt.onnx.read.exported import reference  # noqa: E402
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model  # noqa: E402
 from onnx2ncnn_opt.param.files import read_net, write_net  # noqa: E402
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch  # noqa: E402
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # noqa: E402
 from onnx2ncnn_opt.runtime.ort import OrtRunner  # noqa: E402
 from onnx2ncnn_opt.verification.compare import INFINITE  # noqa: E402
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs  # noqa: E402
+from onnx2ncnn_opt.verification.match import input_slots  # noqa: E402
 from onnx2ncnn_opt.verification.rounding import Rounding  # noqa: E402
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "measurements.md"
-BEGIN, END = "<!-- planted faults -->", "<!-- end of planted faults -->"
+TABLES = {False: "planted faults", True: "located faults"}
 NO_EFFECT, SERIOUS = 1e-6, 1e-2
 # Draws that verification does not take, to find out whether a fault that it missed has an effect.
 SCALES = (0.01, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -361,19 +382,103 @@ _ALONE = (
 DELETED = "deleted layer"
 
 
+def _nan_on_aarch64(graph: Graph, layer: Layer) -> None:
+    """Add HardSigmoid(sqrt(-1)) to a blob, which is 0 on x86 and NaN on aarch64."""
+    parts: list[tuple[str, dict[str, Any], dict[str, Array]]] = [
+        ("BinaryOp", {"op_type": op_type, "with_scalar": 1, "b": b}, {}) for op_type, b in ((2, 0.0), (0, -1.0))
+    ]
+    parts += [("UnaryOp", {"op_type": 5}, {}), ("HardSigmoid", {}, {}), ("BinaryOp", {}, {})]
+    _insert(graph, layer, parts)
+
+
+def _overflow_in_fp16(graph: Graph, layer: Layer) -> None:
+    """Multiply a blob by 2^17 and divide it by that again: no bit of a float32 changes."""
+    _insert(graph, layer, [("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": b}, {}) for b in (2.0**17, 2.0**-17)])
+
+
+# Faults that are none in fp32 on x86, and the mode that shows them.
+DEVICE_FAULTS: dict[str, tuple[str, Callable[[Graph, Layer], None]]] = {
+    "NaN on aarch64 only": ("fp32", _nan_on_aarch64),
+    "overflow in fp16": ("fp16", _overflow_in_fp16),
+}
+
+# A fault of the .param: how its text changes, and the names of the layers of which one is to be named.
+Change = tuple[Callable[[str], str], set[str]]
+
+
+def _renamed_input(graph: Graph, rng: Rng) -> Change | None:
+    blob = graph.inputs[int(rng.integers(len(graph.inputs)))]
+    assert blob.producer is not None
+    return lambda text: _renamed(text, {blob.name: "another_name"}), {blob.producer.name}
+
+
+def _deleted_output(graph: Graph, rng: Rng) -> Change | None:
+    if len(graph.outputs) < 2:
+        return None
+    blob = graph.outputs[int(rng.integers(len(graph.outputs)))]
+    if blob.producer is None or len(blob.producer.outputs) > 1:
+        return None
+    graph.outputs = [output for output in graph.outputs if output is not blob]
+    name = blob.producer.name
+    if blob.users:  # it stays a blob
+        return lambda text: _renamed(text, {blob.name: "no_output"}), {name}
+    graph.remove(blob.producer)
+    return lambda text: text, {name}
+
+
+def _missing_split(graph: Graph, rng: Rng) -> Change | None:
+    shared = [blob for layer in graph for blob in layer.outputs if len(blob.users) > 1 and not blob.is_output]
+    if not shared:
+        return None
+    blob = shared[int(rng.integers(len(shared)))]
+    assert blob.producer is not None
+
+    def unsplit(text: str) -> str:
+        lines = text.splitlines()
+        number = next(i for i, line in enumerate(lines) if line.startswith("Split ") and line.split()[4] == blob.name)
+        _, _, _, count, _, *tops = lines.pop(number).split()
+        layers, blobs = map(int, lines[1].split())
+        lines[1] = f"{layers - 1} {blobs - int(count)}"
+        return _renamed("\n".join(lines), dict.fromkeys(tops, blob.name))
+
+    return unsplit, {blob.producer.name, *(user.name for user in blob.users)}
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """A .param in which blobs have other names."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines[2:], 2):
+        words = line.split()
+        end = 4 + int(words[2]) + int(words[3])
+        lines[number] = " ".join([*words[:4], *(names.get(word, word) for word in words[4:end]), *words[end:]])
+    return "\n".join(lines) + "\n"
+
+
+BROKEN: dict[str, Callable[[Graph, Rng], Change | None]] = {
+    "renamed input": _renamed_input,
+    "deleted output": _deleted_output,
+    "missing Split": _missing_split,
+}
+
+
 @dataclass(frozen=True)
 class Planted:
-    """A fault in a net: of which class, at which layer, and what became of it."""
+    """A fault in a net of so many layers: of which class, at which layer, what became of it, and if it was `named`."""
 
     kind: str
     net: str
     layer: str
     outcome: str
     detail: str = ""
+    layers: int = 0
+    named: str = ""
+    converter: str = "ours"
 
 
 def places(graph: Graph, kind: str) -> list[int]:
-    """The numbers of the layers where a fault can be planted."""
+    """The numbers of the layers where a fault can be planted; one where it is a fault of the file."""
+    if kind in BROKEN:
+        return [0]
     rng = np.random.default_rng(0)
     found = []
     for number, layer in enumerate(graph):
@@ -382,6 +487,8 @@ def places(graph: Graph, kind: str) -> list[int]:
         elif kind == DELETED:
             fits = layer.type in _ALONE and len(layer.inputs) <= 2 and layer.inputs[0].shape == layer.output.shape
             fits = fits and not layer.inputs[0].is_input
+        elif kind in DEVICE_FAULTS:
+            fits = len(layer.outputs) == 1 and layer.type in _CONV and layer.output.shape is not None
         else:
             fits = len(layer.outputs) == 1 and layer.type not in ("MemoryData", "Split", "Embed")
             fits = fits and bool(ADDED[kind](graph, layer.output, rng)) and not _holds_integers(layer)
@@ -395,7 +502,7 @@ def _holds_integers(layer: Layer) -> bool:
 
 
 def plant(graph: Graph, kind: str, place: int, rng: Rng) -> str:
-    """Plant a fault, and say where."""
+    """Plant a fault of a layer, and say where."""
     layer = graph.layers[place]
     where = f"{layer.type} '{layer.name}'"
     if kind in FAULTS:
@@ -404,6 +511,8 @@ def plant(graph: Graph, kind: str, place: int, rng: Rng) -> str:
         graph.replace(layer, new)
     elif kind == DELETED:
         graph.replace(layer, Layer("Noop", layer.name, layer.inputs[:1]))
+    elif kind in DEVICE_FAULTS:
+        DEVICE_FAULTS[kind][1](graph, layer)
     else:
         _insert(graph, layer, ADDED[kind](graph, layer.output, rng))
     return where
@@ -432,16 +541,82 @@ def _insert(graph: Graph, layer: Layer, parts: Sequence[tuple[str, dict[str, Any
         old.name, blob.name = f"{old.name}.right", old.name
 
 
-def verdict(
-    conversion: Conversion, right: Files, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]
-) -> tuple[str, str]:
+@dataclass(frozen=True)
+class Subject:
+    """A right net: the model, the files, the manifest that it is verified with, and one to run it by."""
+
+    name: str
+    model: Path | bytes
+    loaded: LoadedModel
+    param: Path
+    bin: Path
+    manifest: Manifest | None
+    slots: Manifest
+
+
+def converted(name: str, model: Any, folder: Path, worker: NcnnWorker) -> Subject | None:
+    """Our net of a model, if it is right."""
+    conversion = convert(model)
+    files, manifest = conversion.save(folder / "right"), conversion.manifest()
+    source = reference(conversion.source)
+    subject = Subject(name, source, conversion.model, files.param, files.bin, manifest, manifest)
+    return subject if verified(subject, files.param, files.bin, worker).ok else None
+
+
+_PNNX_TYPES = {"float32": "f32", "int64": "i64", "int32": "i32"}
+
+
+def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, pnnx: Path) -> Subject | None:
+    """pnnx's net of a model, if it makes a right one."""
+    path = model if isinstance(model, Path) else folder / "model.onnx"
+    if path is not model:
+        onnx.save(model, path)
+    feeds = draw_inputs(load_model(path))
+    if any(array.dtype.name not in _PNNX_TYPES for array in feeds.values()):
+        return None
+    (work := folder / "pnnx").mkdir()
+    (work / "m.onnx").symlink_to(path.resolve())
+    shapes = [f"[{','.join(map(str, array.shape))}]{_PNNX_TYPES[array.dtype.name]}" for array in feeds.values()]
+    command = [str(pnnx), "m.onnx", f"inputshape={','.join(shapes)}"]
+    subprocess.run(command, cwd=work, capture_output=True, check=False, timeout=300)
+    param, bin = work / "m.ncnn.param", work / "m.ncnn.bin"
+    if not param.exists() or not bin.exists():
+        return None
+    given = {key: array.shape for key, array in feeds.items()}
+    report = verify_net(path, param, bin, shapes=given, worker=worker, timeout=60)
+    if not report.ok:
+        return None
+    way = input_slots(None, feeds, [blob.name for blob in read_net(param, bin).graph.inputs])[0]
+    inputs = [Tensor(s.name, s.blob, feeds[s.name].shape, feeds[s.name].dtype.name, s.batch_axis) for s in way]
+    outputs = [Tensor(o.name, o.blob or "", (1,), "float32", 0) for o in report.outputs]
+    slots = Manifest(tuple(inputs), tuple(outputs), Source(None, 1), "pnnx", "", LayerCount(1, 1), ())
+    return Subject(name, path, load_model(path, shapes=given), param, bin, None, slots)
+
+
+def verified(
+    subject: Subject, param: Path, bin: Path, worker: NcnnWorker, on: str | None = None, mode: str = "fp32"
+) -> VerifyReport:
+    """What verification says about a net of the subject's model."""
+    return verify_net(
+        subject.model,
+        param,
+        bin,
+        manifest=subject.manifest,
+        shapes=subject.loaded.given,
+        worker=None if on else worker,
+        on=on,
+        modes=(mode,),
+        timeout=60,
+    )
+
+
+def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:
     """What a fault that was missed changes on other inputs."""
-    manifest = conversion.manifest()
+    manifest = subject.slots
     worst = 0.0
-    sizes = {str(dim): 5 for info in conversion.model.inputs for dim in info.shape if not isinstance(dim, int)}
-    runners = [NcnnRunner(*paths, worker=worker) for paths in ((right.param, right.bin), wrong)]
-    model = reference(conversion.source)
-    model_runner, rounding = OrtRunner(model), Rounding(model, (), {})
+    sizes = {str(dim): 5 for info in subject.loaded.inputs for dim in info.shape if not isinstance(dim, int)}
+    runners = [NcnnRunner(*paths, worker=worker) for paths in ((subject.param, subject.bin), wrong)]
+    model_runner, rounding = OrtRunner(subject.model), Rounding(subject.model, (), {})
     spreads: dict[Draw, Mapping[str, Array]] = {}
 
     def spread(draw: Draw, name: str, shape: tuple[int, ...]) -> Array:
@@ -456,7 +631,7 @@ def verdict(
         results.append([])
         for draw in draws:
             swept = {entry.name: draw.seed * 97 for entry in manifest.inputs}
-            feeds = fed[draw] = draw_inputs(conversion.model, sizes, draw=draw, swept=swept)
+            feeds = fed[draw] = draw_inputs(subject.loaded, sizes, draw=draw, swept=swept)
             given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
             wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
             results[-1].append(runner.extract(given, wanted))
@@ -484,99 +659,178 @@ def verdict(
     return ("small" if worst > NO_EFFECT else "without effect"), f"{worst:.1g}"
 
 
-def campaign(
-    chosen: Iterator[tuple[str, Any]], each: int, seed: int, worker: NcnnWorker, most: int = sys.maxsize
-) -> Iterator[Planted]:
-    """Plant faults in models, and yield what becomes of each."""
-    planted = 0
-    for name, model in chosen:
-        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
-            try:
-                conversion = convert(model)
-                right = conversion.save(Path(folder) / "right")
-                if not conversion.verify_files(right, worker=worker).ok:
+@dataclass(frozen=True)
+class Campaign:
+    """How faults are planted: up to `each` of a class in a net, up to `most` in a net.
+
+    `bisects` says that the faulty layer has to be named as well; `on` is the device for DEVICE_FAULTS, and `pnnx` makes
+    the nets.
+    """
+
+    worker: NcnnWorker
+    each: int = 1
+    seed: int = 0
+    most: int = sys.maxsize
+    bisects: bool = False
+    on: str | None = None
+    pnnx: Path | None = None
+
+    def run(self, chosen: Iterable[tuple[str, Any]]) -> Iterator[Planted]:
+        """Plant faults in the nets of models, and yield what becomes of each."""
+        for name, model in chosen:
+            with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+                try:
+                    subject = self.subject(name, model, Path(folder))
+                except (Error, subprocess.TimeoutExpired):
                     continue
-            except Error:
-                continue
-            for kind in (*FAULTS, *ADDED, DELETED):
-                rng = np.random.default_rng([seed, len(kind), *name.encode()])
-                found = places(_graph(right), kind)
-                for place in sorted(rng.choice(found, min(each, len(found)), replace=False)) if found else ():
-                    yield one_fault(conversion, right, Path(folder), name, kind, int(place), rng, worker)
-                    planted += 1
-                    if planted == most:
-                        return
+                if subject is not None:
+                    yield from islice(self.faults(subject, Path(folder)), self.most)
+
+    def subject(self, name: str, model: Any, folder: Path) -> Subject | None:
+        """The right net."""
+        if self.pnnx is None:
+            return converted(name, model, folder, self.worker)
+        return converted_by_pnnx(name, model, folder, self.worker, self.pnnx)
+
+    def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
+        """All faults of a net; where there is a limit, of classes in a random order."""
+        kinds = [*FAULTS, *ADDED, DELETED, *(BROKEN if self.bisects else ()), *(DEVICE_FAULTS if self.on else ())]
+        if self.most < sys.maxsize:
+            np.random.default_rng([self.seed, *subject.name.encode()]).shuffle(kinds)
+        for kind in kinds:
+            rng = np.random.default_rng([self.seed, len(kind), *subject.name.encode()])
+            found = places(_graph(subject), kind)
+            for place in sorted(rng.choice(found, min(self.each, len(found)), replace=False)) if found else ():
+                if (planted := self.fault(subject, folder, kind, int(place), rng)) is not None:
+                    yield planted
+
+    def fault(self, subject: Subject, folder: Path, kind: str, place: int, rng: Rng) -> Planted | None:
+        """Plant one fault, and see whether it is caught; None where it can be none in this net."""
+        graph, paths = _graph(subject), (folder / "wrong.param", folder / "wrong.bin")
+        layers = sum(layer.type not in ("Input", "Split") for layer in graph)
+        on, mode = (self.on, DEVICE_FAULTS[kind][0]) if kind in DEVICE_FAULTS else (None, "fp32")
+        if kind == "renamed input" and subject.manifest is None:  # other converters' inputs may have any name
+            return None
+        change: Change | None = None
+        if kind in BROKEN:
+            change = BROKEN[kind](graph, rng)
+            if change is None:
+                return None
+            blamed, where = change[1], ", ".join(sorted(change[1]))
+        else:
+            before, name = {layer.name for layer in graph}, graph.layers[place].name
+            where = plant(graph, kind, place, rng)
+            blamed = {name, *({layer.name for layer in graph} - before)}
+        if on and not verified(subject, subject.param, subject.bin, self.worker, on, mode).ok:
+            return None
+        converter = "pnnx" if self.pnnx else "ours"
+        planted = Planted(kind, subject.name, where, "caught", layers=layers, converter=converter)
+        try:
+            write_net(graph, *paths)
+            if change is not None:
+                paths[0].write_text(change[0](paths[0].read_text()))
+            if self.bisects:
+                found = bisect(
+                    subject.model,
+                    *paths,
+                    manifest=subject.manifest,
+                    shapes=subject.loaded.given,
+                    on=on,
+                    modes=(mode,),
+                    timeout=60,
+                )
+                report = found.report
+                planted = replace(planted, detail=str(found.located), named=_named(found, blamed))
+            else:
+                report = verified(subject, *paths, self.worker)
+                planted = replace(planted, detail=report.outputs[0].message)
+        except Error as error:
+            return replace(planted, detail=str(error).splitlines()[0], named="NOT NAMED" if self.bisects else "")
+        if not report.ok:
+            return planted
+        outcome, detail = ("SERIOUS", "not seen") if on else verdict(subject, paths, self.worker, range(DRAWS_EACH))
+        return replace(planted, outcome=outcome, detail=detail, named="")
 
 
-def one_fault(
-    conversion: Conversion,
-    right: Files,
-    folder: Path,
-    name: str,
-    kind: str,
-    place: int,
-    rng: Rng,
-    worker: NcnnWorker,
-) -> Planted:
-    """Plant one fault, and see whether it is caught."""
-    graph = _graph(right)
-    where = plant(graph, kind, place, rng)
-    try:
-        paths = (folder / "wrong.param", folder / "wrong.bin")
-        write_net(graph, *paths)
-        wrong = Files(*paths, right.manifest)
-        report = conversion.verify_files(wrong, worker=worker, timeout=30)
-    except Error as error:
-        return Planted(kind, name, where, "caught", str(error).splitlines()[0])
-    if not report.ok:
-        return Planted(kind, name, where, "caught", report.outputs[0].message)
-    return Planted(kind, name, where, *verdict(conversion, right, paths, worker, range(DRAWS_EACH)))
+def _named(found: Bisection, blamed: Collection[str]) -> str:
+    """Whether bisection named one of the layers that are to blame."""
+    located = found.located
+    if located is not None and located.suspects == (located.layer,) and located.layer.name in blamed:
+        return "named"
+    return "one of several" if located and any(ref.name in blamed for ref in located.suspects) else "NOT NAMED"
 
 
-def _graph(files: Files) -> Graph:
-    graph = read_net(files.param, files.bin).graph
+def _graph(subject: Subject) -> Graph:
+    graph = read_net(subject.param, subject.bin).graph
     infer_graph(graph)
     return graph
 
 
+OUTCOMES = {
+    "caught": "caught",
+    "without effect": "without effect",
+    "small": "missed, below 1 %",
+    "SERIOUS": "missed, 1 % or more",
+}
+NAMED = ("named", "one of several", "NOT NAMED")
+
+
 def table(planted: Sequence[Planted]) -> list[str]:
-    """The Markdown table, by class."""
-    outcomes = ("caught", "without effect", "small", "SERIOUS")
-    counts = Counter((fault.kind, fault.outcome) for fault in planted)
-    lines = [
-        "| fault | planted | caught | without effect | missed, below 1 % | missed, 1 % or more |",
-        "|---|---|---|---|---|---|",
-    ]
+    """The Markdown table, by class; with columns of what was named if anything was bisected."""
+    columns = {**OUTCOMES, **({name: name.lower() for name in NAMED} if any(fault.named for fault in planted) else {})}
+    counts = Counter((fault.kind, text) for fault in planted for text in (fault.outcome, fault.named))
     kinds = sorted({fault.kind for fault in planted})
-    for kind in kinds:
-        row = [counts[kind, outcome] for outcome in outcomes]
-        lines.append(f"| {kind} | {sum(row)} | " + " | ".join(map(str, row)) + " |")
-    totals = [sum(counts[kind, outcome] for kind in kinds) for outcome in outcomes]
-    return [*lines, f"| all | {sum(totals)} | " + " | ".join(map(str, totals)) + " |"]
+
+    def row(label: str, of: Sequence[str]) -> str:
+        found = [sum(counts[kind, column] for kind in of) for column in columns]
+        return f"| {label} | {sum(found[: len(OUTCOMES)])} | {' | '.join(map(str, found))} |"
+
+    head = [f"| fault | planted | {' | '.join(columns.values())} |", "|---" * (len(columns) + 2) + "|"]
+    return [*head, *(row(kind, [kind]) for kind in kinds), row("all", kinds)]
 
 
 def main() -> int:
     """Plant faults and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     parser.add_argument("--each", type=int, default=1, help="places for each class in each net")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-k", default="", help="a regular expression for names of nets")
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="faults in each net, of classes drawn at random")
+    parser.add_argument("--bisect", action="store_true", help="the faulty layer has to be named")
+    parser.add_argument("--on", help="where faults of devices are looked for")
+    parser.add_argument("--pnnx", type=Path, help="the program pnnx, which is to convert the models")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="add the results to this file, and read all of it")
     parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     start, planted = time.perf_counter(), []
+    files = ((path.stem, path) for folder in options.folders for path in sorted(folder.glob("*.onnx")))
+    chosen = ((name, model) for name, model in (files if options.folders else models()) if re.search(options.k, name))
+    pnnx = options.pnnx.resolve() if options.pnnx else None
     with NcnnWorker() as worker:
-        chosen = ((name, model) for name, model in models() if re.search(arguments.k, name))
-        for fault in campaign(chosen, arguments.each, arguments.seed, worker):
+        campaign = Campaign(worker, options.each, options.seed, options.most, options.bisect, options.on, pnnx)
+        for fault in campaign.run(chosen):
             planted.append(fault)
-            if fault.outcome not in ("caught", "without effect"):
-                print(f"{fault.outcome}: {fault.kind} in {fault.net} at {fault.layer}: {fault.detail}", flush=True)
+            if options.results:
+                with options.results.open("a") as file:
+                    file.write(json.dumps(asdict(fault)) + "\n")
+            if fault.outcome not in ("caught", "without effect") or fault.named == "NOT NAMED":
+                where = f"{fault.net} ({fault.layers} layers) at {fault.layer}"
+                print(f"{fault.outcome} {fault.named}: {fault.kind} in {where}: {fault.detail}", flush=True)
+    if options.results:
+        planted = [Planted(**json.loads(line)) for line in options.results.read_text().splitlines()]
     lines = table(planted)
-    print("\n".join(lines), f"\n{time.perf_counter() - start:.0f} s")
-    if arguments.write:
-        text = DOCUMENT.read_text()
-        before, rest = text.split(BEGIN)
-        DOCUMENT.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n" + END + rest.split(END)[1])
-    return int(any(fault.outcome == "SERIOUS" for fault in planted))
+    print("\n".join(lines))
+    for converter in sorted({fault.converter for fault in planted}):
+        nets = {fault.net: fault.layers for fault in planted if fault.converter == converter}
+        faults = sum(fault.converter == converter for fault in planted)
+        print(f"{faults} in {len(nets)} nets of {min(nets.values())} to {max(nets.values())} layers, {converter}")
+    print(f"{time.perf_counter() - start:.0f} s")
+    if options.write:
+        begin, end = (f"<!-- {prefix}{TABLES[options.bisect]} -->" for prefix in ("", "end of "))
+        before, rest = DOCUMENT.read_text().split(begin)
+        DOCUMENT.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+    return int(any(fault.outcome == "SERIOUS" or fault.named == "NOT NAMED" for fault in planted))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import decided
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, turned_over
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -147,23 +148,15 @@ def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Val
 
 
 @onnx_op("Softsign", axes="same")
-def softsign(im: ImportContext, x: Tensor) -> Tensor:
+def softsign_op(im: ImportContext, x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
-    one_more = im.unary(
-        im.unary(x, "UnaryOp", op_type=UnaryOp.ABS), "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=1.0
-    )
-    return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=BinaryOp.DIV))
-
-
-# From here on, softplus(x) is x in float32.
-_SOFTPLUS_LINEAR = 40.0
+    return softsign(im, x)
 
 
 @onnx_op("Softplus", axes="same")
-def softplus(im: ImportContext, x: Tensor) -> Tensor:
+def softplus_op(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
-    low = im.unary(x, "BinaryOp", op_type=BinaryOp.MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
-    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
+    return softplus(im, x)
 
 
 @onnx_op("ThresholdedRelu", axes="same")
@@ -185,7 +178,7 @@ def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.
 @onnx_op("Clip", selects=True, axes="same")
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
-    return _clip(im, x, min, max)
+    return clip(im, x, min, max)
 
 
 @onnx_op("Clip", since=11, integers=True, selects=True, axes="same")
@@ -195,17 +188,11 @@ def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | 
     low = -FLT_MAX if min is None else min.scalar if isinstance(min, Constant) else None
     high = FLT_MAX if max is None else max.scalar if isinstance(max, Constant) else None
     if low is not None and high is not None:
-        return _clip(im, x, low, high)
+        return clip(im, x, low, high)
     bounded: Value = x
     if min is not None:
         bounded = binary(im, BinaryOp.MAX, bounded, min)
     return bounded if max is None else binary(im, BinaryOp.MIN, bounded, max)
-
-
-def _clip(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:
-    # An infinite bound bounds nothing, and .param files cannot say it.
-    low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
-    return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
 
 
 @onnx_op("Dropout", axes="same")

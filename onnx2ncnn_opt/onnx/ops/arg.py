@@ -6,29 +6,21 @@ As for comparisons, numbers closer to each other than the smallest normal float3
 
 from __future__ import annotations
 
-import numpy as np
-
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Sym, place
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.arg import arg_max, mark_largest
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float
-
-# Longer than any open axis; the places in it and this less are whole numbers that float32 holds.
-_LONGEST = 2**23
+from onnx2ncnn_opt.onnx.value import Tensor
 
 
 @onnx_op("ArgMax", integers=True, jumps=True)
-def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+def arg_max_op(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """Threshold of what reaches the largest number, and Reduction of the indices of that."""
-    marked, size = _marked(im, as_numbers(im, x), axis, last=bool(select_last_index))
-    name, sign = ("ReduceMax", BinaryOp.SUB) if select_last_index else ("ReduceMin", BinaryOp.ADD)
-    found = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), number(size)))
-    return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))
+    return arg_max(im, x, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 
 @onnx_op("ArgMin", integers=True, jumps=True)
@@ -47,27 +39,6 @@ def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
 @onnx_op("Hardmax", since=13, jumps=True, axes="same")
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
-    marked, _ = _marked(im, x, axis, last=False)
+    marked, _ = mark_largest(im, x, axis, last=False)
     first = reduce(im, marked, "ReduceMin", (axis,), 1)
     return im.unary(binary(im, BinaryOp.SUB, first, marked), "Threshold", threshold=-FLT_MIN)
-
-
-def _marked(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Tensor, int]:
-    """``i - n`` where the largest number of an axis is, ``i`` elsewhere; with `last` ``i + n``.
-
-    And n, which is the size of the axis, or more where that is open.
-    """
-    axis = im.axis(axis, x.rank)
-    size = x.shape[axis]
-    finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
-    below = binary(im, BinaryOp.SUB, finite, reduce(im, finite, "ReduceMax", (axis,), 1))
-    reached = im.unary(below, "Threshold", threshold=-FLT_MIN)
-    ones = (1,) * (x.rank - axis - 1)
-    if isinstance(size, Sym):
-        cells = np.full((1, *ones), place(len(ones)), dtype=object)
-        index: Value = im.tensor(Formula(cells, (size, *ones), np.dtype(np.float32)))
-        span = _LONGEST
-    else:
-        index, span = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones)), size
-    far = binary(im, BinaryOp.MUL, reached, number(span if last else -span))
-    return im.tensor(binary(im, BinaryOp.ADD, far, index)), span

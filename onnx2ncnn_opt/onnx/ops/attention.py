@@ -16,13 +16,13 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, 
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.ops.gather import gather
-from onnx2ncnn_opt.onnx.ops.logic import and_, greater_or_equal, less_or_equal
-from onnx2ncnn_opt.onnx.ops.select import where
+from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -105,7 +105,7 @@ class Sight:
             return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
         bounds = greater_or_equal(im, count, Constant(low.astype(np.float32)))
         if high is not None:
-            bounds = and_(im, bounds, less_or_equal(im, count, Constant(high.astype(np.float32))))
+            bounds = and_(im, bounds, greater_or_equal(im, Constant(high.astype(np.float32)), count))
         return where(im, bounds, number(0), number(-np.inf))
 
 

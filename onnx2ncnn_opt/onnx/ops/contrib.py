@@ -9,12 +9,15 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import clip
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.logic import greater
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
 from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed, unsqueeze
-from onnx2ncnn_opt.onnx.ops.activation import clip11, hard_sigmoid, leaky_relu
+from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.ops.attention import (
     Sight,
     added,
@@ -27,11 +30,8 @@ from onnx2ncnn_opt.onnx.ops.attention import (
     with_past,
 )
 from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.gather import gather
-from onnx2ncnn_opt.onnx.ops.logic import greater
 from onnx2ncnn_opt.onnx.ops.matrix import gemm
 from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
-from onnx2ncnn_opt.onnx.ops.select import where
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
 
@@ -108,13 +108,13 @@ def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float
         kind = plain[activation]
         return x if kind is None else im.unary(x, kind)
     if activation == "LeakyRelu":
-        return leaky_relu(im, x, alpha=params[0] if params else 0.01)
+        return im.unary(x, "ReLU", slope=params[0] if params else 0.01)
     if activation == "Clip":
-        low, high = map(number, params)
-        return clip11(im, x, low, high)
+        low, high = params
+        return clip(im, x, low, high)
     if activation == "HardSigmoid":
         alpha, beta = params
-        return hard_sigmoid(im, x, alpha=alpha, beta=beta)
+        return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
     raise im.refuse(f"activation {activation} is not known")
 
 

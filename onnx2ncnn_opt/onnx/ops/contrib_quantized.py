@@ -14,7 +14,6 @@ from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
 from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.ops.activation import leaky_relu
 from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
 from onnx2ncnn_opt.onnx.ops.quantization import (
     centred,
@@ -105,7 +104,7 @@ def qlinear_leaky_relu(
     alpha: float = 0.01,
 ) -> Value:
     """ReLU with slope between DequantizeLinear and QuantizeLinear."""
-    return _between(im, lambda t: leaky_relu(im, t, alpha=alpha), x, x_scale, x_zero_point, y_scale, y_zero_point)
+    return _between(im, lambda t: im.unary(t, "ReLU", slope=alpha), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
 @onnx_op("QLinearSoftmax", domain=MICROSOFT, integers=True, quantises=True, axes="same")

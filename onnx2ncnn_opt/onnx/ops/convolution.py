@@ -20,7 +20,6 @@ from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 _SUFFIX = {1: "1D", 2: "", 3: "3D"}
 
 
-@onnx_op("Conv", batch=0)
 def conv(
     im: ImportContext,
     x: Tensor,
@@ -54,6 +53,35 @@ def conv(
         blob = im.layer("InnerProduct", im.mat(x, [[1]], [0]), weights=weights, **plain)
         return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
     return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
+
+
+@onnx_op("Conv", batch=0)
+def conv_op(
+    im: ImportContext,
+    x: Tensor,
+    w: Value,
+    b: Value | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Value:
+    """Convolution[DepthWise][1D|3D], also of weights that are calculated; InnerProduct where the image is one pixel."""
+    return conv(
+        im,
+        x,
+        w,
+        b,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
 
 
 @onnx_op("ConvTranspose", batch=0)

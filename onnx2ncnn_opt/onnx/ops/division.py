@@ -7,18 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import turned_over
 from onnx2ncnn_opt.onnx.lower.functional.division import (
-    applied,
     by_whole,
     divided,
-    floored,
     kept_from_zero,
+    mod,
+    reciprocal,
     require_untested,
-    rest_of,
     truncated,
 )
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -65,33 +64,15 @@ def _is_rounding_scale(im: ImportContext) -> bool:
 
 
 @onnx_op("Reciprocal", divisor=0, axes="same")
-def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
+def reciprocal_op(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
-    require_untested(im, x)
-    return im.unary(im.tensor(kept_from_zero(im, number(1), x)), "UnaryOp", op_type=UnaryOp.RECIPROCAL)
+    return reciprocal(im, x)
 
 
 @onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="same")
-def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
-    """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
-
-    That is a's with `fmod`, else b's. Floats have no error up to 2**22 turns.
-    """
-    if not is_float(a.dtype):
-        turns = truncated(im, a, b) if fmod else floored(im, a, b)
-        return binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, turns, b))
-    if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
-        raise im.refuse(
-            "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
-            "export torch.remainder(x, y) instead, which divides",
-        )
-    rest = im.tensor(rest_of(im, a, im.unary(binary(im, BinaryOp.DIV, a, b), "UnaryOp", op_type=UnaryOp.ROUND), b))
-    side = applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
-    other = im.unary(
-        binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1))), "Threshold", threshold=0.0
-    )
-    turn = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.ABS, np.abs), side)
-    return binary(im, BinaryOp.ADD, rest, binary(im, BinaryOp.MUL, other, turn))
+def mod_op(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
+    """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign."""
+    return mod(im, a, b, fmod=fmod)
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:

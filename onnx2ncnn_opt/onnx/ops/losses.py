@@ -8,11 +8,11 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather, gather_elements
+from onnx2ncnn_opt.onnx.lower.functional.logic import equal
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.softmax import log_softmax
-from onnx2ncnn_opt.onnx.ops.gather import gather, gather_elements
-from onnx2ncnn_opt.onnx.ops.logic import equal
-from onnx2ncnn_opt.onnx.ops.select import where
+from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 

@@ -8,8 +8,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.division import require_untested
-from onnx2ncnn_opt.onnx.ops.division import reciprocal
+from onnx2ncnn_opt.onnx.lower.functional.division import reciprocal, require_untested
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 

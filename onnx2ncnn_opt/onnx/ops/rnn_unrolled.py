@@ -15,19 +15,13 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.activation import softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.ops.activation import (
-    elu,
-    hard_sigmoid,
-    leaky_relu,
-    softplus,
-    softsign,
-)
-from onnx2ncnn_opt.onnx.ops.gather import gather
 from onnx2ncnn_opt.onnx.ops.linear_attention import MOST_STEPS
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -40,9 +34,9 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
     "sigmoid": (lambda im, x: im.unary(x, "Sigmoid"), ()),
     "softsign": (softsign, ()),
     "softplus": (softplus, ()),
-    "leakyrelu": (lambda im, x, alpha: leaky_relu(im, x, alpha=alpha), (0.01,)),
-    "elu": (lambda im, x, alpha: elu(im, x, alpha=alpha), (1.0,)),
-    "hardsigmoid": (lambda im, x, alpha, beta: hard_sigmoid(im, x, alpha=alpha, beta=beta), (0.2, 0.5)),
+    "leakyrelu": (lambda im, x, alpha: im.unary(x, "ReLU", slope=alpha), (0.01,)),
+    "elu": (lambda im, x, alpha: im.unary(x, "ELU", alpha=alpha), (1.0,)),
+    "hardsigmoid": (lambda im, x, alpha, beta: im.unary(x, "HardSigmoid", alpha=alpha, beta=beta), (0.2, 0.5)),
     "affine": (
         lambda im, x, alpha, beta: binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, number(alpha)), number(beta)),
         (1.0, 0.0),

@@ -14,10 +14,10 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather_nd
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, spatial
-from onnx2ncnn_opt.onnx.ops.gather import gather_nd11
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
@@ -315,7 +315,7 @@ def _largest(
     place = np.concatenate([_widened(place, most) for place in places])
     weight = np.concatenate([_widened(weight, most) for weight in weights])
     flat = im.reshape(x.viewed(x.view.transpose((0, 2, 3, 1))), (batch * height * width, channels))
-    pixels = gather_nd11(im, flat, Constant(place[..., None]))
+    pixels = gather_nd(im, flat, Constant(place[..., None]))
     weighted = im.tensor(binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32))))
     largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(places), *size, channels)))
     return largest.viewed(largest.view.transpose((0, 3, 1, 2)))

@@ -15,11 +15,8 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, pick
-from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.ops.division import mod
-from onnx2ncnn_opt.onnx.ops.elementwise import add, max_, min_, mul
-from onnx2ncnn_opt.onnx.ops.gather import (
+from onnx2ncnn_opt.onnx.lower.functional.division import mod
+from onnx2ncnn_opt.onnx.lower.functional.gather import (
     as_places,
     check_indices,
     counted,
@@ -28,7 +25,10 @@ from onnx2ncnn_opt.onnx.ops.gather import (
     gather,
     gather_elements,
 )
-from onnx2ncnn_opt.onnx.ops.select import where
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.where import where
+from onnx2ncnn_opt.onnx.ops.elementwise import add, max_, min_, mul
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
 

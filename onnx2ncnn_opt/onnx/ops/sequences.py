@@ -11,7 +11,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import pick
-from onnx2ncnn_opt.onnx.ops.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 

@@ -197,3 +197,31 @@ def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
     if not b.array.all():
         raise im.refuse("it divides integers by 0")
     return binary(im, BinaryOp.MUL, a, Constant(1 / b.array.astype(np.float64)))
+
+
+def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
+    """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
+    require_untested(im, x)
+    return im.unary(im.tensor(kept_from_zero(im, number(1), x)), "UnaryOp", op_type=UnaryOp.RECIPROCAL)
+
+
+def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
+    """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
+
+    That is a's with `fmod`, else b's. Floats have no error up to 2**22 turns.
+    """
+    if not is_float(a.dtype):
+        turns = truncated(im, a, b) if fmod else floored(im, a, b)
+        return binary(im, BinaryOp.SUB, a, binary(im, BinaryOp.MUL, turns, b))
+    if not fmod and not (isinstance(b, Constant) and (np.isfinite(b.array) & (b.array != 0)).all()):
+        raise im.refuse(
+            "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
+            "export torch.remainder(x, y) instead, which divides",
+        )
+    rest = im.tensor(rest_of(im, a, im.unary(binary(im, BinaryOp.DIV, a, b), "UnaryOp", op_type=UnaryOp.ROUND), b))
+    side = applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
+    other = im.unary(
+        binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1))), "Threshold", threshold=0.0
+    )
+    turn = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.ABS, np.abs), side)
+    return binary(im, BinaryOp.ADD, rest, binary(im, BinaryOp.MUL, other, turn))

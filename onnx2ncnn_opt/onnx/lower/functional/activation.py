@@ -1,0 +1,35 @@
+"""Activations that are several layers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
+from onnx2ncnn_opt.onnx.value import Tensor
+
+
+def softsign(im: ImportContext, x: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    one_more = im.unary(
+        im.unary(x, "UnaryOp", op_type=UnaryOp.ABS), "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=1.0
+    )
+    return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=BinaryOp.DIV))
+
+
+# From here on, softplus(x) is x in float32.
+_SOFTPLUS_LINEAR = 40.0
+
+
+def softplus(im: ImportContext, x: Tensor) -> Tensor:
+    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
+    low = im.unary(x, "BinaryOp", op_type=BinaryOp.MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
+    return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
+
+
+def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_MAX) -> Tensor:
+    """Clip, or ReLU where it is that."""
+    # An infinite bound bounds nothing, and .param files cannot say it.
+    low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
+    return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)

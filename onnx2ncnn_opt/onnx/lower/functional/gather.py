@@ -1,0 +1,306 @@
+"""Picking elements by indices.
+
+Constant indices are Crops and Concats. Indices that are fed look up a constant table as Embed. All else is GridSample,
+which in mode nearest copies the pixel at an index; the indices are exact as long as the image is not larger than
+`_LARGEST_IMAGE`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, product
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, pick
+from onnx2ncnn_opt.onnx.lower.functional.gather_slices import picked, picked_together
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Formula,
+    Operand,
+    Tensor,
+    Value,
+    held_as_float,
+    is_float,
+    is_held_as_float,
+)
+
+# Pieces of constant indices that are layers of their own: so many, and where an image would be too large, so many more.
+_FEW_RUNS, _MOST_RUNS = 16, 256
+_LARGEST_IMAGE = 2**20
+
+
+def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
+    """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
+    axis = im.axis(axis, data.rank)
+    if isinstance(indices, Formula):
+        run = picked(im, data, axis, indices)
+        if run is not None:
+            return run
+        indices = im.tensor(indices)
+    if isinstance(indices, Constant):
+        return pick(im, im.tensor(data), axis, indices.array)
+    check_indices(im, indices)
+    others = [a for a in range(data.rank) if a != axis]
+    size = data.shape[axis]
+    kept: Shape = tuple(data.shape[a] for a in others)
+    shape: Shape = (*kept, *indices.shape)
+    if (
+        isinstance(data, Constant)
+        and isinstance(size, int)
+        and not is_held_as_float(indices.dtype)
+        and indices.blob.batch == 1
+    ):
+        table = data.array.transpose(axis, *others).reshape(size, -1)
+        blob = _embed(im, table, im.mat(indices, [range(indices.rank)]))
+        dims = [range(len(kept), len(shape)), range(len(kept))]
+    else:
+        image = _image(im, data, others, [], [axis])
+        blob = _sampled(im, image, indices, [[], [], range(indices.rank)], size, 1)
+        dims = [range(len(kept)), range(0), range(len(kept), len(shape))]
+    found = im.wrap(blob, shape, dims, dtype=_type(data))
+    # The axes of the indices stand in the place of the axis.
+    perm = (*range(axis), *range(len(kept), len(shape)), *range(axis, len(kept)))
+    return found.viewed(found.view.transpose(perm))
+
+
+def _embed(im: ImportContext, table: Array, indices: Blob) -> Blob:
+    rows, columns = table.shape
+    data = {"weight_data": _floats(im, table)}
+    return im.layer("Embed", indices, weights=data, num_output=columns, input_dim=rows, weight_data_size=table.size)
+
+
+def _sampled(
+    im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
+) -> Blob:
+    """From each row of an image, whose width is `size`, the pixels at the places of a row, which lie as `dims` say."""
+    places = counted(im, indices, size)
+    if isinstance(size, Sym):
+        # The middle of the pixel as a share of the row.
+        middle = im.unary(places, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=0.5)
+        places = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
+        scale, shift = _coordinates(im, 1, rows)
+        shift[0] = -1
+    else:
+        scale, shift = _coordinates(im, size, rows)
+    grid = im.layer("BinaryOp", im.mat(places, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
+    grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
+    return _pixels(im, image, grid)
+
+
+def _sizes(im: ImportContext, *sizes: Dim) -> Value:
+    """Sizes as numbers, one of them as a scalar; open ones are calculated."""
+    shape = () if len(sizes) == 1 else (len(sizes),)
+    if not any(isinstance(size, Sym) for size in sizes):
+        return Constant(np.array(sizes, np.float32).reshape(shape))
+    return im.tensor(Formula(np.array(sizes, dtype=object).reshape(shape), shape, np.dtype(np.float32)))
+
+
+def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
+    """What a place in a row is multiplied by, and what is added, for x and y from -1 to 1 between the outer borders."""
+    if size * rows > _LARGEST_IMAGE:
+        raise im.refuse(f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart")
+    shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1])
+    return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
+
+
+def _pixels(im: ImportContext, image: Blob, grid: Blob) -> Blob:
+    return im.layer(
+        "GridSample", image, grid, sample_type=Sample.NEAREST, padding_mode=SamplePadding.BORDER, permute_fusion=1
+    )
+
+
+def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
+    """The operand as a Mat of three dims, as numbers."""
+    if isinstance(data, Tensor):
+        return im.mat(as_numbers(im, data), dims)
+    sizes = [math.prod(data.array.shape[axis] for axis in group) for group in dims]
+    return im.memory(_floats(im, data.array.transpose([axis for group in dims for axis in group]).reshape(sizes)))
+
+
+def _floats(im: ImportContext, array: Array) -> Array:
+    value = float_value(im, Constant(array))
+    assert isinstance(value, Constant)
+    return value.array
+
+
+def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
+    """The indices as floats, negative ones counted from the front of axes of these sizes."""
+    indices = as_numbers(im, indices)
+    if not np.issubdtype(indices.dtype, np.signedinteger):
+        return indices
+    negative = im.unary(im.unary(indices, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.5)
+    return im.tensor(binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes))))
+
+
+def check_indices(im: ImportContext, indices: Tensor) -> None:
+    """Indices are integers."""
+    if is_float(indices.dtype) or indices.dtype == np.bool_:
+        raise im.refuse(f"indices of type {indices.dtype}")
+
+
+def _type(data: Value) -> np.dtype[np.generic]:
+    """The type of what is looked up."""
+    return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
+
+
+def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
+    """Crop and Concat of constant indices, each of which may stand for a whole row; else GridSample."""
+    axis = im.axis(axis, data.rank)
+    if indices.rank != data.rank:
+        raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
+    if isinstance(indices, Constant):
+        return _constant_elements(im, data, indices.array, axis)
+    check_indices(im, indices)
+    others = [a for a in range(data.rank) if a != axis]
+    wanted = fixed(im, indices.shape)
+    if isinstance(data, Constant):
+        data = Constant(data.array[tuple(slice(None if a == axis else n) for a, n in enumerate(wanted))])
+    for a in others:
+        if isinstance(data, Tensor) and wanted[a] != data.shape[a]:
+            data = crop(im, data, a, 0, wanted[a])
+    rows = math.prod(wanted[a] for a in others)
+    image = _image(im, data, [], others, [axis])
+    blob = _sampled(im, image, indices, [[], others, [axis]], data.shape[axis], rows)
+    return im.wrap(blob, wanted, [[], others, [axis]], dtype=_type(data))
+
+
+def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
+    shape = fixed(im, data.shape)
+    if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
+        raise im.refuse(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
+    indices = np.where(indices < 0, indices + shape[axis], indices)
+    if isinstance(data, Constant):
+        places: list[Array] = list(np.indices(indices.shape, sparse=True))
+        places[axis] = indices
+        return Constant(data.array[tuple(places)])
+    if not indices.size:
+        raise im.refuse("no indices: ncnn has no empty tensors")
+    others = [a for a in range(data.rank) if a != axis]
+    for other in others:
+        if indices.shape[other] < shape[other]:
+            data = crop(im, data, other, 0, indices.shape[other])
+    # Axes along which the indices are the same stand behind: they go along with what is picked.
+    same = [a for a in others if (indices == indices.take([0], a)).all()]
+    first = [a for a in range(data.rank) if a not in same]
+    order = [*first, *same]
+    moved = data.viewed(data.view.transpose(order))
+    few = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
+    places = list(np.indices(few.shape, sparse=True))
+    places[first.index(axis)] = few
+    picked = _take(im, moved, places, moved.shape[: few.ndim])
+    return picked.viewed(picked.view.transpose([order.index(a) for a in range(data.rank)]))
+
+
+def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
+    """Crop and Concat of constant indices; else Gather by what they are in all."""
+    if isinstance(indices, Formula):
+        runs = None if batch_dims else picked_together(im, data, indices)
+        if runs is not None:
+            return runs
+        indices = im.tensor(indices)
+    depth = indices.shape[-1] if indices.rank else None
+    if not isinstance(depth, int) or depth + batch_dims > data.rank:
+        raise im.refuse(f"indices of shape {list(indices.shape)} into rank {data.rank}")
+    picked = batch_dims + depth
+    if isinstance(indices, Tensor):
+        return _gather_nd(im, data, indices, data.shape[:picked], batch_dims)
+    sizes = fixed(im, data.shape[:picked])
+    limits = np.array(sizes[batch_dims:])
+    places = indices.array
+    if (places < -limits).any() or (places >= limits).any():
+        raise im.refuse(f"indices are not all in axes of sizes {limits.tolist()}")
+    places = np.where(places < 0, places + limits, places)
+    outer = np.indices(places.shape[:-1], sparse=True)[:batch_dims]
+    return _take(im, im.tensor(data), [*outer, *np.moveaxis(places, -1, 0)], sizes)
+
+
+def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: Shape, batch_dims: int) -> Value:
+    """Gather along the axes of `sizes` as one, of which the first `batch_dims` go along with the indices."""
+    place = flat_places(im, indices, sizes, batch_dims)
+    return gather(im, im.reshape(data, (product(sizes), *data.shape[len(sizes) :])), place)
+
+
+def flat_places(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
+    """Indices into axes of these sizes, which their last axis lists, as indices into all of them as one."""
+    check_indices(im, indices)
+    strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    numbers = counted(im, indices, *sizes[batch_dims:])
+    weighted = im.tensor(binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:])))
+    place: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
+    for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
+        row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (place.rank - axis - 1)))
+        place = binary(im, BinaryOp.ADD, place, arithmetic(im, BinaryOp.MUL, row, _sizes(im, strides[axis])))
+    return as_places(im, place)
+
+
+def as_places(im: ImportContext, x: Value) -> Tensor:
+    """Whole numbers that the net calculated as indices; unsigned, as they are: they count from the front already."""
+    return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
+
+
+def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:
+    """``data[indices]``, an array of indices for each of the first axes, whose sizes are `shape`."""
+    places = np.zeros((), np.int64)
+    for index, size in zip(indices, known(shape), strict=True):
+        places = places * size + index
+    rest = data.shape[len(shape) :]
+    flat = im.reshape(data, (math.prod(known(shape)), *rest))
+    assert isinstance(flat, Tensor)
+    # Axes along which nothing changes are repeated at the end.
+    kept = tuple(
+        slice(None) if (places != places.take([0], axis)).any() else slice(0, 1) for axis in range(places.ndim)
+    )
+    few = places[kept]
+    runs = _runs(few)
+    lines = _lines(indices)
+    if lines is not None and sum(map(_runs, lines)) < runs:
+        for axis, line in enumerate(lines):
+            data = pick(im, data, axis, line)
+        return data
+    is_cut = runs <= _FEW_RUNS or (runs <= _MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
+    picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
+    wanted: Shape = (*places.shape, *rest)
+    repeated = picked if picked.shape == wanted else expand(im, picked, wanted)
+    assert isinstance(repeated, Tensor)
+    return repeated
+
+
+def _runs(indices: Array) -> int:
+    """How many pieces of neighbours the indices pick."""
+    return 1 + int((np.diff(indices.reshape(-1)) != 1).sum())
+
+
+def _lines(indices: Sequence[Array]) -> list[Array] | None:
+    """The indices of each axis, where the k-th ones change along axis k only: a grid of rows and columns."""
+    grid = np.broadcast_arrays(*indices)
+    if grid[0].ndim != len(grid):
+        return None
+    lines = [np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1) for axis, places in enumerate(grid)]
+    return [line[:, 0] for line in lines] if all((line == line[:, :1]).all() for line in lines) else None
+
+
+def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:
+    """Constant places along axis 0, one by one."""
+    rest, shape = range(data.rank - 1), (*data.shape[1:], *places.shape)
+    scale, shift = _coordinates(im, known(data.shape)[0], 1)
+    grid = im.memory((places.reshape(1, 1, -1) * scale + shift).astype(np.float32))
+    blob = _pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
+    picked = range(data.rank - 1, len(shape))
+    found = im.wrap(blob, shape, [rest, [], picked], dtype=_type(data))
+    return found.viewed(found.view.transpose([*picked, *rest]))
+
+
+def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
+    """The shape of an operand, none of whose sizes is open."""
+    if not all(isinstance(size, int) for size in shape):
+        raise im.refuse("the operand has dynamic dimensions", "bind them with --shape")
+    return known(shape)

@@ -1,0 +1,345 @@
+"""Where: one of two numbers, right whatever the other one is.
+
+A product with 0 is 0 only of ordinary numbers; what min and max make of NaN depends on the machine. So there are three
+ways, the first that is safe is taken (docs/special-values.md):
+
+- Arithmetic, where both sides are ordinary numbers (ir/ranges.py): each times 1 where it is chosen, else 0.
+- A function that leaves its domain is computed anew, of operands that are harmless where it is not chosen:
+  ``where(x > 0, log(x), 0)`` is the logarithm of x where x > 0, and of 1 elsewhere.
+- GridSample, which copies numbers, whatever they are: both sides lie one after the other, and the mask says from which
+  the number is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, Sample, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, place, product
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.cast import FP32_ONLY, as_float, float_value
+from onnx2ncnn_opt.onnx.lower.functional.logic import negative, ranked, rest
+from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
+
+Mask: TypeAlias = Tensor | Constant
+"""1 where a side is chosen, 0 elsewhere."""
+
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+_LOWEST = -1e30  # no score comes near; added to one, it swallows it
+_PLANE = ((), (), (0,), (1,))
+_LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose places float32 and fp16 tell apart
+# Numbers of which one is in the domain of every function.
+_HARMLESS = (0.0, 1.0, 0.5)
+_DEEPEST = 16  # functions of functions
+_STRAIGHT = 16.0  # from here on, x and Softplus(x) are the same in float32
+_MASKED_AS_A_WHOLE = -30000.0
+
+
+def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
+    """Products with 1 and 0 of ordinary numbers; functions of what is in their domain; else GridSample."""
+    shape = broadcast_shape(im, condition.shape, a.shape, b.shape)
+    if isinstance(condition, Constant) and (condition.array.all() or not condition.array.any()):
+        return _spread(im, a if condition.array.all() else b, shape)
+    chosen = im.tensor(_spread(im, _where(im, condition, float_value(im, a), float_value(im, b)), shape))
+    return chosen if is_float(a.dtype) else Tensor(chosen.blob, chosen.view, held_as_float(a.dtype))
+
+
+def _spread(im: ImportContext, x: Value, shape: Shape) -> Value:
+    """The operand broadcast to a shape."""
+    x = x if isinstance(x, Constant) else ranked(x, len(shape))
+    return x if x.shape == shape else spread(im, x, shape)
+
+
+def _where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
+    first: Mask
+    if isinstance(condition, Constant):
+        first = Constant(condition.array.astype(np.float32))
+    else:
+        first = as_float(im, condition)
+        whole = _activation(first, a, b) or _without_nan(im, first, a, b)
+        if whole is not None:
+            return whole if isinstance(whole, Tensor) else im.unary(a, whole[0], **whole[1])
+    if isinstance(a, Constant) and isinstance(b, Constant):
+        return _of_constants(im, first, a, b)
+    if isinstance(a, Constant):
+        a, b, first = b, a, _rest(im, first)
+    left = _ordinary(im, a, first)
+    if isinstance(b, Constant):
+        if left is None and b.scalar is not None and abs(b.scalar) > _LARGEST_HALF:
+            left = _moved(im, first, a, number(0))  # limit_mask_fill finds the number where it is added
+        return _moved(im, first, a, b) if left is None else _or_constant(im, first, left, b)
+    if left is None:
+        return _moved(im, first, a, b)
+    second = _rest(im, first)
+    right = _ordinary(im, b, second)
+    if right is None:
+        return _moved(im, first, a, b)
+    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, left, first), binary(im, BinaryOp.MUL, right, second))
+
+
+def _rest(im: ImportContext, mask: Mask) -> Mask:
+    """1 - mask; the mask that it was made of, where it is one already."""
+    if isinstance(mask, Constant):
+        return Constant(1 - mask.array)
+    layer = mask.blob.producer
+    if layer is not None and _is(layer, "BinaryOp", BinaryOp.RSUB) and layer["with_scalar"] and layer["b"] == 1:
+        return Tensor(layer.input, mask.view, mask.dtype)
+    return rest(im, mask)
+
+
+# ---- arithmetic
+
+
+def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> Value:
+    """Of two constants: products with the mask, or sums with its logarithm."""
+    for x, other, swapped in ((a, b, False), (b, a, True)):
+        if x.scalar == 0 and other.scalar is not None and abs(other.scalar) > _LARGEST_HALF:
+            return _beyond_half(im, _rest(im, first) if swapped else first, other)
+    if any(not (np.abs(x.array) <= _LARGEST_HALF).all() for x in (a, b)):
+        return _moved(im, first, a, b)
+    if b.scalar == 0:
+        return binary(im, BinaryOp.MUL, first, a)
+    beside = binary(im, BinaryOp.MUL, _rest(im, first), b)
+    return beside if a.scalar == 0 else binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, first, a), beside)
+
+
+def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> Value:
+    """An ordinary x where `first` is 1, a constant elsewhere."""
+    if isinstance(first, Constant):
+        chosen = binary(im, BinaryOp.MUL, x, first)
+        added = np.where(first.array != 0, np.float32(0), other.array.astype(np.float32))
+        return binary(im, BinaryOp.ADD, chosen, Constant(added)) if added.any() else chosen
+    if other.scalar is not None and other.scalar <= _LOWEST:
+        return binary(im, BinaryOp.ADD, x, _beyond_half(im, first, other))
+    chosen = binary(im, BinaryOp.MUL, x, first)
+    if not other.array.any():
+        return chosen
+    if (np.abs(other.array) <= _LARGEST_HALF).all():
+        return binary(im, BinaryOp.ADD, chosen, binary(im, BinaryOp.MUL, _rest(im, first), other))
+    if other.scalar is not None and not math.isnan(other.scalar):
+        return binary(im, BinaryOp.ADD, chosen, _beyond_half(im, first, other))
+    return binary(im, BinaryOp.ADD, chosen, _moved(im, first, Constant(np.zeros((), np.float32)), other))
+
+
+def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
+    """0 where the mask is 1, a number beyond those of fp16 elsewhere.
+
+    There it is infinite, and a product with 0 would be NaN; so it is a bound of the mask's logarithm.
+    """
+    assert x.scalar is not None
+    wall = im.unary(mask, "Log")
+    wall = wall if x.scalar < 0 else negative(im, wall)
+    return wall if math.isinf(x.scalar) else binary(im, BinaryOp.MAX if x.scalar < 0 else BinaryOp.MIN, wall, x)
+
+
+# ---- functions of what is in their domain
+
+
+def _ordinary(im: ImportContext, x: Value, chosen: Mask) -> Value | None:
+    """x where it is chosen, ordinary numbers elsewhere; None where that is not known how to get."""
+    found = _harmless(im, x, chosen, _DEEPEST)
+    return None if found is None else found[0]
+
+
+def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int) -> tuple[Value, Range] | None:
+    """As `_ordinary`; with what is known of the numbers that are not chosen."""
+    here = im.range_of(x)
+    if here.is_finite:
+        return x, here
+    operands = im.operands_of(x) if isinstance(x, Tensor) else None
+    if operands is None or not depth:
+        return None
+    assert isinstance(x, Tensor)
+    layer = x.blob.producer
+    assert layer is not None
+    parts = [_harmless(im, each, chosen, depth - 1) for each in operands]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    for which, harmless in _replacements(len(found)):
+        point = of_numbers(np.array([harmless], np.float32))
+        result = through(layer, [point if i in which else known for i, (_, known) in enumerate(found)])
+        if result.is_finite:
+            safe = [
+                _or_constant(im, chosen, each, number(harmless)) if i in which else each
+                for i, (each, _) in enumerate(found)
+            ]
+            return _again(im, layer, safe), result
+    return None
+
+
+def _replacements(count: int) -> list[tuple[tuple[int, ...], float]]:
+    """Which operands to replace by which number, the cheapest first: none, the second (a divisor), the first, both."""
+    some = [(1,), (0,), (0, 1)] if count == 2 else [(0,)]
+    return [((), 0.0), *((which, harmless) for which in some for harmless in _HARMLESS)]
+
+
+def _again(im: ImportContext, layer: Layer, operands: Sequence[Value]) -> Value:
+    """The same function of other operands."""
+    if len(operands) == 2:
+        return binary(im, layer["op_type"], *operands)
+    params = {str(name): value for name, value in layer.params.items()}
+    return im.unary(operands[0], layer.type, **params)
+
+
+# ---- functions that are written with a condition
+
+
+def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[str, Any]] | None:
+    """The activation of a that a choice between it and a function of it is, where a > t decides."""
+    compared = mask.blob.producer
+    if compared is None or compared.type != "Threshold" or not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return None
+    x = a.blob
+    if compared.input is not x or a.view != b.view or a.view != mask.view:
+        return None
+    limit, other = float(compared["threshold"]), b.blob.producer
+    if other is None:
+        return None
+    if limit >= _STRAIGHT and _is(other, "BinaryOp", BinaryOp.MAX) and not other["with_scalar"]:
+        softplus = next((blob.producer for blob in other.inputs if blob is not x), None)
+        return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
+    if abs(limit) > np.finfo(np.float32).tiny:
+        return None
+    factor, inner = _factor(other)
+    if inner is x:
+        return "ReLU", {"slope": factor}
+    return ("ELU", {"alpha": factor}) if inner is not None and _is_expm1(inner, x) else None
+
+
+def _is(layer: Layer, kind: str, op_type: int) -> bool:
+    return layer.type == kind and bool(layer["op_type"] == op_type)
+
+
+def _factor(layer: Layer) -> tuple[float, Blob | None]:
+    """A number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
+    if _is(layer, "BinaryOp", BinaryOp.MUL) and layer["with_scalar"]:
+        return float(layer["b"]), layer.input
+    return 1.0, layer.output
+
+
+def _is_expm1(blob: Blob, x: Blob) -> bool:
+    layer = blob.producer
+    if layer is None:
+        return False
+    if _is(layer, "UnaryOp", UnaryOp.EXPM1):
+        return layer.input is x
+    if layer.type != "BinaryOp" or not layer["with_scalar"]:
+        return False
+    less = {BinaryOp.ADD: -1.0, 1: 1.0}.get(layer["op_type"])
+    exp = layer.input.producer
+    return less == layer["b"] and exp is not None and _is(exp, "UnaryOp", UnaryOp.EXP) and exp.input is x
+
+
+def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
+    """x itself for ``where(isnan(x), n, x)`` where x is never NaN, and a guarded Softmax for ``n`` = 0."""
+    blob = _checked_for_nan(mask)
+    if blob is None or not isinstance(b, Tensor) or b.blob is not blob or b.view != mask.view:
+        return None
+    if not im.range_of(b).may_be_nan:
+        return b
+    softmax = blob.producer
+    if softmax is None or softmax.type != "Softmax" or not isinstance(a, Constant) or a.scalar != 0:
+        return None
+    return _guarded(im, b, softmax)
+
+
+def _checked_for_nan(mask: Tensor) -> Blob | None:
+    """The blob of which a mask says where it is NaN; see IsNaN."""
+    layer = mask.blob.producer
+    for kind in ("BinaryOp", "Threshold"):
+        if layer is None or layer.type != kind:
+            return None
+        if kind == "BinaryOp" and (layer["op_type"], layer["with_scalar"], layer["b"]) != (BinaryOp.RSUB, 1, 1.0):
+            return None
+        if kind == "Threshold" and layer["threshold"] >= 0:
+            return None
+        layer = layer.input.producer
+    return layer.input if layer is not None and _is(layer, "UnaryOp", UnaryOp.ABS) else None
+
+
+def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
+    """A Softmax whose rows are 0 where all scores are -infinity."""
+    scores, axis = softmax.input, softmax["axis"]
+    bounded = im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE)
+    chances = im.layer("Softmax", bounded, axis=axis, fixbug0=1)
+    largest = im.layer("Reduction", scores, operation=Reduction.MAX, reduce_all=0, axes=(axis,), keepdims=1, fixbug0=1)
+    open_rows = im.layer("Threshold", largest, threshold=_MASKED_AS_A_WHOLE)
+    return im.like(x, im.layer("BinaryOp", chances, open_rows, op_type=BinaryOp.MUL))
+
+
+# ---- moving
+
+
+def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
+    """a where `first` is 1, b elsewhere, whatever they are: pixels of one image, copied."""
+    shape = broadcast_shape(im, first.shape, a.shape, b.shape)
+    rows, columns = sides = _sides(shape)
+    for size in sides:
+        if isinstance(size, int) and size > _LARGEST_SIDE:
+            raise im.refuse(f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart")
+    halves = [_plane(im, x, shape, sides) for x in (a, b)]
+    featmask = 0 if all(isinstance(size, int) and size <= _LARGEST_HALF_SIDE for size in sides) else FP32_ONLY
+    image = im.layer("Concat", *halves, axis=1)
+    grid = _grid(im, first, shape, sides, featmask)
+    params: dict[str, Any] = {"sample_type": Sample.NEAREST, "padding_mode": SamplePadding.BORDER, "permute_fusion": 1}
+    blob = im.layer("GridSample", image, grid, featmask=featmask, **params)
+    return im.reshape(im.wrap(blob, (rows, columns), _PLANE), shape)
+
+
+def _sides(shape: Shape) -> tuple[Dim, Dim]:
+    """Rows and columns: the last axis and all others, or others of the same product whose places fp16 tells apart."""
+    rows, columns = product(shape[:-1]), shape[-1] if shape else 1
+    if isinstance(rows, int) and isinstance(columns, int) and max(rows, columns) > _LARGEST_HALF_SIDE:
+        for size in range(_LARGEST_HALF_SIDE, 0, -1):
+            if rows * columns % size == 0 and rows * columns // size <= _LARGEST_HALF_SIDE:
+                return rows * columns // size, size
+    return rows, columns
+
+
+def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
+    """The operand broadcast, in rows and columns, as a Mat of four dims."""
+    return im.mat(im.reshape(_spread(im, x, shape), sides), _PLANE)
+
+
+def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim], featmask: int) -> Blob:
+    """Where each number is: its column, its row, and one of two sides, from -1 to 1 between the outer borders."""
+    rows, columns = sides
+    if isinstance(rows, int) and isinstance(columns, int):
+        along = np.broadcast_to(_middles(columns), (1, rows, columns))
+        down = np.broadcast_to(_middles(rows)[:, np.newaxis], (1, rows, columns))
+        if isinstance(first, Constant):
+            side = 0.5 - np.broadcast_to(first.array, known(shape)).reshape(1, rows, columns)
+            return im.memory(np.stack([along, down, side]).astype(np.float32))
+        fixed = [im.memory(np.stack([along, down]).astype(np.float32))]
+    else:
+        fixed = [_running(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
+    mask = _plane(im, first, shape, sides)
+    side_ = im.layer("BinaryOp", mask, op_type=BinaryOp.RSUB, with_scalar=1, b=0.5, featmask=featmask)
+    return im.layer("Concat", *fixed, side_, axis=0, featmask=featmask)
+
+
+def _middles(size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The middles of so many pixels between -1 and 1."""
+    middles: np.ndarray[tuple[int], np.dtype[np.float64]] = (2 * np.arange(size) + 1) / size - 1
+    return middles
+
+
+def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
+    """The middles of pixels along one of two axes, of which one is not fixed."""
+    if isinstance(size, Sym):
+        cells = np.array([[place(1 - axis)]], dtype=object)
+    else:
+        cells = np.arange(size).reshape((-1, 1) if axis == 0 else (1, -1)).astype(object)
+    float32 = np.dtype(np.float32)
+    middle = binary(im, BinaryOp.ADD, im.tensor(Formula(cells, shape, float32)), number(0.5))
+    whole = im.tensor(Formula(np.array(size, dtype=object).reshape(()), (), float32))
+    share = binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, middle, whole), number(2))
+    return im.mat(binary(im, BinaryOp.SUB, share, number(1)), _PLANE)
