@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,9 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass
 
 # A layer that is found stands for two at least, and the longest spelling that is known has 16.
 _MOST_LAYERS = 20
+# Of layers of one operand each: tanh(x) as 2 * sigmoid(2 * x) - 1 has seven. Longer spellings read something twice.
+_MOST_IN_CHAIN = 8
+_LEAST_RANGE = 2.0**-6  # of an activation's values, in units of the largest
 # Models write constants like sqrt(2 / pi) with six digits and more.
 _TOLERANCE = 1e-5
 # Who calculates with larger ones may mean to round; in fp16 they leave no digits.
@@ -32,6 +35,7 @@ _FLOAT32 = 1e-4
 _MOST_CELLS, _MOST_HALVINGS = 2**15, 60
 
 _PROBE = 2.0**-10
+_SAMPLE, _ROUGH = 2.5, 1e-3  # a number, and how far off is no such activation for certain
 # The squares of larger numbers overflow.
 _FAR = 2.0**62
 _POWERS = 2 ** np.linspace(-100, 62, 400)
@@ -53,43 +57,72 @@ def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
     small number against zeros, however little it does. Not CELU and Softplus, which ncnn calculates no faster than
     their parts.
     """
+    kinds = _Kinds()
     for root in graph.layers:
-        if root.graph is graph and _is_plain(root):
-            yield from attempt(root, _fuse, root)
+        if root.graph is graph and kinds.of(root) is not None:
+            yield from attempt(root, _fuse, root, kinds)
 
 
-def _fuse(root: Layer) -> Replacement | None:
-    for source, layers, steps in _regions(root):
+def _fuse(root: Layer, kinds: _Kinds) -> Replacement | None:
+    for source, layers, steps in _regions(root, kinds):
         found = _activation(steps)
-        # What is one and the same for all numbers asks for NaN.
-        if found is not None and not (found.type == "Clip" and found["min"] == found["max"]):
+        if found is not None:
             new = Layer(found.type, root.name, [source], (), found.params)
             return Replacement(tuple(reversed(layers)), takes={root: new})
     return None
 
 
-class _Step(NamedTuple):
-    """A layer apart from its net: parameters, and the numbers that stand for its blobs."""
+class _Kind(NamedTuple):
+    """A layer apart from its blobs."""
 
     type: str
     params: tuple[tuple[str, Any], ...]
+
+
+class _Kinds:
+    """The kinds of layers that make every element of one of each operand, with numbers of a usual size."""
+
+    def __init__(self) -> None:
+        self._found: dict[Layer, _Kind | None] = {}
+
+    def of(self, layer: Layer) -> _Kind | None:
+        """The kind of a layer; None for others."""
+        if layer not in self._found:
+            self._found[layer] = _kind(layer) if _is_plain(layer) else None
+        return self._found[layer]
+
+    def step(self, layer: Layer, numbers: dict[Blob, int]) -> _Step:
+        """The step of such a layer; blobs are numbered as they come."""
+        kind = self.of(layer)
+        assert kind is not None
+        output, *inputs = (numbers.setdefault(blob, len(numbers)) for blob in (layer.output, *layer.inputs))
+        return _Step(kind, tuple(inputs), output)
+
+
+def _kind(layer: Layer) -> _Kind:
+    known = ((str(name), value) for name, value in layer.params.items() if name not in ("featmask", "shape_hints"))
+    params = ((name, tuple(value) if isinstance(value, (list, tuple)) else value) for name, value in known)
+    return _Kind(layer.type, tuple(sorted(params)))
+
+
+@lru_cache(maxsize=1024)
+def _function(kind: _Kind, operands: int) -> Callable[..., Any]:
+    found = function_of(Layer(kind.type, "", [Blob("")] * operands, (), dict(kind.params)))
+    assert found is not None
+    return found
+
+
+class _Step(NamedTuple):
+    """A layer apart from its net: its kind, and the numbers that stand for its blobs."""
+
+    kind: _Kind
     inputs: tuple[int, ...]
     output: int
-
-    @classmethod
-    def of(cls, layer: Layer, numbers: dict[Blob, int]) -> _Step:
-        """The step of a layer; blobs are numbered as they come."""
-        output, *inputs = (numbers.setdefault(blob, len(numbers)) for blob in (layer.output, *layer.inputs))
-        known = ((str(name), value) for name, value in layer.params.items() if name not in ("featmask", "shape_hints"))
-        params = ((name, tuple(value) if isinstance(value, (list, tuple)) else value) for name, value in known)
-        return cls(layer.type, tuple(sorted(params)), tuple(inputs), output)
 
     @property
     def function(self) -> Callable[..., Any]:
         """What it makes of its operands."""
-        found = function_of(Layer(self.type, "", [Blob("")] * len(self.inputs), (), dict(self.params)))
-        assert found is not None
-        return found
+        return _function(self.kind, len(self.inputs))
 
 
 class _Steps(NamedTuple):
@@ -140,43 +173,44 @@ def _coefficients(layer: Layer) -> Sequence[float]:
     return layer["coeffs"] if layer.type == "Eltwise" else ()
 
 
-def _regions(root: Layer) -> Iterator[tuple[Blob, list[Layer], _Steps]]:
+def _regions(root: Layer, kinds: _Kinds) -> Iterator[tuple[Blob, Sequence[Layer], _Steps]]:
     """Each blob that all of `root` is made of, the nearest first, with the layers from there on, the last one first."""
-    layers = [root]
-    front = dict.fromkeys(root.inputs)
+    layers: dict[Layer, None] = {}
     numbers: dict[Blob, int] = {}
-    steps = [_Step.of(root, numbers)]
-    while len(layers) < _MOST_LAYERS:
+    steps: list[_Step] = []
+    front: dict[Blob, None] = {}
+    layer: Layer | None = root
+    while layer is not None:
+        layers[layer] = None
+        steps.append(kinds.step(layer, numbers))
+        front.pop(layer.output, None)
+        front.update(dict.fromkeys(layer.inputs))
         if len(front) == 1 and len(layers) > 1:
             source = next(iter(front))
-            yield source, list(layers), _Steps(tuple(steps), numbers[source])
-        inner = next((blob for blob in front if _is_inner(blob, layers)), None)
-        if inner is None:
+            yield source, tuple(layers), _Steps(tuple(steps), numbers[source])
+        is_chain = all(len(step.inputs) == 1 for step in steps)
+        if len(layers) == (_MOST_IN_CHAIN if is_chain else _MOST_LAYERS):
             return
-        assert inner.producer is not None
-        del front[inner]
-        layers.append(inner.producer)
-        steps.append(_Step.of(inner.producer, numbers))
-        front.update(dict.fromkeys(inner.producer.inputs))
+        layer = next((blob.producer for blob in front if _is_inner(blob, layers, kinds)), None)
 
 
-def _is_inner(blob: Blob, layers: Sequence[Layer]) -> bool:
+def _is_inner(blob: Blob, layers: Mapping[Layer, None], kinds: _Kinds) -> bool:
     """Whether a blob is made by such a layer, and needed by these layers only."""
     layer = blob.producer
-    return layer is not None and _is_plain(layer) and not blob.is_output and all(user in layers for user in blob.users)
+    is_plain = layer is not None and kinds.of(layer) is not None
+    return is_plain and not blob.is_output and all(user in layers for user in blob.users)
 
 
 @lru_cache(maxsize=1024)
 def _activation(steps: _Steps) -> Layer | None:
     """The activation that makes of each number what the layers make of it; asked once for all equal ones."""
     coarse = steps(_COARSE)
-    if np.array_equal(coarse, _COARSE):
+    low, high = np.fmin.reduce(coarse), np.fmax.reduce(coarse)
+    # What is one and the same for all numbers asks for NaN, and nearly the same is within the tolerance of anything.
+    if np.array_equal(coarse, _COARSE) or high - low <= _LEAST_RANGE * max(abs(low), abs(high)):
         return None
-    at = dict(zip(_COARSE.tolist(), coarse.tolist(), strict=True))
     fine: Array | None = None
-    for layer in _guesses(at):
-        if not _agree(layer, _COARSE, coarse):
-            continue
+    for layer in _guesses(coarse):
         fine = steps(_FINE) if fine is None else fine
         if _agree(layer, _FINE, fine) and not _rounds(steps, fine) and _is_proved(steps, layer):
             return layer
@@ -185,7 +219,11 @@ def _activation(steps: _Steps) -> Layer | None:
 
 def _agree(activation: Layer, x: Array, values: Array) -> bool:
     wanted = _made(activation, x)
-    return bool(((values == wanted) | (np.abs(values - wanted) <= _allowed(x, wanted))).all())
+    return bool(_is_near(values, wanted, x).all())
+
+
+def _is_near(values: Array, wanted: Array, x: Array) -> Array:
+    return np.asarray((values == wanted) | (np.abs(values - wanted) <= _allowed(x, wanted)))
 
 
 def _made(activation: Layer, x: Any) -> Any:
@@ -235,24 +273,38 @@ def _is_within(steps: _Steps, activation: Layer, lo: Array, hi: Array) -> Array:
     return np.asarray(equal | (np.fmin(np.fmin(difference.value.largest, straight), curved) <= allowed))
 
 
-def _guesses(at: dict[float, float]) -> Iterator[Layer]:
-    """Activations with the parameters that follow from values at a few places."""
-    for type in ("AbsVal", "Sigmoid", "TanH", "Swish", "GELU", "Mish"):
-        yield Layer(type, type)
-    yield Layer("GELU", "GELU", (), (), {"fast_gelu": 1})
+@cache
+def _fixed() -> tuple[list[Layer], Array]:
+    """Activations without parameters, and what they are at the first places, a row each."""
+    layers = [Layer(type, type) for type in ("AbsVal", "Sigmoid", "TanH", "Swish", "GELU", "Mish")]
+    layers.append(Layer("GELU", "GELU", (), (), {"fast_gelu": 1}))
+    return layers, np.stack([_made(layer, _COARSE) for layer in layers])
+
+
+def _guesses(coarse: Array) -> Iterator[Layer]:
+    """Activations that are near at the first places, with the parameters that follow from some of these."""
+    layers, wanted = _fixed()
+    yield from (layers[i] for i in np.flatnonzero(_is_near(coarse, wanted, _COARSE).all(axis=1)))
+    yield from (layer for layer in _fitted(coarse) if _agree(layer, _COARSE, coarse))
+
+
+def _fitted(coarse: Array) -> Iterator[Layer]:
+    at = dict(zip(_COARSE.tolist(), coarse.tolist(), strict=True))
     bottom, top = at[-1.0] / math.expm1(-1), at[1.0]
     rise, middle = (at[_PROBE] - at[-_PROBE]) / (2 * _PROBE), at[0.0]
     ratio, other = at[_PROBE] / _PROBE, -at[-_PROBE] / _PROBE
     steepness, centre = (ratio - other) / (2 * _PROBE), (ratio + other) / 2
-    yield from _having("ReLU", slope=0.0 - at[-1.0])
     low, high = at[-_FAR], at[_FAR]
-    yield from _having("Clip", min=-_LARGEST if low <= -_FAR else low, max=_LARGEST if high >= _FAR else high)
-    yield from _having("ELU", alpha=bottom)
-    if bottom * top > 0:
+    if abs(top - 1) < _ROUGH:
+        yield from _having("ReLU", slope=0.0 - at[-1.0])
+        yield from _having("ELU", alpha=bottom)
+    if abs(min(max(_SAMPLE, low), high) - at[_SAMPLE]) < _ROUGH * _SAMPLE:
+        yield from _having("Clip", min=-_LARGEST if low <= -_FAR else low, max=_LARGEST if high >= _FAR else high)
+    if bottom * top > 0 and abs(high / _FAR - top) < _ROUGH * top:
         yield from _having("SELU", alpha=bottom / top, **{"lambda": top})
-    if rise > 0:
+    if rise > 0 and abs(high - 1) < _ROUGH and abs(low) < _ROUGH:
         yield from _having("HardSigmoid", alpha=rise, beta=middle)
-    if steepness > 0:
+    if steepness > 0 and abs(middle) < _ROUGH and abs(low) < _ROUGH:
         yield from _having("HardSwish", alpha=steepness, beta=centre)
 
 
