@@ -136,6 +136,8 @@ class _Limiter:
                 readers.fill = max(readers.fill, _FILL * _scale(user))
                 if gate:
                     readers.attentions.append(user)
+            elif _is_difference_from_itself(user):
+                continue  # 0 of any number: a Softmax of one element
             elif user.type == "Softmax":
                 if gate and summed and mask.shape is not None and user["axis"] not in (-1, len(mask.shape) - 1):
                     return False
@@ -216,6 +218,12 @@ def _scale(attention: Layer) -> float:
 
 def _is_product(layer: Layer) -> bool:
     return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.MUL)
+
+
+def _is_difference_from_itself(layer: Layer) -> bool:
+    if layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.SUB or layer["with_scalar"]:
+        return False
+    return layer.inputs[0] is layer.inputs[1]
 
 
 def _adds(layer: Layer, at: int) -> bool:

@@ -12,7 +12,8 @@ from onnx2ncnn_opt.onnx.lower.functional.division import reciprocal, require_unt
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
-_BEYOND = 1e30  # the logarithm of no number
+_FURTHEST = 104.0  # no logarithm of a float32 is further from 0, and exp(-104) is 0
+_BEYOND = 30000.0  # stands for the logarithm of 0 and of infinity; fp16 holds it
 
 # Exponents that UnaryOp has, exactly.
 _POWERS = {2.0: UnaryOp.SQUARE, 0.5: UnaryOp.SQRT, -0.5: UnaryOp.RSQRT}
@@ -47,10 +48,7 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
 
 def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
     """a ** b for any base: of its size, negative for odd exponents and NaN for broken ones where the base is."""
-    log = im.unary(im.unary(im.tensor(a), "UnaryOp", op_type=UnaryOp.ABS), "Log")
-    # Cut off: the logarithm of 0 times an exponent of 0 would be NaN, and 0 ** 0 is 1.
-    log = im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND)
-    power: Value = im.unary(binary(im, BinaryOp.MUL, log, b), "Exp")
+    power: Value = im.unary(_logarithm(im, a, b), "Exp")
     below: Value = (
         Constant((a.array < 0).astype(np.float32))
         if isinstance(a, Constant)
@@ -73,6 +71,21 @@ def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
         broken = im.unary(broken, "Threshold", threshold=0.0)
     wrong = im.tensor(_turned(im, arithmetic(im, BinaryOp.MUL, broken, below)))
     return binary(im, BinaryOp.ADD, power, im.unary(wrong, "Log"))
+
+
+def _logarithm(im: ImportContext, a: Value, b: Value) -> Value:
+    """b * log(abs(a)): 0 for an exponent of 0; below or above all that exp tells apart for a base of 0 or infinity."""
+    if isinstance(a, Constant) and a.array.all() and np.isfinite(a.array).all():
+        return binary(im, BinaryOp.MUL, Constant(np.log(np.abs(a.array.astype(np.float64)))), b)
+    log = im.unary(im.unary(im.tensor(a), "UnaryOp", op_type=UnaryOp.ABS), "Log")
+    least = _FURTHEST / _BEYOND  # of exponents that make enough of the stand-in
+    if isinstance(b, Constant) and not (np.abs(b.array[b.array != 0]) < least).any():
+        return binary(im, BinaryOp.MUL, im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND), b)
+    cut = im.unary(log, "Clip", min=-_FURTHEST, max=_FURTHEST)
+    side = im.unary(binary(im, BinaryOp.SUB, log, cut), "UnaryOp", op_type=UnaryOp.SIGN)
+    sign = Constant(np.sign(b.array)) if isinstance(b, Constant) else im.unary(b, "UnaryOp", op_type=UnaryOp.SIGN)
+    far = binary(im, BinaryOp.MUL, side, arithmetic(im, BinaryOp.MUL, sign, number(_BEYOND)))
+    return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, cut, b), far)
 
 
 def _turned(im: ImportContext, x: Value) -> Value:
