@@ -23,6 +23,7 @@ from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers
@@ -275,7 +276,8 @@ def convert(
     plan = plan_storage(imported.graph, encoding) if encoding else None
     if plan:
         plan.apply()
-    proved = prove_masks(imported.graph, fixed=True) if masks else {}
+    integers = [port.blob for port in imported.inputs if not is_float(port.dtype)]
+    proved = prove_masks(imported.graph, fixed=True, integers=integers) if masks else {}
     put_masks(imported.graph, ((layer, mask.features) for layer, mask in proved.items()))
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)

@@ -99,6 +99,8 @@ def _split_mask(tensor: _Tensor) -> int:
     for user in tensor.users:
         if user["featmask"] & (Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE):
             mask |= user["featmask"] & (FP32 | Feature.NO_BF16_STORAGE)
+        elif user.type == "Embed" and user.inputs[0] is tensor.blob:
+            mask |= FP32 | Feature.NO_BF16_STORAGE  # the bits of integers
     return mask
 
 

@@ -8,7 +8,7 @@ from their readers when the net is written (`param.splits`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
+from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
 # Their output is in 32 bits whatever the options are: nothing converts what a program feeds, or a file holds.
 SOURCES = frozenset({"Input", "MemoryData"})
@@ -44,14 +45,20 @@ class Mask:
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
 
 
-def prove_masks(graph: Graph, *, fixed: bool) -> dict[Layer, Mask]:
-    """The masks that a graph needs whatever its inputs are; `fixed` says that its shapes are those at run time."""
+def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
+    """The masks that a graph needs whatever its inputs are.
+
+    `fixed` says that its shapes are those at run time, `integers` which of its inputs are such, besides those that it
+    takes for indexes.
+    """
     found: dict[Layer, Mask] = {}
 
     def add(layer: Layer, features: Feature, reason: str) -> None:
         if features & ~layer["featmask"]:
             found.setdefault(layer, Mask(layer.name, layer.type, features, reason))
 
+    for layer, reason in inexact_layers(graph, integers, fixed=fixed):
+        add(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
     for layer in graph:
         if reason := faulty_kernel(layer, fixed=fixed):
             add(layer, Feature.NO_FP16_ARITHMETIC, reason)

@@ -125,19 +125,6 @@ def _operation(layer: Layer) -> str:
     return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
 
 
-def index_blobs(graph: Graph) -> set[Blob]:
-    """The blobs whose bits are integers, because they end as indexes into a table."""
-    found: set[Blob] = set()
-    left = [layer.inputs[0] for layer in graph if layer.type == "Embed"]
-    while left:
-        blob = left.pop()
-        found.add(blob)
-        layer = blob.producer
-        if layer is not None and _is_move(layer):
-            left += [each for each in layer.inputs if each not in found]
-    return found
-
-
 def _is_move(layer: Layer) -> bool:
     """Whether a layer's outputs have the values of its first input, moved about."""
     return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)

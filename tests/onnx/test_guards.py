@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UsageError
@@ -26,7 +26,7 @@ TEXT = (Path(__file__).parents[2] / "fixtures" / "guards.md").read_text(encoding
 GUARDS = dict(re.findall(r"^## ([^\n]*)\n\n```onnx\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))
 CONSTANTS = {"zero": 0.0, "one": 1.0, "half": 0.5, "two": 2.0, "tenth": 0.1, "hundred": 100.0, "minus": -1.0}
 NUMBERS = np.array([0, -0.0, 1, -1, 0.5, 2, -2, 1e-3, 30, -30, 0.25, 3], np.float32)
-SOME_LENGTHS = (3, 33)
+SOME_LENGTHS = (1, 3, 33)
 # Of the largest number that a guard gives here, or of 1: fp16 has 11 bits, of which functions lose two or three.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 # ncnn's acos of 1 is 0.0005 on ARM.
@@ -91,6 +91,55 @@ def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, re
                     if not is_right(result.reshape(wanted.shape), wanted, mode, ROUGH.get(title, 0.0)):
                         wrong.append(f"{name} {mode} length {length}: {result} instead of {wanted}")
     assert not wrong, "\n".join(wrong)
+
+
+TABLE = np.sin(np.arange(3000 * 8, dtype=np.float32) ** 1.5).reshape(3000, 8)
+INTEGERS = {
+    "indexes that are moved": ("int64[2,6] i", "s = Constant<value_ints=[3,4]>() r = Reshape(i,s) y = Gather(t,r)"),
+    "indexes and their number": (
+        "int64[1,N] i",
+        "z = Constant<value_ints=[0]>() n = Shape<start=1>(i) p = Slice(t,z,n,z) r = Gather(t,i) y = Add(r,p)",
+    ),
+    "indexes that are calculated": ("int64[1,6] i", "k = Constant<value_int=100>() r = Add(i,k) y = Gather(t,r)"),
+    "large indexes compared": (
+        "int64[1,6] i",
+        "k = Constant<value_int=2899>() r = Equal(i,k) y = Cast<to=1>(r)",
+    ),
+    "a choice of any length": (
+        "float[1,N] i",
+        "h = Constant<value_float=500.0>() m = Less(i,h) k = Neg(i) y = Where(m,i,k)",
+    ),
+}
+
+
+@pytest.mark.parametrize("title", list(INTEGERS))
+def test_integers(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path) -> None:
+    """Integers keep their bits, indexes and whole numbers what they are, where a net computes in fp16."""
+    given, body = INTEGERS[title]
+    lines = f"<ir_version: 9, opset_import: ['' : 20]> g ({given}) => (float[] y) <float[3000,8] t> {{ {body} }}"
+    source = parser.parse_model(lines.replace("'", '"').replace(") ", ")\n"))
+    del source.graph.initializer[:]
+    source.graph.initializer.append(numpy_helper.from_array(TABLE, "t"))
+    numbers = np.array([[2898, 2899, 2900, 7, 1, 2048]])
+    feeds = {"i": np.concatenate([numbers, numbers[:, ::-1]]) if "2,6" in given else numbers}
+    if "any" in title:
+        feeds = {"i": np.resize(np.arange(0, 2000, 37), (1, 5000)).astype(np.float32)}
+    if "calculated" in title:
+        feeds["i"] = feeds["i"] - 1
+    (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
+    conversion = convert(source)
+    files = conversion.save(tmp_path / "net")
+    manifest = conversion.manifest()
+    inputs = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+    (out,) = manifest.outputs
+    for name, worker in workers.items():
+        for mode in TOLERANCE:
+            runner = NcnnRunner(files.param, files.bin, mode=mode, worker=worker)
+            result = runner.run(inputs, [Fetch(out.blob, out.batch_axis)])[out.blob]
+            tolerance = 1e-3 * max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max()))
+            np.testing.assert_allclose(
+                result.reshape(wanted.shape), wanted, rtol=0, atol=tolerance, err_msg=f"{name} {mode}"
+            )
 
 
 def is_right(actual: Any, wanted: Array, mode: str, rough: float) -> bool:

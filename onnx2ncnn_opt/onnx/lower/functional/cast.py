@@ -9,15 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import BOOL, Constant, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 FLT_MIN = float(np.finfo(np.float32).tiny)
 
 
-FP32_ONLY = 1 | 2 | 4  # featmask: no fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats
-# Beside that no Vulkan, which in fp16 takes them for floats on their way to the GPU, whatever the layer's mask says.
-_ON_CPU = FP32_ONLY | 16
+# No fp16 arithmetic, no fp16 or bf16 storage, which would take the bits for floats; and no Vulkan, which in fp16 takes
+# them for floats on their way to the GPU, whatever the layer's mask says.
+_ON_CPU = int(FP32 | Feature.NO_BF16_STORAGE)
 _FLOAT = np.dtype(np.float32)
 _NARROW = 4  # bytes: integers of fewer turn over within what float32 holds
 LARGEST_EXACT = 2**24

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
-from onnx2ncnn_opt.onnx.lower.functional.cast import FP32_ONLY, as_float, float_value
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.logic import negative, ranked, rest
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
 
@@ -286,11 +286,10 @@ def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
         if isinstance(size, int) and size > _LARGEST_SIDE:
             raise im.refuse(f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart")
     halves = [_plane(im, x, shape, sides) for x in (a, b)]
-    featmask = 0 if all(isinstance(size, int) and size <= _LARGEST_HALF_SIDE for size in sides) else FP32_ONLY
     image = im.layer("Concat", *halves, axis=1)
-    grid = _grid(im, first, shape, sides, featmask)
+    grid = _grid(im, first, shape, sides)
     params: dict[str, Any] = {"sample_type": Sample.NEAREST, "padding_mode": SamplePadding.BORDER, "permute_fusion": 1}
-    blob = im.layer("GridSample", image, grid, featmask=featmask, **params)
+    blob = im.layer("GridSample", image, grid, **params)
     return im.reshape(im.wrap(blob, (rows, columns), _PLANE), shape)
 
 
@@ -309,7 +308,7 @@ def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
     return im.mat(im.reshape(_spread(im, x, shape), sides), _PLANE)
 
 
-def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim], featmask: int) -> Blob:
+def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) -> Blob:
     """Where each number is: its column, its row, and one of two sides, from -1 to 1 between the outer borders."""
     rows, columns = sides
     if isinstance(rows, int) and isinstance(columns, int):
@@ -322,8 +321,8 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim], 
     else:
         fixed = [_running(im, size, axis, sides) for axis, size in ((1, columns), (0, rows))]
     mask = _plane(im, first, shape, sides)
-    side_ = im.layer("BinaryOp", mask, op_type=BinaryOp.RSUB, with_scalar=1, b=0.5, featmask=featmask)
-    return im.layer("Concat", *fixed, side_, axis=0, featmask=featmask)
+    side_ = im.layer("BinaryOp", mask, op_type=BinaryOp.RSUB, with_scalar=1, b=0.5)
+    return im.layer("Concat", *fixed, side_, axis=0)
 
 
 def _middles(size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

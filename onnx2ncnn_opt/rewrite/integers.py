@@ -1,0 +1,98 @@
+"""Integers in nets that compute in fp16: the bits of those that are fed, indexes, and whole numbers beyond 2048.
+
+ncnn takes the bits of integers for floats, and casts them where a layer computes in fp16. Whole numbers that are held
+as floats are exact up to 2048 there, and places in an image as wide as 1024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from onnx2ncnn_opt.ir.codes import Sample
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.spec import Trait
+
+# Layers that calculate with each element on its own, or with sizes.
+_CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
+_LARGEST_WHOLE = 2048
+_LARGEST_SIDE = 1024  # of an image: the middle of each pixel is told apart from the next
+
+
+def moved(layer: Layer) -> tuple[Blob, ...]:
+    """The blobs whose bits a layer hands on; of others it takes sizes."""
+    if not layer.has(Trait.MOVES) and not (layer.type == "Dropout" and layer["scale"] == 1.0):
+        return ()
+    return layer.inputs if layer.type == "Concat" else layer.inputs[:1]
+
+
+def index_blobs(graph: Graph) -> set[Blob]:
+    """The blobs whose bits are integers, because they end as indexes into a table or as numbers made of integers."""
+    found: set[Blob] = set()
+    left = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
+    while left:
+        blob = left.pop()
+        if blob not in found:
+            found.add(blob)
+            layer = blob.producer
+            left += moved(layer) if layer is not None else ()
+    return found
+
+
+def _reads_integers(layer: Layer) -> bool:
+    """Whether a layer makes floats of integers that were not quantised."""
+    return layer.type == "Dequantize" and layer["scale_data_size"] == 1 and layer.weights["scale_data"][0] == 1
+
+
+def inexact_layers(graph: Graph, fed: Collection[Blob], *, fixed: bool) -> Iterator[tuple[Layer, str]]:
+    """The layers whose integers fp16 makes others of, and why; `fed` are the inputs that are integers.
+
+    `fixed` says that the shapes in the graph are those at run time.
+    """
+    bits = {*fed, *index_blobs(graph)}
+    for layer in graph:
+        if any(blob in bits for blob in moved(layer)):
+            bits.update(layer.outputs)
+            yield layer, "it moves the bits of integers"
+    ranges = Ranges()
+    cones: dict[Layer, str] = {}
+    for layer in graph:
+        if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
+            width = _longest(layer.inputs[0], fixed=fixed)
+            if width is None or width > _LARGEST_SIDE:
+                reason = f"it finds places in an image of more than {_LARGEST_SIDE} pixels a side"
+                reason = reason if width else "it finds places in an image of any size"
+                cones[layer] = reason
+                _collect(layer.inputs[1], reason, ranges, cones)
+        elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_WHOLE and ranges.of(layer.input).is_whole:
+            cones[layer] = (
+                f"it compares whole numbers with {layer['threshold']:.9g}, and fp16 tells them apart up to 2048"
+            )
+            _collect(layer.input, cones[layer], ranges, cones)
+    yield from cones.items()
+
+
+def _longest(image: Blob, *, fixed: bool) -> int | None:
+    """The longest side of an image; None where that is not known."""
+    if image.shape is None or not fixed:
+        return None
+    sides = [size for size in image.shape[1:] if isinstance(size, int)]
+    return max(sides, default=1) if len(sides) == len(image.shape[1:]) else None
+
+
+def _collect(blob: Blob, reason: str, ranges: Ranges, found: dict[Layer, str]) -> None:
+    """Add the layers that a blob is calculated by, up to numbers that fp16 holds."""
+    left = [blob]
+    while left:
+        layer = left.pop().producer
+        if layer is None or layer in found or not (layer.has(Trait.MOVES) or layer.type in _CALCULATES):
+            continue
+        if all(_is_held(ranges, each) for each in layer.outputs):
+            continue
+        found[layer] = reason
+        left += layer.inputs
+
+
+def _is_held(ranges: Ranges, blob: Blob) -> bool:
+    known = ranges.of(blob)
+    return known.is_whole and known.within(-_LARGEST_WHOLE, _LARGEST_WHOLE)
