@@ -140,7 +140,7 @@ def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> b
         with Estimator(graph, feeds, 20, worker) as estimator:
             exact = estimator.run()
             sizes = {layer: max(exact.largest.get(blob, 0.0) for blob in layer.outputs) for layer in graph}
-            moved = estimator.run(noise={layer: NOISE * size for layer, size in sizes.items()})
+            moved = estimator.run(noise={layer: (NOISE * size,) for layer, size in sizes.items()})
         for blob, before in exact.outputs.items():
             largest = max(float(np.nanmax(np.abs(before))), 1e-30)
             if not np.abs(before - moved.outputs[blob]).max() / largest <= found / 10:

@@ -31,6 +31,7 @@ ROOM = 2.0  # how much larger numbers may be with other inputs than with those t
 
 _WEIGHT = "weight_data"
 _TILES, _POSITIONS, _CHANNELS = 8, 32, 12
+_UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
 
 # For tiles of 6, 4 and 2 outputs: the transforms of input, kernel and output (convolution_3x3_winograd_fp16s.h).
@@ -113,13 +114,20 @@ _WINOGRAD: dict[int, tuple[Array, Array, Array]] = {
 class Inner:
     """What a layer's own arithmetic in fp16 does to its output, as far as a sample shows.
 
-    `error` is the root of the mean square of the errors, in the output's units; `overflows` says that something inside
-    became infinite. `how` names the arithmetic.
+    `error` is the root of the mean square of the errors, in the output's units; `spread` has that of each place of the
+    sample where they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs
+    make large errors. `overflows` says that something inside became infinite. `how` names the arithmetic.
     """
 
     how: str
     error: float
     overflows: bool
+    spread: tuple[float, ...] = ()
+
+    @property
+    def noise(self) -> tuple[float, ...]:
+        """The errors of places that are each as frequent."""
+        return self.spread or (self.error,)
 
 
 def to_half(numbers: Array) -> Array:
@@ -230,8 +238,9 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     result = to_half(halfway @ otm.T)
     exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T) @ otm.T
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
-    error = _error(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
-    return Inner("winograd's sums", error, not peak <= LARGEST / ROOM)
+    errors = _errors(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
+    spread = tuple(_size(place) for place in errors.reshape(-1, len(channels)))
+    return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (ROOM * _UNSEEN), spread)
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -320,7 +329,7 @@ def _added(layer: Layer, products: Array, channels: Array) -> Inner:
     """Terms along the last axis added up one after the other, each sum rounded."""
     result, peak = _accumulated(products)
     exact = products.sum(-1, dtype=np.float64)
-    error = _error(layer, result, exact, channels)
+    error = _size(_errors(layer, result, exact, channels))
     return Inner(f"sums of {products.shape[-1]} products", error, not peak <= LARGEST / ROOM)
 
 
@@ -334,15 +343,16 @@ def _peak(numbers: Array) -> float:
     return float(np.abs(numbers).max(initial=0.0))
 
 
-def _error(layer: Layer, result: Array, exact: Array, channels: Array) -> float:
-    """The root of the mean square of what is left of the errors of sums after the layer's bias and activation.
-
-    The channels are along the last axis.
-    """
+def _errors(layer: Layer, result: Array, exact: Array, channels: Array) -> Array:
+    """What bias and activation leave of the errors of sums; the channels are along the last axis."""
     if "bias_data" in layer.weights:
         bias = np.asarray(layer.weights["bias_data"], np.float32)[channels]
         result, exact = result + bias, exact + bias
-    errors = _activated(layer, result) - _activated(layer, exact)
+    return _activated(layer, result) - _activated(layer, exact)
+
+
+def _size(errors: Array) -> float:
+    """The root of the mean square of those that are finite."""
     finite = errors[np.isfinite(errors)]
     return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
 

@@ -23,7 +23,7 @@ def moved(layer: Layer) -> tuple[Blob, ...]:
     """The blobs whose bits a layer hands on; of others it takes sizes."""
     if not layer.has(Trait.MOVES) and not (layer.type == "Dropout" and layer["scale"] == 1.0):
         return ()
-    return layer.inputs if layer.type == "Concat" else layer.inputs[:1]
+    return layer.inputs if layer.type in ("Concat", "CopyTo") else layer.inputs[:1]
 
 
 def index_blobs(graph: Graph) -> set[Blob]:

@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
     from onnx2ncnn_opt.runtime._worker import Missing, Worker, main
 
@@ -126,8 +128,8 @@ class NcnnProcess(Worker):
         for step in steps if extractor else ():
             self.attempt(self.step, extractor, random, **step)
 
-    def step(self, extractor: Any, random: Any, blob: str, rounding: str, noise: float, send: bool) -> None:
-        """One blob: rounded as `rounding` says, after errors of the root mean square `noise`."""
+    def step(self, extractor: Any, random: Any, blob: str, rounding: str, noise: Sequence[float], send: bool) -> None:
+        """One blob: rounded as `rounding` says, after errors of root mean squares drawn from `noise`."""
         import numpy as np
 
         code, mat = extractor.extract(self.net.blob(blob))
@@ -145,7 +147,7 @@ class NcnnProcess(Worker):
         if array.dtype == np.float32 and (rounding or noise):
             if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative behind one
                 is_positive = array.min() >= 0
-                array += random.normal(0.0, noise, array.shape).astype(np.float32) * (array != 0)
+                array += random.normal(0.0, random.choice(noise, array.shape)).astype(np.float32) * (array != 0)
                 array = np.maximum(array, 0) if is_positive else array
             array = rounded(array, rounding)
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())

@@ -26,12 +26,12 @@ _SECONDS_TO_START = 60.0
 
 @dataclass(frozen=True)
 class Step:
-    """A blob of a walk: it is rounded to 16 bits ("fp16", "bf16") or not (""), after random errors whose root mean
-    square is `noise`; with `send` it is returned."""
+    """A blob of a walk: it is rounded to 16 bits ("fp16", "bf16") or not (""), after random errors, each of
+    the root mean square that is drawn from `noise`; with `send` it is returned."""
 
     blob: str
     rounding: str = ""
-    noise: float = 0.0
+    noise: tuple[float, ...] = ()
     send: bool = False
 
 

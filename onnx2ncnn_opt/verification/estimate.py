@@ -77,7 +77,7 @@ class Estimator:
         )
         return Fetch(self._public[blob], 0 if is_batch else None)
 
-    def run(self, rounding: str = "", noise: Mapping[Layer, float] | None = None, seed: int = 0) -> Walk:
+    def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None, seed: int = 0) -> Walk:
         """The net with every blob rounded to "fp16" or "bf16" (or none), and errors of layers on their outputs."""
         walk = Walk()
         self._walk(walk, rounding, noise or {}, seed, {})
@@ -90,7 +90,12 @@ class Estimator:
         return walk, found
 
     def _walk(
-        self, walk: Walk, rounding: str, noise: Mapping[Layer, float], seed: int, found: dict[Layer, tuple[Inner, ...]]
+        self,
+        walk: Walk,
+        rounding: str,
+        noise: Mapping[Layer, tuple[float, ...]],
+        seed: int,
+        found: dict[Layer, tuple[Inner, ...]],
     ) -> None:
         is_sampled = not rounding
         blobs: dict[str, Blob] = {}
@@ -108,7 +113,7 @@ class Estimator:
                 blobs[name] = blob
                 is_read = any(user in readers for user in blob.users)
                 keeps = blob in self._indexes or _stays(blob, rounding)
-                steps.append(Step(name, "" if keeps else rounding, noise.get(layer, 0.0), is_read))
+                steps.append(Step(name, "" if keeps else rounding, noise.get(layer, ()), is_read))
         outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         ends = {self._public[blob]: blob for blob in outputs}
         steps += [Step(name, send=True) for name in ends]

@@ -149,13 +149,13 @@ def _largest(walk: Walk, layer: Layer) -> float:
     return max((walk.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0)
 
 
-def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, float]:
+def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[float, ...]]:
     """What the arithmetic of each layer costs with the masks that it has now."""
-    noise: dict[Layer, float] = {}
+    noise: dict[Layer, tuple[float, ...]] = {}
     for layer, ways in inner.items():
         mask = layer["featmask"]
         if ways and not mask & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE):
-            noise[layer] = (ways[-1] if mask & Feature.NO_WINOGRAD else ways[0]).error
+            noise[layer] = (ways[-1] if mask & Feature.NO_WINOGRAD else ways[0]).noise
     return noise
 
 
@@ -179,9 +179,9 @@ def _mask_errors(
     noise = noise_of(inner)
 
     def relative(layer: Layer) -> float:
-        return noise[layer] / max(_largest(reference, layer), SMALLEST)
+        return max(noise[layer]) / max(_largest(reference, layer), SMALLEST)
 
-    candidates = sorted((layer for layer in noise if noise[layer]), key=relative, reverse=True)
+    candidates = sorted((layer for layer in noise if any(noise[layer])), key=relative, reverse=True)
 
     def error_without(count: int) -> float:
         kept = {layer: noise[layer] for layer in candidates[count:]}
