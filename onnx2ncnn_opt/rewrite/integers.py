@@ -51,6 +51,8 @@ def inexact_layers(graph: Graph, fed: Collection[Blob], *, fixed: bool) -> Itera
     """
     bits = {*fed, *index_blobs(graph)}
     for layer in graph:
+        if layer.type == "MemoryData" and layer.weights["data"].dtype.kind == "i":
+            bits.update(layer.outputs)
         if any(blob in bits for blob in moved(layer)):
             bits.update(layer.outputs)
             yield layer, "it moves the bits of integers"
