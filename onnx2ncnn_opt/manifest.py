@@ -18,6 +18,33 @@ ELEMENTS = ("float32", "int32")
 
 
 @dataclass(frozen=True)
+class Image:
+    """What the net does to pixels of 0..255 before the model: ``(pixel - mean) / std``, each number per channel.
+
+    `mean` and `std` are in the model's order of channels, one number for all of them or one for each; with `bgr` the
+    pixels have the other order. Arrays are [N, C, H, W] or [C, H, W].
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    bgr: bool = False
+
+    def pixels(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The pixels that lead to an array of the model's."""
+        mean, std = self._columns()
+        found = array.astype(np.float64) * std + mean
+        return np.ascontiguousarray(np.flip(found, -3) if self.bgr else found).astype(np.float32)
+
+    def normalized(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """What the model gets for pixels."""
+        mean, std = self._columns()
+        return np.asarray(((np.flip(pixels, -3) if self.bgr else pixels).astype(np.float64) - mean) / std)
+
+    def _columns(self) -> list[NDArray[Any]]:
+        return [np.asarray(numbers, np.float64).reshape(-1, 1, 1) for numbers in (self.mean, self.std)]
+
+
+@dataclass(frozen=True)
 class Tensor:
     """An input or output of the model and the blob that carries it.
 
@@ -25,6 +52,7 @@ class Tensor:
     has no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None where the array
     goes in as it is. `element` is the type of the Mat's elements, "float32" or "int32": what is fed as integers or
     bools is int32, and so is what comes out of the net as it was fed; what the net computes is float32, integers too.
+    `image` says that the net takes pixels in place of the model's input.
     """
 
     name: str
@@ -33,6 +61,7 @@ class Tensor:
     dtype: str
     batch_axis: int | None
     element: str = "float32"
+    image: Image | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +142,11 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of the file."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        data = {"format": FORMAT, **asdict(self)}
+        for entry in (*data["inputs"], *data["outputs"]):
+            if entry["image"] is None:
+                del entry["image"]
+        return json.dumps(data, indent=1) + "\n"
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -168,7 +201,15 @@ class _Reader:
             dtype=self.get(entry, f"{where}.dtype", str),
             batch_axis=axis,
             element=self.element(entry, where),
+            image=self.image(entry, f"{where}.image") if entry.get("image") is not None else None,
         )
+
+    def image(self, entry: Any, where: str) -> Image:
+        data = self.get(entry, where, dict)
+        mean, std = (tuple(map(float, self.items(data, f"{where}.{key}", float, int))) for key in ("mean", "std"))
+        if not mean or not std or not all(std) or not np.isfinite((*mean, *std)).all():
+            raise UsageError(f"{self.path}: {where} has to have finite numbers, and none of 0 in std")
+        return Image(mean, std, self.get(data, f"{where}.bgr", bool))
 
     def element(self, entry: Any, where: str) -> str:
         if "element" not in entry:  # a file of an older version

@@ -32,7 +32,7 @@ from onnx2ncnn_opt.rewrite.events import Applied, LayerRef, refs
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
+from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values, same_numbers
@@ -205,6 +205,7 @@ def _converted(model: Path | bytes, manifest: Manifest, folder: Path) -> _Fresh 
             shapes={name: entry.shape for name, entry in named.items()},
             values={value.name: value.array() for value in manifest.values},
             batch_axes={name: entry.batch_axis for name, entry in named.items()},
+            images={name: entry.image for name, entry in named.items() if entry.image},
             skip=[p.name for p in plugins.pipeline() if p.name not in manifest.passes],
             release=int(manifest.ncnn),
         )
@@ -515,7 +516,7 @@ class _Search:
 
     def blobs(self, runner: NcnnRunner, graph: Graph, way: Sequence[Slot]) -> _Results:
         """Every blob that a layer makes, with its batch in front; asked for in order, so that none is gone already."""
-        fed = feeds_of(way, self.feeds)
+        fed = model_feeds(way, self.feeds)
         inputs = {blob.name for blob in graph.inputs}
         wanted = [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
         return runner.extract(fed, [Fetch(name, 0) for name in wanted])

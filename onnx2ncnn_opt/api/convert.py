@@ -17,7 +17,7 @@ from onnx2ncnn_opt.errors import Error, Unsupported, UnsupportedError, Verificat
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
-from onnx2ncnn_opt.manifest import Bound, LayerCount, Manifest, Masked, Source, Tensor
+from onnx2ncnn_opt.manifest import Bound, Image, LayerCount, Manifest, Masked, Source, Tensor
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -28,6 +28,7 @@ from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
+from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 
@@ -65,7 +66,7 @@ class Conversion:
     `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
     written without passes. `custom` says which operators became layers of their own, and what their parameters are.
     `minimum` are dynamic dimensions that must not be smaller. `masks` are the layers that fp16 is not enough for, and
-    `precision` is what fp16 does to the net, if that was estimated.
+    `precision` is what fp16 does to the net, if that was estimated. `images` are the inputs that take pixels.
     """
 
     model: LoadedModel
@@ -82,6 +83,7 @@ class Conversion:
     minimum: Mapping[Dim, int] = field(default_factory=dict)
     masks: tuple[Mask, ...] = ()
     precision: Precision | None = None
+    images: Mapping[str, Image] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
@@ -102,7 +104,7 @@ class Conversion:
         listing = list_layers(self.graph)
         known = names or listing.names
         return Manifest(
-            inputs=tuple(_entry(port, known) for port in self.inputs),
+            inputs=tuple(replace(_entry(p, known), image=self.images.get(p.name)) for p in self.inputs),
             outputs=tuple(_entry(port, known) for port in self.outputs),
             source=Source(self.model.source_sha256, self.model.opsets.get("", 1)),
             tool=f"onnx2ncnn-opt {__version__}",
@@ -146,7 +148,8 @@ class Conversion:
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
         given = any_feeds(reference(self.source), self.model, self.manifest(), outputs=self.cut, feeds=feeds, seed=seed)
-        arrays = {port.blob: Feed(given[port.name], port.batch_axis) for port in self.inputs}
+        pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
+        arrays = {port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs}
         with Estimator(self.graph, arrays) as estimator:
             if not masks:
                 return replace(self, precision=measure(estimator))
@@ -192,7 +195,7 @@ class Conversion:
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
         from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
-        from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
+        from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
         from onnx2ncnn_opt.verification.latency import in_turns
         from onnx2ncnn_opt.verification.verify import any_feeds
 
@@ -204,7 +207,7 @@ class Conversion:
                 return self.benchmark(saved, feeds=feeds, seed=seed, seconds=seconds)
         model, manifest = reference(self.source), self.manifest()
         given = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
-        blobs = feeds_of([Slot.of(entry) for entry in manifest.inputs], given)
+        blobs = model_feeds([Slot.of(entry) for entry in manifest.inputs], given)
         outputs = [entry.blob for entry in manifest.outputs]
         worker = OrtWorker()
         try:
@@ -231,6 +234,7 @@ def convert(
     storage: str | None = None,
     custom: Iterable[str] = (),
     masks: bool = True,
+    images: Mapping[str, Image | str] | None = None,
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
@@ -244,16 +248,18 @@ def convert(
     `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run the net. `storage`
     "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that become layers of
     their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
-    that fp16 is certainly not enough for; `Conversion.estimated` finds the others.
+    that fp16 is certainly not enough for; `Conversion.estimated` finds the others. `images` are inputs by name that the
+    net is to take as pixels of 0..255, with what the model wants done to them: an `Image`, or text such as
+    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
-        UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage` or `custom` do not fit.
+        UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage`, `custom` or `images` do not fit.
     """
     check_options(
         lists={"outputs": outputs, "skip": skip, "custom": custom},
-        tables={"shapes": shapes, "values": values, "batch_axes": batch_axes},
+        tables={"shapes": shapes, "values": values, "batch_axes": batch_axes, "images": images},
         counts={"limit": limit},
     )
     for name, sizes in (shapes or {}).items():
@@ -270,6 +276,8 @@ def convert(
     if source is not model and isinstance(model, (str, os.PathLike)):
         loaded = replace(loaded, source_sha256=hashlib.sha256(Path(model).read_bytes()).hexdigest())
     imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types(), custom=requested)
+    wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
+    take_pixels(imported, wanted)
     before = len(list_layers(imported.graph).lines)
     events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
     _require_release(imported.graph, release)
@@ -296,6 +304,7 @@ def convert(
         custom=imported.custom,
         masks=tuple(proved.values()),
         minimum=imported.minimum,
+        images=wanted,
     )
 
 

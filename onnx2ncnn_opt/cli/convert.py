@@ -67,6 +67,13 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     metavar="NAME:K",
     help="Axis of an input that is the batch, or NAME:none.  [default: found in the model]",
 )
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="NAME:mean=...:std=...[:bgr]",
+    help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; bgr: in that order.",
+)
 @release_option()
 @storage_options
 @click.option(
@@ -92,6 +99,7 @@ def convert(
     benchmark: bool,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
+    images: tuple[str, ...],
     release: int | None,
     storage: str | None,
     custom: tuple[str, ...],
@@ -139,6 +147,7 @@ def convert(
         "release": NEWEST if release is None else release,
         "custom": custom,
         "masks": not no_masks,
+        "images": dict(map(_image, images)),
     }
     verified = None if no_verify else {**vars(runs), **vars(allowed)}
     common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark}
@@ -236,6 +245,14 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
     if not name or not re.fullmatch(r"-?\d+|none", axis):
         raise UsageError(f"--batch-axis takes NAME:0, or another axis, or NAME:none, not '{text}'")
     return name, None if axis == "none" else int(axis)
+
+
+def _image(text: str) -> tuple[str, str]:
+    """The name, which may have colons in it, and what is done to its pixels."""
+    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)+)", text)
+    if match is None:
+        raise UsageError(f"--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr], not '{text}'")
+    return match[1], match[2][1:]
 
 
 def _prefix(model: Path, prefix: str | None) -> Path:

@@ -4,6 +4,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
     Affine,
@@ -20,6 +21,9 @@ from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
 _LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("deconvolution"))
 _LAYER = op(types_of(_LAYERS), "layer")
+
+# Factors and offsets are float32: what they lead to zero is the same number up to some roundings.
+_ROUNDING = 2.0**-21
 
 
 @rewrite(
@@ -40,13 +44,13 @@ def fuse_affine_before(affine: Layer, layer: Layer) -> Layer:
     """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──
 
     Factors and offsets per input channel go into the weights of the layer after them. Zeros that a convolution adds
-    around its input stay zeros, so that there an offset has to stay before it.
+    around its input become the number that leads to zero, if it is the same for all channels; a convolution has one.
     """
     require_own_weights(layer)
     inputs = _input_channels(layer)
     scale, shift = _affine(affine, inputs)
-    require(not shift.any() or not _pads(layer), f"{layer.type} '{layer.name}' pads its input with zeros")
     require("pad_value" not in layer.params or not _pads(layer), f"'{layer.name}' pads with a number of its own")
+    pad_value = _before(scale, shift, layer) if shift.any() and _pads(layer) else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
     group = layer["group"] if "DepthWise" in layer.type else 1
     # For every output channel, what belongs to the input channels of its group.
@@ -62,7 +66,8 @@ def fuse_affine_before(affine: Layer, layer: Layer) -> Layer:
         require_offsets_fold((bias, offsets), bias + moved, lambda: reach)
         weights["bias_data"] = stored(layer, "bias_data", bias + moved)
     bias_term = 1 if shift.any() else layer["bias_term"]
-    return layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
+    result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
+    return result.having(pad_value=pad_value) if pad_value else result
 
 
 def _affine(affine: Layer, inputs: int) -> Affine:
@@ -72,6 +77,15 @@ def _affine(affine: Layer, inputs: int) -> Affine:
     require_own_weights(affine)
     require(channels(affine) == inputs, "the numbers of channels differ")
     return batchnorm_affine(affine) if affine.type == "BatchNorm" else scale_affine(affine)
+
+
+def _before(scale: Array, shift: Array, layer: Layer) -> float:
+    """What becomes 0 in every channel; refused where channels differ."""
+    reason = f"{layer.type} '{layer.name}' pads its input with zeros"
+    require(bool(scale.all()) and layer.spec is not None and "pad_value" in layer.spec.by_name, reason)
+    zero = (-shift / scale).astype(np.float32)
+    require(bool(np.isfinite(zero).all()) and np.ptp(zero) <= _ROUNDING * np.abs(zero).max(), reason)
+    return float(np.median(zero))
 
 
 def _input_channels(layer: Layer) -> int:

@@ -45,7 +45,9 @@ class _Mat:
     @property
     def text(self) -> str:
         sizes = ", ".join("?" if size is None else _plain(size) for size in self.entry.shape)
-        return f"{_plain(self.entry.name)}: {_plain(self.entry.dtype)}[{sizes}]"
+        image = self.entry.image
+        pixels = "" if image is None else f", {'BGR ' if image.bgr else ''}pixels of 0..255 as they are"
+        return f"{_plain(self.entry.name)}: {_plain(self.entry.dtype)}[{sizes}]{pixels}"
 
 
 def example(
@@ -177,6 +179,8 @@ def _python_array(mat: _Mat) -> str:
         return f"np.ones({list(mat.shape)}, bool)"
     if mat.is_integer:
         return f"np.zeros({list(mat.shape)}, np.{mat.entry.dtype})"
+    if mat.entry.image is not None:
+        return f"random.integers(0, 256, {list(mat.shape)}).astype(np.float32)"
     return f"random.standard_normal({list(mat.shape)}, np.float32)"
 
 
@@ -264,12 +268,19 @@ def _cpp_image(name: str, mat: _Mat) -> list[str]:
     channels, height, width = mat.dims
     kind = "PIXEL_RGB" if channels == 3 else "PIXEL_GRAY"
     other = "PIXEL_BGR2RGB for OpenCV's" if channels == 3 else "PIXEL_BGR2GRAY for OpenCV's"
+    if mat.entry.image is not None and mat.entry.image.bgr and channels == 3:
+        kind, other = "PIXEL_BGR", "as OpenCV has them"
     ones, means = ", ".join(["1 / 255.f"] * channels), ", ".join(["0.f"] * channels)
-    return [
+    lines = [
         f"const int {name}_w = 640, {name}_h = 480; // your image; decode it with stb_image, OpenCV, ...",
         f"std::vector<unsigned char> {name}_pixels({name}_w * {name}_h * {channels}, 127); // {kind}, {other}",
         f"ncnn::Mat {name} = ncnn::Mat::from_pixels_resize(",
         f"    {name}_pixels.data(), ncnn::Mat::{kind}, {name}_w, {name}_h, {width}, {height});",
+    ]
+    if mat.entry.image is not None:
+        return [*lines, "// the net itself subtracts the mean and divides"]
+    return [
+        *lines,
         "// (pixel - mean) * norm, of pixels 0..255; torchvision's mean and std become mean * 255, 1 / (std * 255)",
         f"const float {name}_mean[{channels}] = {{{means}}};",
         f"const float {name}_norm[{channels}] = {{{ones}}};",

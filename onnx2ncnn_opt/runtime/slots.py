@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
-from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.manifest import Image, Manifest, Tensor
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 
@@ -18,18 +18,20 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 class Slot:
     """A blob of the net for an input or output of the model, and the array's axis that is the Mat's batch (or None).
 
-    `integer` is about an output whose elements are int32 instead of float32.
+    `integer` is about an output whose elements are int32 instead of float32. With an `image` the net takes pixels in
+    place of the model's input.
     """
 
     name: str
     blob: str
     batch_axis: int | None
     integer: bool = False
+    image: Image | None = None
 
     @classmethod
     def of(cls, entry: Tensor) -> Slot:
         """The slot of a manifest's entry."""
-        return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32")
+        return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32", entry.image)
 
     @property
     def fetch(self) -> Fetch:
@@ -63,8 +65,14 @@ def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[st
 
 
 def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
-    """The arrays by the blobs that take them."""
+    """The arrays by the blobs that take them, as the net takes them."""
     return {slot.blob: Feed(arrays[slot.name], slot.batch_axis) for slot in slots}
+
+
+def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
+    """As `feeds_of`, of the model's own inputs: the net gets the pixels that lead to them."""
+    pixels = {slot.name: slot.image.pixels(arrays[slot.name]) for slot in slots if slot.image}
+    return feeds_of(slots, {**arrays, **pixels})
 
 
 def check_arrays(

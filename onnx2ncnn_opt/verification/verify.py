@@ -23,7 +23,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.runtime.slots import Slot, alike, feeds_of, too_small
+from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, chosen, compare, in_mode, with_quantisation
 from onnx2ncnn_opt.verification.inputs import (
@@ -296,7 +296,7 @@ def net_feeds(
             runner, given, reference, manifest, tolerance or tolerance_of(loaded), rounding
         ).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
-    return feeds_of(way, given)
+    return model_feeds(way, given)
 
 
 @dataclass(frozen=True)
@@ -524,7 +524,7 @@ class _Comparison:
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
         """Feed the net in this way, and judge what comes out of it; `blobs` are its outputs."""
-        arrays = feeds_of(way, self.feeds)
+        arrays = model_feeds(way, self.feeds)
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])

@@ -1,0 +1,132 @@
+"""Nets that take pixels of 0..255: what an app would do to an image before the model becomes a part of the net.
+
+This runs before the passes. They fold what it adds into the first convolution, where that is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.manifest import Image
+from onnx2ncnn_opt.onnx.importer import Imported, Port
+from onnx2ncnn_opt.rewrite.edit import Names
+
+_FORM = "mean=123.7,116.3,103.5:std=58.4,57.1,57.4, with ':bgr' for pixels in that order"
+
+
+def parse_image(name: str, image: Image | str) -> Image:
+    """What is done to the pixels of an input; raises UsageError for text that does not say it."""
+    if isinstance(image, Image):
+        return _checked(name, image)
+    if not isinstance(image, str):
+        raise UsageError(f"images['{name}'] has to be an Image or text like {_FORM}, not {image!r:.80}")
+    numbers: dict[str, tuple[float, ...]] = {}
+    bgr = False
+    for part in filter(None, image.split(":")):
+        key, _, values = part.partition("=")
+        if part == "bgr" and not bgr:
+            bgr = True
+        elif key in ("mean", "std") and key not in numbers:
+            try:
+                numbers[key] = tuple(float(value) for value in values.split(","))
+            except ValueError as error:
+                raise UsageError(f"the image '{name}': '{part}' is not {key}=NUMBER,...") from error
+        else:
+            raise UsageError(f"the image '{name}' takes {_FORM}, not '{part}'")
+    return _checked(name, Image(numbers.get("mean", (0.0,)), numbers.get("std", (1.0,)), bgr))
+
+
+def _checked(name: str, image: Image) -> Image:
+    if not image.mean or not image.std or not all(map(math.isfinite, (*image.mean, *image.std))):
+        raise UsageError(f"the image '{name}': mean and std have to be finite numbers")
+    if not all(np.asarray(image.std, np.float32)):
+        raise UsageError(f"the image '{name}': std is divided by, and must not be 0")
+    return image
+
+
+def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
+    """Let inputs of a net take pixels.
+
+    Raises UsageError where one is no image, or has another number of channels.
+    """
+    ports = {port.name: port for port in net.inputs}
+    for name, image in images.items():
+        if name not in ports:
+            raise UsageError(f"the image '{name}': the net's inputs are {', '.join(ports) or 'none'}")
+        channels = _channels(ports[name])
+        for what, numbers in (("mean", image.mean), ("std", image.std)):
+            if len(numbers) not in (1, channels):
+                text = f"{what} has {len(numbers)} numbers, but the input has {channels} channels"
+                raise UsageError(f"the image '{name}': {text}")
+        _prepend(net.graph, ports[name].blob, image, channels)
+
+
+def _channels(port: Port) -> int:
+    """The channels of an image, which have to be the outermost dim of its Mat."""
+    axis = 1 if port.batch_axis == 0 else 0
+    rank = len(port.shape) - (port.batch_axis is not None)
+    shape = f"{port.dtype.name}[{', '.join(map(str, port.shape))}]"
+    if port.dtype.kind in "iub":
+        raise UsageError(f"the image '{port.name}' is {shape}: it takes integers already")
+    if rank != 3 or port.batch_axis not in (None, 0):
+        raise UsageError(
+            f"the image '{port.name}' is {shape}, which goes in with batch axis {port.batch_axis}; images are "
+            f"[N, C, H, W] with batch axis 0 (see --batch-axis), or [C, H, W]"
+        )
+    channels = port.shape[axis]
+    if not isinstance(channels, int):
+        raise UsageError(f"the image '{port.name}' is {shape}: its channels have to be fixed, see --shape")
+    return channels
+
+
+def _prepend(graph: Graph, blob: Blob, image: Image, channels: int) -> None:
+    """Put the layers between an input and its readers."""
+    std = np.broadcast_to(np.asarray(image.std, np.float64), channels)
+    mean = np.broadcast_to(np.asarray(image.mean, np.float64), channels)
+    scale, shift = 1 / std, -mean / std
+    if image.bgr:
+        scale, shift = scale[::-1], shift[::-1]
+    added: list[Layer] = []
+    if (scale != 1).any() or shift.any():
+        weights = {"scale_data": scale.astype(np.float32), "bias_data": shift.astype(np.float32)}
+        params = {"scale_data_size": channels, "bias_term": int(shift.any())}
+        kept = weights if shift.any() else {"scale_data": weights["scale_data"]}
+        added.append(Layer("Scale", f"{blob.name}_normalize", params=params, weights=kept))
+    if image.bgr and channels > 1 and not _exchange(blob, channels):
+        weight = np.eye(channels, dtype=np.float32)[::-1].reshape(-1)
+        params = {"num_output": channels, "kernel_w": 1, "weight_data_size": channels * channels}
+        added.append(Layer("Convolution", f"{blob.name}_rgb", params=params, weights={"weight_data": weight}))
+    names, old = Names(graph), blob
+    first = next((layer for layer in graph if old in layer.inputs), None)
+    readers = old.users
+    for layer in added:
+        new = Blob(layer.name, blob.shape, blob.batch)
+        layer.inputs, layer.outputs = (blob,), (new,)
+        names.give(layer, ())
+        graph.add(layer, before=first)
+        assign_shapes(layer)
+        blob = new
+    for reader in readers:
+        graph.set_inputs(reader, [blob if each is old else each for each in reader.inputs])
+    if old.is_output:
+        graph.outputs = [blob if each is old else each for each in graph.outputs]
+
+
+def _exchange(blob: Blob, channels: int) -> bool:
+    """Turn the input channels of all readers around, if they are convolutions over all channels."""
+    readers = blob.users
+    if blob.is_output or not all(
+        layer.type == "Convolution" and len(layer.inputs) == 1 and layer.weights.stored("weight_data").is_float
+        for layer in readers
+    ):
+        return False
+    for layer in readers:
+        weight = layer.weights["weight_data"].reshape(layer["num_output"], channels, -1)
+        layer.weights["weight_data"] = np.ascontiguousarray(weight[:, ::-1]).reshape(-1)
+    return bool(readers)
