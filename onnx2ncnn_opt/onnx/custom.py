@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir
@@ -17,11 +17,9 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float
 from onnx2ncnn_opt.param.values import format_value
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.onnx.lower.context import ImportContext
 
 _KINDS = (
     onnx_ir.AttributeType.INT,

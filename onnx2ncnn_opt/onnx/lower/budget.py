@@ -25,6 +25,9 @@ _LEAST_FOLDED = 2**31
 _FOLDED_PER_BYTE = 32
 """Constants grow when they are folded: from 4 bits to 32, and again in another layout."""
 
+MOST_STEPS = 64
+"""Steps of an operator with a state that are written out one after the other."""
+
 # The operators whose results are as large as an attribute or an operand says.
 _SIZED = frozenset(
     {

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
-from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather
-from onnx2ncnn_opt.onnx.lower.functional.logic import and_, greater_or_equal
-from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
-from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.softmax import softmax
-from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.lower.functional.where import where
+from onnx2ncnn_opt.onnx.lower.functional.attention import (
+    Sight,
+    added,
+    any_key,
+    attend,
+    bias,
+    capped,
+    finite,
+    lengthened,
+    merge_heads,
+    rotate,
+    split_heads,
+    with_past,
+)
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
-
-_HEADS = (0, 2, 1, 3)
-_HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softmax begins (softmax_reduce_max.comp)
 
 
 @onnx_op("Attention", since=23, integers=True)
@@ -56,220 +51,16 @@ def attention23(
     heads, past = with_past(im, heads, past_key, past_value)
     sight = Sight(bool(is_causal), left_window_size, right_window_size)
     bias_of_keys = sight.bias(im, heads, past if nonpad_kv_seqlen is None else nonpad_kv_seqlen)
-    mask = _lengthened(im, bias(im, attn_mask), heads[1].shape[2])
+    mask = lengthened(im, bias(im, attn_mask), heads[1].shape[2])
     mask = added(im, mask, bias_of_keys)
     if softcap or im.is_used(3):
         y, scores = capped(im, heads, mask, scale, softcap, qk_matmul_output_mode)
         return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2], scores
     hides_all = mask is not None and not (isinstance(mask, Constant) and (mask.array.max(-1) > -np.inf).all())
-    y = attend(im, heads, _finite(im, mask) if mask is not None and hides_all else mask, scale)
+    y = attend(im, heads, finite(im, mask) if mask is not None and hides_all else mask, scale)
     if mask is not None and hides_all:  # rows that see no key are 0; a Softmax of nothing but -inf is NaN on ARM
-        y = im.tensor(binary(im, BinaryOp.MUL, y, _any_key(im, mask)))
+        y = im.tensor(binary(im, BinaryOp.MUL, y, any_key(im, mask)))
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
-
-
-@dataclass(frozen=True)
-class Sight:
-    """Which keys a query sees, by its distance to them; -1 is no bound."""
-
-    causal: bool = False
-    left: int = -1
-    right: int = -1
-
-    def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: int | Value) -> Value | None:
-        """0 for what is seen, -inf for what is not; None where all is.
-
-        `keys` is how many keys there are before the first query; or, as a tensor, how many of the keys are none of
-        padding, for each item of the batch, the last of which are the queries' own.
-        """
-        padded = not isinstance(keys, int)
-        if not (self.causal or padded or self.left >= 0 or self.right >= 0):
-            return None
-        rows, columns = heads[0].shape[2], heads[1].shape[2]
-        if not isinstance(rows, int) or not isinstance(columns, int):
-            raise im.refuse("a mask of keys of dynamic length", "bind it with --shape")
-        require_room(rows * columns, "a mask")
-        distance = np.arange(columns) - np.arange(rows)[:, None]
-        # A key is seen where low <= keys before the first query <= high.
-        right = min([bound for bound, used in ((0, self.causal), (self.right, self.right >= 0)) if used], default=None)
-        low = np.full(distance.shape, -rows) if right is None else distance - right
-        high = distance + self.left if self.left >= 0 else None
-        if isinstance(keys, int):
-            seen = (low <= keys) & (True if high is None else keys <= high)
-            return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
-        low = np.maximum(low, np.arange(columns) - rows + 1) + rows
-        high = None if high is None else high + rows
-        count = im.reshape(keys, (*keys.shape, 1, 1, 1))
-        if isinstance(count, Constant):
-            seen = (low <= count.array) & (True if high is None else count.array <= high)
-            return Constant(np.where(seen, 0, -np.inf).astype(np.float32))
-        bounds = greater_or_equal(im, count, Constant(low.astype(np.float32)))
-        if high is not None:
-            bounds = and_(im, bounds, greater_or_equal(im, Constant(high.astype(np.float32)), count))
-        return where(im, bounds, number(0), number(-np.inf))
-
-
-def with_past(
-    im: ImportContext, heads: Sequence[Tensor], past_key: Tensor | None, past_value: Tensor | None
-) -> tuple[list[Tensor], int]:
-    """Queries, and keys and values behind those of the past, and how many these are."""
-    q, k, v = heads
-    if past_key is None or past_value is None:
-        return [q, k, v], 0
-    past = past_key.shape[2]
-    if not isinstance(past, int):
-        raise im.refuse("a past of dynamic length", "bind it with --shape")
-    return [q, concat_heads(im, (past_key, k)), concat_heads(im, (past_value, v))], past
-
-
-def _lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:
-    """A mask that is shorter than the keys hides the last of them."""
-    if mask is None or mask.rank == 0 or not isinstance(length, int) or not isinstance(mask.shape[-1], int):
-        return mask
-    missing = length - mask.shape[-1]
-    if missing <= 0 or mask.shape[-1] == 1:
-        return mask
-    rest = Constant(np.full((*known(mask.shape[:-1]), missing), -np.inf, np.float32))
-    return (
-        Constant(np.concatenate([mask.array, rest.array], -1))
-        if isinstance(mask, Constant)
-        else concat(im, mask, rest, axis=mask.rank - 1)
-    )
-
-
-def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:
-    """[batch, length, heads * size] as [batch, heads, length, size]; four axes are so already."""
-    x = im.tensor(x)
-    if x.rank == 4:
-        return x
-    width = x.shape[-1]
-    if x.rank != 3 or not count or not isinstance(width, int) or width % count:
-        raise im.refuse(f"an operand of shape {list(x.shape)} in {count} heads")
-    apart = im.tensor(im.reshape(x, (*x.shape[:2], count, width // count)))
-    return apart.viewed(apart.view.transpose(_HEADS))
-
-
-def merge_heads(im: ImportContext, x: Tensor) -> Value:
-    """The inverse of `split_heads`."""
-    batch, heads, length, size = x.shape
-    return im.reshape(x.viewed(x.view.transpose(_HEADS)), (batch, length, heads * size))
-
-
-def concat_heads(im: ImportContext, parts: Sequence[Tensor]) -> Tensor:
-    """Past and present along the length."""
-    return im.tensor(concat(im, *parts, axis=2))
-
-
-def bias(im: ImportContext, mask: Value | None) -> Value | None:
-    """A mask as what is added to the scores: 0 and -inf for a bool."""
-    if mask is None or mask.dtype != np.bool_:
-        return mask
-    zero, low = (Constant(np.array(n, np.float32)) for n in (0, -np.inf))
-    if isinstance(mask, Constant):
-        return Constant(np.where(mask.array, zero.array, low.array))
-    return where(im, mask, zero, low)
-
-
-def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """The sum of two masks, each of which may be absent."""
-    return _sum(im, a, b) if a is not None and b is not None else b if a is None else a
-
-
-def _sum(im: ImportContext, a: Value, b: Value) -> Value:
-    if isinstance(a, Constant) and isinstance(b, Constant):
-        return Constant(a.array.astype(np.float32) + b.array)
-    return binary(im, BinaryOp.ADD, a, b)
-
-
-def attend(im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None) -> Tensor:
-    """SDPA of queries, keys and values [batch, heads, length, size]."""
-    q, k, v = heads
-    _check_heads(im, heads)
-    if scale == 0:
-        raise im.refuse("the scale is 0, which is the default scale in ncnn", "export it with another scale")
-    blobs = [im.mat(x, [[1], [2], [3]], [0]) for x in heads]
-    mask = bias(im, mask)
-    if mask is not None:
-        blobs.append(_mask_blob(im, mask, q, k))
-    size = q.shape[3]
-    default = isinstance(size, int) and scale is not None and np.isclose(scale, size**-0.5, rtol=1e-7, atol=0)
-    blob = im.layer("SDPA", *blobs, attn_mask=int(mask is not None), scale=0.0 if scale is None or default else scale)
-    return im.wrap(blob, (*q.shape[:3], v.shape[3]), [[1], [2], [3]], [0], q.dtype)
-
-
-def capped(
-    im: ImportContext, heads: Sequence[Tensor], mask: Value | None, scale: float | None, cap: float, mode: int
-) -> tuple[Tensor, Value]:
-    """Attention step by step, and its scores: as they are, capped, with the mask, or as probabilities."""
-    q, k, v = heads
-    _check_heads(im, heads)
-    items, groups, length, size = q.shape[0], k.shape[1], q.shape[2], q.shape[3]
-    if scale is None and not isinstance(size, int):
-        raise im.refuse("heads of dynamic size", "bind it with --shape")
-    factor = float(size) ** -0.5 if isinstance(size, int) and scale is None else scale
-    assert factor is not None
-    # The heads that share keys are rows of one matrix.
-    rows = exact_div(product((q.shape[1], length)), groups)
-    assert rows is not None
-    products = matmul(im, im.reshape(q, (items, groups, rows, size)), transposed(k))
-    scores = binary(im, BinaryOp.MUL, im.reshape(products, (*q.shape[:3], k.shape[2])), number(factor))
-    steps = [scores]
-    if cap:
-        scores = binary(
-            im, BinaryOp.MUL, im.unary(binary(im, BinaryOp.MUL, scores, number(1 / cap)), "TanH"), number(cap)
-        )
-    steps.append(scores)
-    if mask is not None:
-        steps.append(binary(im, BinaryOp.ADD, scores, mask))
-        scores = binary(im, BinaryOp.ADD, scores, _finite(im, mask))
-    else:
-        steps.append(scores)
-    chances: Value = softmax(im, im.tensor(scores), -1)
-    if mask is not None:
-        chances = binary(im, BinaryOp.MUL, chances, _any_key(im, mask))
-    steps.append(chances)
-    y = matmul(im, im.reshape(chances, (items, groups, rows, k.shape[2])), v)
-    return im.tensor(im.reshape(y, (*q.shape[:3], v.shape[3]))), steps[mode]
-
-
-def _finite(im: ImportContext, mask: Value) -> Value:
-    """The mask as Softmax takes it, which makes NaN of rows that are -inf altogether, on Vulkan of -1e8 as well."""
-    if isinstance(mask, Constant):
-        return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
-    return binary(im, BinaryOp.MAX, mask, number(_HIDDEN))
-
-
-def _any_key(im: ImportContext, mask: Value) -> Value:
-    """1 for rows of a mask that show any key, 0 for others."""
-    if isinstance(mask, Constant):
-        return Constant((mask.array.max(-1, keepdims=True) > -np.inf).astype(np.float32))
-    return im.unary(reduce(im, mask, "ReduceMax", (-1,), 1), "Threshold", threshold=-FLT_MAX)
-
-
-def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
-    q, k, v = heads
-    if any(x.rank != 4 for x in heads) or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
-        raise im.refuse(f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}")
-    groups = q.shape[1], k.shape[1]
-    if not isinstance(groups[0], int) or not isinstance(groups[1], int) or groups[0] % groups[1]:
-        raise im.refuse(f"{groups[0]} heads cannot share {groups[1]} of keys")
-
-
-def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
-    """The mask with its rows and columns in full, for each head and each item where it has them."""
-    full = (*q.shape[:3], k.shape[2])
-    if broadcast_shape(im, mask.shape, (1, 1, 1, 1)) != mask.shape:
-        shape = (1,) * (4 - mask.rank) + mask.shape
-        mask = im.reshape(mask, shape)
-    if mask.rank != 4 or any(n not in (1, m) for n, m in zip(mask.shape, full, strict=True)):
-        raise im.refuse(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}")
-    if mask.shape[2:] != full[2:]:
-        if not all(isinstance(n, int) for n in full[2:]):
-            raise im.refuse("a mask that broadcasts to a dynamic length", "bind it with --shape")
-        zeros = Constant(np.zeros(tuple(int(n) for n in full[2:] if isinstance(n, int)), np.float32))
-        mask = _sum(im, mask, zeros)
-    batch = [] if mask.shape[0] == 1 else [0]
-    return im.mat(mask, [[2], [3]] if mask.shape[1] == 1 else [[1], [2], [3]], batch)
 
 
 @onnx_op("RotaryEmbedding", since=23, integers=True)
@@ -286,30 +77,3 @@ def rotary_embedding(
 ) -> Value:
     """RotaryEmbed."""
     return rotate(im, x, (cos, sin), position_ids, interleaved, num_heads or 0, rotary_embedding_dim)
-
-
-def rotate(
-    im: ImportContext,
-    x: Tensor,
-    tables: Sequence[Value],
-    position_ids: Value | None,
-    interleaved: int,
-    num_heads: int,
-    rotated: int,
-) -> Value:
-    """RotaryEmbed on the first `rotated` elements of each head (0: all of them)."""
-    heads = split_heads(im, x, num_heads)
-    size = heads.shape[3]
-    if position_ids is not None:
-        tables = [gather(im, table, position_ids, axis=0) for table in tables]
-    if not isinstance(size, int) or not 0 <= rotated <= size:
-        raise im.refuse(f"{rotated} of {size} elements to rotate")
-    part = heads if rotated in (0, size) else crop(im, heads, 3, 0, rotated)
-    if any(t.rank != 3 or t.shape[1:] != (part.shape[2], (rotated or size) // 2) for t in tables):
-        raise im.refuse(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}")
-    caches = [im.mat(table, [[1], [2]], [] if table.shape[0] == 1 else [0]) for table in tables]
-    blob = im.layer("RotaryEmbed", im.mat(part, [[1], [2], [3]], [0]), *caches, interleaved=int(bool(interleaved)))
-    turned: Value = im.wrap(blob, part.shape, [[1], [2], [3]], [0], x.dtype)
-    if part is not heads:
-        turned = concat(im, turned, crop(im, heads, 3, rotated, size), axis=3)
-    return merge_heads(im, im.tensor(turned)) if x.rank == 3 else turned

@@ -8,16 +8,15 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary
-from onnx2ncnn_opt.onnx.lower.functional.cast import turned_over
+from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, within_type
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Value
 
 
 @onnx_op("Add", since=7, integers=True, axes="same")
-def add(im: ImportContext, a: Operand, b: Operand) -> Value:
+def add_op(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp add."""
-    return _whole(im, binary(im, BinaryOp.ADD, a, b))
+    return add(im, a, b)
 
 
 @onnx_op("Sub", since=7, integers=True, axes="same")
@@ -27,20 +26,13 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
         raise im.refuse(
             f"a difference of {a.dtype}, which wraps below 0 to more than float32 holds", "cast to int64 before"
         )
-    return _whole(im, binary(im, BinaryOp.SUB, a, b))
+    return within_type(im, binary(im, BinaryOp.SUB, a, b))
 
 
 @onnx_op("Mul", since=7, integers=True, axes="same")
-def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
+def mul_op(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp mul."""
-    if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
-        raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")
-    return _whole(im, binary(im, BinaryOp.MUL, a, b))
-
-
-def _whole(im: ImportContext, x: Value) -> Value:
-    """The result of an operator on integers, within the bounds of its type."""
-    return turned_over(im, x) if isinstance(x, Tensor) else x
+    return mul(im, a, b)
 
 
 @onnx_op("Sum", axes="same")
@@ -50,15 +42,15 @@ def sum_(im: ImportContext, *xs: Value) -> Value:
 
 
 @onnx_op("Max", integers=True, selects=True, axes="same")
-def max_(im: ImportContext, *xs: Value) -> Value:
+def max__op(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
-    return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), xs)
+    return maximum(im, *xs)
 
 
 @onnx_op("Min", integers=True, selects=True, axes="same")
-def min_(im: ImportContext, *xs: Value) -> Value:
+def min__op(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
-    return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), xs)
+    return minimum(im, *xs)
 
 
 @onnx_op("Mean", axes="same")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx.lower.budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.conv import conv
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.ops.convolution import conv
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
-
-# Steps that are written out one after the other, at most.
-MOST_STEPS = 64
 
 
 @onnx_op("CausalConvWithState", since=27, batch=0)

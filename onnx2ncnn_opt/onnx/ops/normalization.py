@@ -1,21 +1,18 @@
-"""Normalisations over channels, groups and the innermost axes."""
+"""Normalisations."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import known
-from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
+from onnx2ncnn_opt.onnx.lower.functional.norm import deviation, layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.lower.functional.views import rows
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
@@ -27,13 +24,6 @@ def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
     """A factor and an offset per channel."""
     factor, offset = (per_channel(im, param, x.rank) for param in (scale, bias))
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
-
-
-def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
-    """sqrt(variance + epsilon)."""
-    return im.unary(
-        im.unary(variance, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=epsilon), "UnaryOp", op_type=UnaryOp.SQRT
-    )
 
 
 @onnx_op("BatchNormalization", since=7, batch=0)
@@ -146,7 +136,7 @@ def _of_each(im: ImportContext, param: Value, count: int) -> Value:
 
 
 @onnx_op("LayerNormalization", since=17, axes="same")
-def layer_norm(
+def layer_norm_op(
     im: ImportContext,
     x: Tensor,
     scale: Value,
@@ -157,65 +147,15 @@ def layer_norm(
     stash_type: int = 1,
 ) -> tuple[Value | None, ...]:
     """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is no constant."""
-    axis = im.axis(axis, x.rank)
-    shape = normalised(im, x, axis)
-    weights: dict[str, Array] = {}
-    gamma, beta = (_of_row(im, param, x.rank - axis, shape) for param in (scale, bias))
-    constant = gamma is not None and (bias is None or beta is not None)
-    if gamma is not None and constant:
-        beta = np.zeros_like(gamma) if beta is None else beta
-        if (gamma != 1).any() or (beta != 0).any():
-            weights = {"gamma_data": gamma, "beta_data": beta}
-    last = rows(im, x, axis)
-    size = math.prod(shape)
-    blob = im.layer("LayerNorm", last.blob, weights=weights, affine_size=size, eps=epsilon, affine=int(bool(weights)))
-    y: Value = im.like(last, blob)
-    if not constant:
-        y = binary(im, BinaryOp.MUL, y, scale)
-        y = y if bias is None else binary(im, BinaryOp.ADD, y, bias)
-    return y, *_moments(im, x, tuple(range(axis, x.rank)), epsilon)
-
-
-def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[Value | None, Value | None]:
-    """Outputs 1 and 2, where they are used: the mean, and one over the deviation."""
-    if not im.is_used(1) and not im.is_used(2):
-        return None, None
-    mean = reduce(im, x, "ReduceMean", axes, 1)
-    apart = im.unary(binary(im, BinaryOp.SUB, x, mean), "UnaryOp", op_type=UnaryOp.SQUARE)
-    return mean, im.unary(
-        deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), "UnaryOp", op_type=UnaryOp.RECIPROCAL
-    )
+    return layer_norm(im, x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
 @onnx_op("RMSNormalization", since=23, axes="same")
-def rms_norm(
+def rms_norm_op(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
     """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is no constant."""
-    axis = im.axis(axis, x.rank)
-    shape = normalised(im, x, axis)
-    gamma = _of_row(im, scale, x.rank - axis, shape)
-    weights = {} if gamma is None or (gamma == 1).all() else {"gamma_data": gamma}
-    last = rows(im, x, axis)
-    params = {"affine_size": math.prod(shape), "affine": int(bool(weights))}
-    normal = im.like(last, im.layer("RMSNorm", last.blob, weights=weights, eps=epsilon, **params))
-    return binary(im, BinaryOp.MUL, normal, scale) if gamma is None else normal
-
-
-def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int, ...]) -> Array | None:
-    """A constant as one row for the `inner` axes, whose sizes are `shape`; None where it is none, or not one row."""
-    if not isinstance(param, Constant):
-        return None
-    outer = param.array.reshape(-1, *param.shape[max(0, param.rank - inner) :])
-    return im.spread(outer[0], shape).reshape(-1) if (outer == outer[:1]).all() else None
-
-
-def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
-    """The sizes of the axes that are normalised; refused where they are not fixed."""
-    shape = x.shape[axis:]
-    if not all(isinstance(size, int) for size in shape):
-        raise im.refuse("the normalised axes are dynamic", "bind them with --shape")
-    return known(shape)
+    return rms_norm(im, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
 @onnx_op("LRN", batch=0)

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.ops.rnn_unrolled import Unrolled
+from onnx2ncnn_opt.onnx.lower.functional.rnn import Unrolled
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
 

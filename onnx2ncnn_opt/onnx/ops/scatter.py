@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, place, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, pick
@@ -28,13 +28,12 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import (
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
-from onnx2ncnn_opt.onnx.ops.elementwise import add, max_, min_, mul
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
 _MOST_PAIRS = 2**22  # of a place and an update, all of which are compared
-_REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": max_, "min": min_}
+_REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 

@@ -8,8 +8,8 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
+from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.ops.pooling import average_pool
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 

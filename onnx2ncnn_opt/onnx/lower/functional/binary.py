@@ -9,7 +9,7 @@ Integers are computed as float32, which holds them exactly up to 2**24.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from itertools import combinations, zip_longest
 
 import numpy as np
@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, turned_over
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
 from onnx2ncnn_opt.onnx.lower.layout import Cost, Form, align, combined, common_form, meeting
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
@@ -188,3 +188,30 @@ def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
     if wanted is None:
         raise im.refuse(f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape")
     return spread(im, x, wanted)
+
+
+def add(im: ImportContext, a: Operand, b: Operand) -> Value:
+    """BinaryOp add."""
+    return within_type(im, binary(im, BinaryOp.ADD, a, b))
+
+
+def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
+    """BinaryOp mul."""
+    if a.dtype.kind in "iu" and a.dtype.itemsize == 2:
+        raise im.refuse(f"a product of {a.dtype}, which overflows where float32 is not exact", "cast to int64 before")
+    return within_type(im, binary(im, BinaryOp.MUL, a, b))
+
+
+def within_type(im: ImportContext, x: Value) -> Value:
+    """The result of an operator on integers, within the bounds of its type."""
+    return turned_over(im, x) if isinstance(x, Tensor) else x
+
+
+def maximum(im: ImportContext, *xs: Value) -> Value:
+    """A chain of BinaryOp max."""
+    return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), xs)
+
+
+def minimum(im: ImportContext, *xs: Value) -> Value:
+    """A chain of BinaryOp min."""
+    return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), xs)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, View, flat, runs
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import broadcast_shape, spread
-from onnx2ncnn_opt.onnx.lower.functional.views import rows
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, spread
+from onnx2ncnn_opt.onnx.lower.functional.views import rows, transposed
 from onnx2ncnn_opt.onnx.lower.layout import Form, align, combined, meeting, presence
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
@@ -159,3 +162,43 @@ def _with_last(x: Tensor, blob: Blob, outer: Dims, size: int) -> Tensor:
     """The layer's result: the operand's view with a last axis, and last dim, of another size."""
     made = View.of((size,), [[0]]).axes[0]
     return Tensor(blob, View(x.view.batch, (*outer, made), (*x.view.axes[:-1], made)), x.dtype)
+
+
+def gemm(
+    im: ImportContext,
+    a: Value,
+    b: Value,
+    c: Value | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Value:
+    """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
+    if a.rank != 2 or b.rank != 2:
+        raise im.refuse(f"its operands have ranks {a.rank} and {b.rank}, not 2")
+    a, b = transposed(a) if transA else a, transposed(b) if transB else b
+    if isinstance(a, Tensor) and isinstance(b, Constant):
+        weight = im.f32(b.array).T
+        if alpha != 1:  # a copy of what may be most of the model
+            weight = weight * np.float32(alpha)
+        bias = _row_bias(im, c, weight.shape[0], beta)
+        product: Value = linear(im, a, weight, bias)
+        if bias is not None or c is None:
+            return product
+    else:
+        product = matmul(im, a, b)
+        if alpha != 1:
+            product = binary(im, BinaryOp.MUL, product, Constant(np.array(alpha, np.float32)))
+    if c is None:
+        return product
+    scaled = c if beta == 1 else binary(im, BinaryOp.MUL, c, Constant(np.array(beta, np.float32)))
+    return binary(im, BinaryOp.ADD, product, scaled)
+
+
+def _row_bias(im: ImportContext, c: Value | None, size: int, beta: float) -> Array | None:
+    """C as one number per column; None where it is not constant, or differs from row to row."""
+    if not isinstance(c, Constant) or (c.rank > 1 and c.array.shape[-2] != 1):
+        return None
+    return im.spread(im.f32(c.array).reshape(-1) * np.float32(beta), (size,))

@@ -12,10 +12,8 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
-from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
-from onnx2ncnn_opt.onnx.lower.functional.views import transposed
-from onnx2ncnn_opt.onnx.ops.pooling import average_pool, global_average_pool
-from onnx2ncnn_opt.onnx.ops.quantization import (
+from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool, global_average_pool
+from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     centred,
     dequantize_linear,
     dynamic_quantize_linear,
@@ -26,6 +24,8 @@ from onnx2ncnn_opt.onnx.ops.quantization import (
     sums_of,
     type_of,
 )
+from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
+from onnx2ncnn_opt.onnx.lower.functional.views import transposed
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 

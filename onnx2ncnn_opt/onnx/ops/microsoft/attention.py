@@ -1,4 +1,4 @@
-"""Operators of com.microsoft, as ONNX Runtime's optimiser writes them."""
+"""Attention of com.microsoft."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.activation import clip
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
-from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather
-from onnx2ncnn_opt.onnx.lower.functional.logic import greater
-from onnx2ncnn_opt.onnx.lower.functional.matmul import linear, matmul
-from onnx2ncnn_opt.onnx.lower.functional.split import split
-from onnx2ncnn_opt.onnx.lower.functional.views import transposed, unsqueeze
-from onnx2ncnn_opt.onnx.lower.functional.where import where
-from onnx2ncnn_opt.onnx.ops.attention import (
+from onnx2ncnn_opt.onnx.lower.functional.attention import (
     Sight,
     added,
     attend,
@@ -29,171 +20,16 @@ from onnx2ncnn_opt.onnx.ops.attention import (
     split_heads,
     with_past,
 )
-from onnx2ncnn_opt.onnx.ops.convolution import conv
-from onnx2ncnn_opt.onnx.ops.matrix import gemm
-from onnx2ncnn_opt.onnx.ops.normalization import layer_norm, rms_norm
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.logic import greater
+from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
+from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.views import unsqueeze
+from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, Tensor, Value
-
-
-@onnx_op("Gelu", domain=MICROSOFT, axes="same")
-def gelu(im: ImportContext, x: Tensor) -> Tensor:
-    """GELU."""
-    return im.unary(x, "GELU")
-
-
-@onnx_op("BiasGelu", domain=MICROSOFT, axes="same")
-def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
-    """BinaryOp add and GELU."""
-    return im.unary(binary(im, BinaryOp.ADD, x, b), "GELU")
-
-
-@onnx_op("FastGelu", domain=MICROSOFT, axes="same")
-def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
-    """GELU with tanh."""
-    return im.unary(x if b is None else binary(im, BinaryOp.ADD, x, b), "GELU", fast_gelu=1)
-
-
-@onnx_op("QuickGelu", domain=MICROSOFT, axes="same")
-def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
-    """x * Sigmoid(alpha * x)."""
-    return binary(im, BinaryOp.MUL, x, im.unary(binary(im, BinaryOp.MUL, x, number(alpha)), "Sigmoid"))
-
-
-@onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same")
-def skip_layer_norm(
-    im: ImportContext,
-    x: Tensor,
-    skip: Value,
-    gamma: Value,
-    beta: Value | None = None,
-    b: Value | None = None,
-    *,
-    epsilon: float = 1e-12,
-) -> tuple[Value | None, ...]:
-    """BinaryOp add and LayerNorm."""
-    total = _sum(im, x, skip, b)
-    return *layer_norm(im, total, gamma, beta, epsilon=epsilon), total
-
-
-@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, axes="same")
-def skip_rms_norm(
-    im: ImportContext, x: Tensor, skip: Value, gamma: Value, b: Value | None = None, *, epsilon: float = 1e-12
-) -> tuple[Value | None, ...]:
-    """BinaryOp add and RMSNorm."""
-    total = _sum(im, x, skip, b)
-    return rms_norm(im, total, gamma, epsilon=epsilon), *_statistics(im), total
-
-
-def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
-    total = binary(im, BinaryOp.ADD, x, skip)
-    return im.tensor(total if b is None else binary(im, BinaryOp.ADD, total, b))
-
-
-def _statistics(im: ImportContext) -> tuple[None, None]:
-    """Outputs 1 and 2, which only training needs."""
-    if im.is_used(1) or im.is_used(2):
-        raise im.refuse(
-            "its mean or deviation is used, and ncnn's layer gives neither",
-            "remove these outputs, which only training needs",
-        )
-    return None, None
-
-
-def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float, ...]) -> Value:
-    """What a fused operator does to its result."""
-    x = im.tensor(x)
-    plain = {"": None, "Relu": "ReLU", "Sigmoid": "Sigmoid", "Tanh": "TanH"}
-    if activation in plain:
-        kind = plain[activation]
-        return x if kind is None else im.unary(x, kind)
-    if activation == "LeakyRelu":
-        return im.unary(x, "ReLU", slope=params[0] if params else 0.01)
-    if activation == "Clip":
-        low, high = params
-        return clip(im, x, low, high)
-    if activation == "HardSigmoid":
-        alpha, beta = params
-        return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
-    raise im.refuse(f"activation {activation} is not known")
-
-
-@onnx_op("FusedConv", domain=MICROSOFT, batch=0)
-def fused_conv(
-    im: ImportContext,
-    x: Tensor,
-    w: Value,
-    b: Value | None = None,
-    z: Value | None = None,
-    *,
-    activation: str = "",
-    activation_params: tuple[float, ...] = (),
-    auto_pad: str = "NOTSET",
-    dilations: Ints = (),
-    group: int = 1,
-    kernel_shape: Ints = (),
-    pads: Ints = (),
-    strides: Ints = (),
-) -> Value:
-    """Conv, an addition, and an activation."""
-    y: Value = conv(
-        im,
-        x,
-        w,
-        b,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    return _activated(im, y if z is None else binary(im, BinaryOp.ADD, y, z), activation, activation_params)
-
-
-@onnx_op("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
-def fused_matmul(
-    im: ImportContext,
-    a: Value,
-    b: Value,
-    *,
-    alpha: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-    transBatchA: int = 0,
-    transBatchB: int = 0,
-) -> Value:
-    """MatMul of transposed operands, times alpha."""
-    if transBatchA or transBatchB:
-        raise im.refuse(
-            "transBatchA or transBatchB is 1: only the last two axes are transposed", "use a Transpose before it"
-        )
-    product = matmul(im, transposed(a) if transA else a, transposed(b) if transB else b)
-    return product if alpha == 1 else binary(im, BinaryOp.MUL, product, number(alpha))
-
-
-@onnx_op("FusedGemm", domain=MICROSOFT)
-def fused_gemm(
-    im: ImportContext,
-    a: Value,
-    b: Value,
-    c: Value | None = None,
-    *,
-    activation: str = "",
-    activation_alpha: float | None = None,
-    activation_beta: float | None = None,
-    activation_gamma: float | None = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-) -> Value:
-    """Gemm and an activation."""
-    product = gemm(im, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
-    params = tuple(value for value in (activation_alpha, activation_beta) if value is not None)
-    if activation_gamma is not None:
-        raise im.refuse(f"activation {activation} with gamma")
-    return _activated(im, product, activation, params)
 
 
 @onnx_op("MultiHeadAttention", domain=MICROSOFT, integers=True)

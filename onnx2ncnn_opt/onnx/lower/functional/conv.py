@@ -1,0 +1,205 @@
+"""Convolutions, of constant weights and of such that are computed at run time.
+
+ONNX pads are all begins, then all ends, per spatial axis outermost first; ncnn names them by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.ir.dim import Dim, known
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
+from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
+
+_SUFFIX = {1: "1D", 2: "", 3: "3D"}
+
+
+def conv(
+    im: ImportContext,
+    x: Tensor,
+    w: Value,
+    b: Value | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Value:
+    """Convolution[DepthWise][1D|3D], also of weights that are calculated; InnerProduct where the image is one pixel."""
+    kernel = _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
+    _check_channels(im, x, w.shape[1], group)
+    n = len(kernel)
+    dilation, stride = dilations or (1,) * n, strides or (1,) * n
+    begins_ends = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilation, stride)
+    params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
+    params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})
+    kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + _SUFFIX[n]
+    if isinstance(w, Tensor):
+        return _calculated(im, kind, x, w, b, w.shape[0], params)
+    if isinstance(b, Tensor):
+        return _biased(im, conv(im, x, w, dilations=dilation, group=group, pads=begins_ends, strides=stride), b)
+    weights = {"weight_data": w.array} | ({} if b is None else {"bias_data": b.array})
+    params |= {"num_output": w.array.shape[0], "bias_term": int(b is not None), "weight_data_size": w.array.size}
+    if group == 1 and set(kernel) == {1} and set(x.shape[2:]) == {1} and not any(begins_ends):
+        plain = {name: params[name] for name in ("num_output", "bias_term", "weight_data_size")}
+        blob = im.layer("InnerProduct", im.mat(x, [[1]], [0]), weights=weights, **plain)
+        return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
+    return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
+
+
+def conv_transpose(
+    im: ImportContext,
+    x: Tensor,
+    w: Value,
+    b: Value | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints = (),
+    group: int = 1,
+    kernel_shape: Ints = (),
+    output_padding: Ints = (),
+    output_shape: Ints = (),
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Value:
+    """Deconvolution[DepthWise][1D|3D]; Padding behind it for negative pads."""
+    kernel = _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
+    _check_channels(im, x, w.shape[0])
+    n = len(kernel)
+    dilation, stride = dilations or (1,) * n, strides or (1,) * n
+    extra = output_padding or (0,) * n
+    if any(p < 0 for p in pads):
+        raise im.refuse(f"pads {pads} are negative")
+    if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = output_shape[-n:] if output_shape else None
+        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, auto_pad, sizes)
+    pads = pads or (0,) * 2 * n
+    if any(p < 0 for p in pads):
+        return _widened(
+            im,
+            conv_transpose(
+                im,
+                x,
+                w,
+                dilations=dilations,
+                group=group,
+                output_padding=output_padding,
+                pads=tuple(max(p, 0) for p in pads),
+                strides=strides,
+            ),
+            [max(-p, 0) for p in pads],
+            b,
+        )
+    params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
+    params |= pad_params(pads) | ({} if group == 1 else {"group": group})
+    for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
+        params[f"output_pad_{name}"] = size
+    kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + _SUFFIX[n]
+    if isinstance(w, Tensor):
+        return _calculated(im, kind, x, w, b, w.shape[1] * group, params)
+    if isinstance(b, Tensor):
+        made = conv_transpose(
+            im, x, w, dilations=dilation, group=group, output_padding=output_padding, pads=pads, strides=stride
+        )
+        return _biased(im, made, b)
+    # ONNX has [I, O/g, ...], ncnn [g, O/g, I/g, ...].
+    weight = w.array.reshape(group, w.array.shape[0] // group, w.array.shape[1], *kernel).swapaxes(1, 2)
+    weights = {"weight_data": weight} | ({} if b is None else {"bias_data": b.array})
+    params |= {"num_output": w.array.shape[1] * group, "bias_term": int(b is not None), "weight_data_size": weight.size}
+    return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
+
+
+def _calculated(
+    im: ImportContext, kind: str, x: Tensor, w: Tensor, b: Value | None, outputs: Dim, params: dict[str, Any]
+) -> Value:
+    """The layer with its weight, in ONNX's order, and bias as further inputs."""
+    if kind.endswith("3D"):
+        raise im.refuse(
+            "a 3-D kernel that is computed at run time: ncnn takes constant ones only", "make the kernel a constant"
+        )
+    if not isinstance(outputs, int):
+        raise im.refuse("a dynamic number of kernels", "bind it with --shape")
+    inputs = [im.channels(x), im.mat(w, [[axis] for axis in range(w.rank)])]
+    if b is not None:
+        inputs.append(im.mat(b, [[0]]))
+    params = {**params, "num_output": outputs, "bias_term": int(b is not None), "dynamic_weight": 1}
+    return _channels_out(im, x, im.layer(kind, *inputs, **params))
+
+
+def _biased(im: ImportContext, y: Value, b: Value) -> Value:
+    """A number for each channel."""
+    return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
+
+
+def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) -> Value:
+    """Zeros around a result, and the bias on all of it."""
+    n = len(pads) // 2
+    wide = pad(im, im.tensor(y), pads=(0, 0, *pads[:n], 0, 0, *pads[n:]))
+    return wide if b is None else _biased(im, wide, b)
+
+
+def _check(
+    im: ImportContext, x: Tensor, w: Value, group: int, kernel_shape: Ints, per_axis: Sequence[Ints], pads: Ints
+) -> tuple[int, ...]:
+    """The kernel's sizes; refused where operands and attributes do not fit together."""
+    n = w.rank - 2
+    if not 1 <= n <= 3:
+        raise im.refuse(f"a kernel of {n} dimensions, ncnn has 1 to 3")
+    if x.rank != w.rank:
+        raise im.refuse(f"the operand has rank {x.rank}, the weight rank {w.rank}")
+    if not all(isinstance(size, int) for size in w.shape[2:]):
+        raise im.refuse("a kernel of dynamic size", "bind it with --shape")
+    kernel = known(w.shape[2:])
+    if kernel_shape and tuple(kernel_shape) != kernel:
+        raise im.refuse(f"kernel_shape {kernel_shape} is not the weight's {kernel}")
+    if any(values and (len(values) != n or min(values) < 1) for values in per_axis) or len(pads) not in (0, 2 * n):
+        raise im.refuse(f"its attributes do not give one positive number for each of {n} dimensions")
+    if group < 1 or (isinstance(w.shape[0], int) and w.shape[0] % group):
+        raise im.refuse(f"{w.shape[0]} kernels do not divide into {group} groups")
+    return kernel
+
+
+def _check_channels(im: ImportContext, x: Tensor, channels: Dim, group: int = 1) -> None:
+    if isinstance(x.shape[1], int) and isinstance(channels, int) and x.shape[1] != channels * group:
+        raise im.refuse(f"the operand has {x.shape[1]} channels, the weight is for {channels * group}")
+
+
+def _transposed_pads(
+    im: ImportContext,
+    x: Tensor,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    stride: Sequence[int],
+    extra: Sequence[int],
+    auto_pad: str,
+    sizes: Sequence[int] | None,
+) -> tuple[int, ...]:
+    """Pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
+
+    Where that is larger than the result, the end pad is negative, as ONNX Runtime has it.
+    """
+    begins, ends = [], []
+    for i, size in enumerate(x.shape[2:]):
+        if not isinstance(size, int):
+            raise im.refuse("the pads depend on a dynamic dimension", "bind it with --shape")
+        wanted = size * stride[i] if sizes is None else sizes[i]
+        total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
+        if total < 0 and (sizes is None or total <= -stride[i]):
+            raise im.refuse(f"an axis of {wanted} elements, {-total} more than its windows reach")
+        half = max(total, 0) // 2
+        first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
+        begins.append(first)
+        ends.append(total - first)
+    return (*begins, *ends)
+
+
+def _channels_out(im: ImportContext, x: Tensor, blob: Any) -> Tensor:
+    dims = [[axis] for axis in range(1, x.rank)]
+    return im.wrap(blob, (x.shape[0], *blob.known_shape), dims, [0])

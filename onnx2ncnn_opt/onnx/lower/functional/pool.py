@@ -1,0 +1,221 @@
+"""Poolings over windows and over everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, PadMode
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.pad import pad
+from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+
+_SUFFIX = {1: "1D", 2: "", 3: "3D"}
+_MOST_TAPS = 32
+
+
+def max_pool(
+    im: ImportContext,
+    x: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints = (),
+    kernel_shape: Ints,
+    pads: Ints = (),
+    storage_order: int = 0,
+    strides: Ints = (),
+) -> Tensor:
+    """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
+    x = as_numbers(im, x)
+    window = _window(im, x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    return _dilated_max(im, x, window) if window.has_gaps else _pool(im, x, 0, window, count_include_pad=True)
+
+
+def average_pool(
+    im: ImportContext,
+    x: Tensor,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints = (),
+    kernel_shape: Ints,
+    pads: Ints = (),
+    strides: Ints = (),
+) -> Tensor:
+    """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
+    window = _window(im, x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    include = bool(count_include_pad)
+    return (
+        _dilated_average(im, x, window, include)
+        if window.has_gaps
+        else _pool(im, x, 1, window, count_include_pad=include)
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """How a window moves; `tail` is what `ceil_mode` adds to the pads at the ends of the axes."""
+
+    kernel: Ints
+    dilations: Ints
+    strides: Ints
+    pads: Ints
+    tail: Ints
+
+    @property
+    def has_gaps(self) -> bool:
+        return any(d != 1 for d in self.dilations)
+
+    @property
+    def around(self) -> Ints:
+        """The pads with the tail."""
+        n = len(self.kernel)
+        return (*self.pads[:n], *(end + more for end, more in zip(self.pads[n:], self.tail, strict=True)))
+
+
+def _window(
+    im: ImportContext,
+    x: Tensor,
+    kernel: Ints,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Ints,
+    pads: Ints,
+    strides: Ints,
+) -> _Window:
+    n = len(kernel)
+    dilations, strides = dilations or (1,) * n, strides or (1,) * n
+    if n not in _SUFFIX or x.rank != n + 2:
+        raise im.refuse(f"a window of {n} dimensions over a tensor of rank {x.rank}")
+    if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
+        # ONNX Runtime pads as if there were no dilations.
+        raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
+    explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilations, strides)
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    by_ceil = ceil_mode and auto_pad in ("NOTSET", "")
+    tail = _ceil_tail(im, x, extents, explicit, strides) if by_ceil else (0,) * n
+    return _Window(kernel, dilations, strides, explicit, tail)
+
+
+def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_include_pad: bool) -> Tensor:
+    blob, around = im.channels(x), window.around
+    if kind == 1 and count_include_pad and any(window.tail):
+        # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
+        if any(window.pads):
+            zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(window.pads).items()}
+            blob = im.layer("Padding", blob, **zeros)
+        around, count_include_pad = (0,) * len(window.tail) + window.tail, False
+    params: dict[str, Any] = spatial("kernel", window.kernel) | spatial("stride", window.strides) | pad_params(around)
+    include = int(kind == 1 and count_include_pad and any(around))
+    blob = im.layer(
+        f"Pooling{_SUFFIX[len(window.kernel)]}",
+        blob,
+        pooling_type=kind,
+        pad_mode=PadMode.VALID,
+        avgpool_count_include_pad=include,
+        **params,
+    )
+    return im.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0], x.dtype)
+
+
+def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
+    """The largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
+    n = len(window.kernel)
+    kernel, around = list(window.kernel), list(window.around)
+    for i, dilation in enumerate(window.dilations):
+        if dilation != 1 and kernel[i] != 1:
+            x = _largest(im, x, i + 2, kernel[i], dilation, (around[i], around[n + i]))
+            kernel[i], around[i], around[n + i] = 1, 0, 0
+    rest = _Window(tuple(kernel), (1,) * n, window.strides, tuple(around), (0,) * n)
+    return _pool(im, x, 0, rest, count_include_pad=True)
+
+
+def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, pads: tuple[int, int]) -> Tensor:
+    if taps > _MOST_TAPS:
+        raise im.refuse(
+            f"a dilated window of {taps} elements: more than {_MOST_TAPS} Crops", "use a smaller window or no dilation"
+        )
+    around = [0] * 2 * x.rank
+    around[axis], around[x.rank + axis] = pads
+    padded = pad(im, x, pads=tuple(around), value=-FLT_MAX)
+    assert isinstance(padded, Tensor)
+    reach = (taps - 1) * dilation
+    if isinstance(size := padded.shape[axis], int) and size <= reach:
+        raise im.refuse(f"a window of {reach + 1} elements over an axis of {size}")
+    largest: Value = crop(im, padded, axis, 0, -reach)
+    for tap in range(1, taps):
+        # -233: to the end.
+        part = crop(im, padded, axis, tap * dilation, tap * dilation - reach or -233)
+        largest = binary(im, BinaryOp.MAX, largest, part)
+    return im.tensor(largest)
+
+
+def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: bool) -> Tensor:
+    """Sums over windows, divided by the number of elements in each that count."""
+    kernel, pads, n, channels = window.kernel, window.pads, len(window.kernel), x.shape[1]
+    if not isinstance(channels, int):
+        raise im.refuse("dilations over a dynamic number of channels", "bind it with --shape")
+    even = not any(window.tail) and (include or not any(pads))
+    weight = np.full((channels, 1, *kernel), 1 / math.prod(kernel) if even else 1, np.float32)
+    params: dict[str, Any] = spatial("kernel", kernel) | spatial("dilation", window.dilations)
+    params |= spatial("stride", window.strides) | pad_params(window.around)
+    params |= {"num_output": channels, "group": channels, "weight_data_size": weight.size}
+    kind = f"ConvolutionDepthWise{_SUFFIX[n]}"
+    blob = im.layer(kind, im.channels(x), weights={"weight_data": weight}, **params)
+    sums = im.wrap(blob, (x.shape[0], *blob.known_shape), [[axis] for axis in range(1, x.rank)], [0])
+    if even:
+        return sums
+    share = np.ones((), np.float64)
+    for i in range(n):
+        size, out = x.shape[i + 2], sums.shape[i + 2]
+        if not isinstance(size, int) or not isinstance(out, int):
+            raise im.refuse("dilations and pads over a dynamic dimension", "bind it with --shape")
+        first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
+        places = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
+        counts = ((places >= first) & (places < last)).sum(1)
+        share = share[..., None] / counts
+    return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
+
+
+def _ceil_tail(
+    im: ImportContext, x: Tensor, kernel: Sequence[int], pads: Sequence[int], strides: Sequence[int]
+) -> tuple[int, ...]:
+    """What to add to the end pads so that rounding down gives what ceil_mode gives.
+
+    A window that would start in the end padding is dropped (ONNX since opset 19, and PyTorch always).
+    """
+    n = len(kernel)
+    tail = []
+    for i, size in enumerate(x.shape[2:]):
+        if not isinstance(size, int):
+            raise im.refuse("ceil_mode over a dynamic dimension", "bind it with --shape")
+        span = size + pads[i] + pads[n + i] - kernel[i]
+        count = -(-span // strides[i]) + 1
+        if (count - 1) * strides[i] >= size + pads[i]:
+            count -= 1
+        tail.append(max(0, (count - 1) * strides[i] - span))
+    return tuple(tail)
+
+
+def global_average_pool(im: ImportContext, x: Tensor) -> Tensor:
+    """Pooling avg over everything: a 1-D Mat, one number per channel."""
+    return global_pool(im, x, 1)
+
+
+def global_pool(im: ImportContext, x: Tensor, kind: int) -> Tensor:
+    """Pooling over all of each channel; `kind` as in ncnn's pooling_type."""
+    n = x.rank - 2
+    if n not in _SUFFIX:
+        raise im.refuse(f"the operand has rank {x.rank}")
+    blob = im.layer(f"Pooling{_SUFFIX[n]}", im.channels(x), pooling_type=kind, global_pooling=1)
+    return im.wrap(blob, (x.shape[0], x.shape[1], *(1,) * n), [[1]], [0])

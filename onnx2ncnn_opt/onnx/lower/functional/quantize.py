@@ -1,0 +1,164 @@
+"""Quantised tensors, held as float32 numbers of the same values, and what is computed with them.
+
+ncnn computes with floats throughout, so that a net is no faster for its quantisation, but computes what the quantised
+model does. Whole numbers below 2**24 are exact in float32, and so are their sums and products: only where a sum of
+products is larger, it is rounded, as it is in any model of floats.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
+from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.division import by_whole, divided
+from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
+from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
+
+# The quantised types and their numbers.
+_RANGES = {
+    "uint2": (0, 3),
+    "int2": (-2, 1),
+    "uint4": (0, 15),
+    "int4": (-8, 7),
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "uint16": (0, 65535),
+    "int16": (-32768, 32767),
+}
+_UINT8: np.dtype[np.generic] = np.dtype(np.uint8)
+
+
+def quantize_linear(
+    im: ImportContext,
+    x: Value,
+    y_scale: Value,
+    y_zero_point: Value | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> Tensor:
+    """BinaryOp mul, Clip and UnaryOp round; BinaryOp add for the zero point."""
+    dtype = onnx_ir.DataType(output_dtype).numpy() if output_dtype else type_of(y_zero_point)
+    scale = beside(im, x, y_scale, axis, block_size)
+    zero = None if y_zero_point is None else beside(im, x, y_zero_point, axis, block_size)
+    return quantized(im, _divided(im, as_float(im, im.tensor(x)), scale), zero, dtype)
+
+
+def dequantize_linear(
+    im: ImportContext,
+    x: Value,
+    x_scale: Value,
+    x_zero_point: Value | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> Value:
+    """BinaryOp sub for the zero point, and mul."""
+    scale = beside(im, x, x_scale, axis, block_size)
+    zero = None if x_zero_point is None else beside(im, x, x_zero_point, axis, block_size)
+    return scaling(im, BinaryOp.MUL, centred(im, x, zero), scale)
+
+
+def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
+    """Reductions for the range, then as QuantizeLinear to uint8."""
+    low = binary(im, BinaryOp.MIN, reduce(im, x, "ReduceMin", None, 0), number(0))
+    high = binary(im, BinaryOp.MAX, reduce(im, x, "ReduceMax", None, 0), number(0))
+    span = binary(im, BinaryOp.SUB, high, low)
+    width = im.tensor(by_whole(im, span, number(255)))
+    # A range of nothing but zeros has the scale 1.
+    empty = binary(im, BinaryOp.SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
+    scale = binary(im, BinaryOp.ADD, width, empty)
+    lowest = binary(im, BinaryOp.SUB, number(0), binary(im, BinaryOp.DIV, low, scale))
+    zero = im.unary(im.unary(lowest, "Clip", min=0.0, max=255.0), "UnaryOp", op_type=UnaryOp.ROUND)
+    zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
+    return quantized(im, divided(im, x, scale), zero, _UINT8), scale, zero
+
+
+def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0) -> Value:
+    """A scale or zero point as it broadcasts beside x: one for all, for each index of an axis, or for each block."""
+    if all(size == 1 for size in param.shape):
+        return im.reshape(param, ())
+    axis = im.axis(axis, x.rank)
+    if param.rank == 1 and not block:
+        return im.reshape(param, (*param.shape, *(1,) * (x.rank - axis - 1)))
+    size = x.shape[axis]
+    if not block or param.rank != x.rank or not isinstance(size, int):
+        raise im.refuse(f"a scale or zero point of shape {list(param.shape)} beside {list(x.shape)}")
+    if isinstance(param, Constant):
+        return Constant(np.repeat(param.array, block, axis).take(range(size), axis))
+    before, behind = param.shape[: axis + 1], param.shape[axis + 1 :]
+    each = im.tensor(im.reshape(param, (*before, 1, *behind)))
+    blocks = repeated(im, each, [block if i == axis + 1 else 1 for i in range(each.rank)])
+    return crop(im, im.tensor(im.reshape(blocks, (*before[:-1], before[-1] * block, *behind))), axis, 0, size)
+
+
+def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
+    """The type that a tensor is quantised to: that of its zero point."""
+    return _UINT8 if zero_point is None else zero_point.dtype
+
+
+def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Tensor:
+    """Numbers in units of the scale, rounded, moved by the zero point, and cut off to what the type holds."""
+    if dtype.name not in _RANGES:
+        raise im.refuse(f"quantised to {dtype.name}: ncnn computes in integers and floats only")
+    low, high = _RANGES[dtype.name]
+    x, zero = im.tensor(x), number(0) if zero_point is None else float_value(im, zero_point)
+    if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():
+        # Cut off first, the number that is added here and subtracted at the end of a chain falls away between.
+        shift = float(zero.array.flat[0])
+        x = im.unary(im.unary(x, "Clip", min=low - shift, max=high - shift), "UnaryOp", op_type=UnaryOp.ROUND)
+        if shift:
+            x = im.unary(x, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=shift)
+    else:
+        x = im.tensor(binary(im, BinaryOp.ADD, im.unary(x, "UnaryOp", op_type=UnaryOp.ROUND), zero))
+        x = im.unary(x, "Clip", min=float(low), max=float(high))
+    return Tensor(x.blob, x.view, held_as_float(dtype))
+
+
+def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
+    """x / scale. ncnn's division is off by the last bit on some machines, even that of halves by 1."""
+    if isinstance(scale, Constant):
+        with np.errstate(divide="ignore", over="ignore"):
+            factor = 1 / im.f32(scale.array)
+        if not np.isfinite(factor).all():
+            raise im.refuse("a scale of 0", "quantise the model with scales above 0")
+        return binary(im, BinaryOp.MUL, x, Constant(factor))
+    return divided(im, x, scale)
+
+
+def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
+    """Whole numbers as floats, minus their zero point."""
+    x = float_value(im, x)
+    zero = number(0) if zero_point is None else float_value(im, zero_point)
+    if isinstance(zero, Constant) and not zero.array.any():
+        return x
+    if isinstance(x, Constant) and isinstance(zero, Constant):
+        return Constant(x.array - zero.array)
+    return binary(im, BinaryOp.SUB, x, zero)
+
+
+def scaling(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
+    """a * b or a / b, as a constant of 32 bits where both are constants of any."""
+    return arithmetic(im, op_type, *(Constant(im.f32(x.array)) if isinstance(x, Constant) else x for x in (a, b)))
+
+
+def sums_of(im: ImportContext, a: Value, a_zero_point: Value | None, b: Value, b_zero_point: Value | None) -> Tensor:
+    """MatMul of quantised tensors, in units of their scales."""
+    rows = None if a_zero_point is None else per_row(im, a, a_zero_point)
+    return matmul(im, centred(im, a, rows), centred(im, b, b_zero_point))
+
+
+def per_row(im: ImportContext, a: Value, param: Value) -> Value:
+    """A scale or zero point of the left matrix: one for all, or for each row."""
+    return im.reshape(param, (*param.shape, 1)) if param.rank == 1 < a.rank else param
