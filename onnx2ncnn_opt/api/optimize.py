@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write_drafts, write_net
+from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
@@ -91,7 +93,7 @@ class Optimized:
     is what was decided about 16 bit weights, `exchanged` counts the layers whose operands changed places to save
     memory, and `dropped_splits` are Split layers that were good for nothing. `misfit` says which layer of the original
     does not take what it gets at these shapes, if one does not. `masks` are the layers that fp16 is not enough for, and
-    `precision` is what fp16 does to the net, if that was estimated.
+    `precision` is what fp16 does to the net, if that was estimated. `notes` are what the user should know.
     """
 
     source: NetFiles
@@ -112,6 +114,7 @@ class Optimized:
     _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
     masks: tuple[Mask, ...] = ()
     precision: Precision | None = None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         before, after = self.layers
@@ -362,7 +365,8 @@ def optimize(
 ) -> Optimized:
     """Optimise a net; its .param may be text or binary. Nothing is written.
 
-    `shapes` are the sizes of inputs by blob name, outermost first; by default those that the Input layers state. They
+    `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those that
+    the Input layers state, or that pnnx has written into NAME_ncnn.py or NAME.pnnx.param beside NAME.ncnn.param. They
     are what is verified and calculated with, but the net may be fed others: only with `fixed_shapes` may passes rely
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
     between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
@@ -387,7 +391,10 @@ def optimize(
     encoding = encoding_of(storage, release)
     net = read_net(param, bin, types)
     graph = net.graph
-    sizes = _bound(graph, shapes or {}, partial=bool(start))
+    beside = {} if start or end else _beside(Path(param), graph, shapes or {})
+    given = {**beside, **(shapes or {})}
+    sizes = _bound(graph, given, partial=bool(start))
+    batched = [] if start or end else _without_batches(graph, sizes, given)
     files = _names_in_file(net)
     if start or end:
         _infer(graph, sizes)
@@ -433,11 +440,57 @@ def optimize(
         misfit=misfit,
         is_binary=net.is_binary,
         shapes=sizes,
+        notes=(*_notes(graph, sizes, beside, batched, Path(param)),),
         _blobs=files,
         masks=tuple(proved.values()),
         _is_masked=masked,
         _is_cut=bool(start or end),
     )
+
+
+def _beside(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """The shapes that pnnx tells of inputs whose shape nothing else tells."""
+    _, shapes = shapes_beside(param)
+    open_inputs = {blob.name for blob in graph.inputs if not _is_fixed(blob.shape)} - set(given)
+    return {name: _numbers(shape) for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
+
+
+def _without_batches(graph: Graph, sizes: dict[str, tuple[int, ...]], given: Mapping[str, Sequence[int]]) -> list[str]:
+    """Take a leading 1 of given shapes for the batch, where the net does not take them otherwise; returns whose."""
+    batched = [name for name, shape in given.items() if len(shape) > 1 and shape[0] == 1 and name in sizes]
+    whole = [name for name in batched if len(sizes[name]) > 4]
+    if not whole and not _infer(graph, sizes):
+        return []
+    for names in (batched, *([name] for name in batched)):
+        tried = {**sizes, **{name: sizes[name][1:] for name in names}}
+        if set(whole) <= set(names) and not _infer(graph, tried):
+            sizes.update(tried)
+            return list(names)
+    return []
+
+
+def _notes(
+    graph: Graph,
+    sizes: Mapping[str, Sequence[int]],
+    beside: Mapping[str, Sequence[int]],
+    batched: Sequence[str],
+    param: Path,
+) -> Iterator[str]:
+    """What the reader should know about the shapes and the layers."""
+    path, _ = shapes_beside(param) if beside else (None, {})
+    if path is not None:
+        yield f"from {path.name}: {', '.join(f'{name}:{_text(sizes[name])}' for name in beside if name in sizes)}"
+    for name in batched:
+        if name not in beside:
+            yield f"{name}:{_text((1, *sizes[name]))} is a batch of one, {name}:{_text(sizes[name])}"
+    unknown = Counter(layer.type for layer in graph if layer.spec is None)
+    for kind, count in unknown.items():
+        layers = f"{count} layers" if count > 1 else "1 layer"
+        yield f"ncnn has no layer type {kind} ({layers}): the net loads only where a program registers it"
+
+
+def _text(shape: Sequence[int]) -> str:
+    return ",".join(map(str, shape))
 
 
 def _run_passes(
@@ -474,7 +527,8 @@ def _check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
     for name, shape in given.items():
         if name not in names:
             raise UsageError(f"no input is called '{name}'; inputs are: {', '.join(names)}")
-        if not 1 <= len(shape) <= 4 or not all(size > 0 for size in shape):
+        is_batched = len(shape) == 5 and shape[0] == 1
+        if not (1 <= len(shape) <= 4 or is_batched) or not all(size > 0 for size in shape):
             raise UsageError(
                 f"'{name}' cannot have the shape {','.join(map(str, shape))}: a blob has 1 to 4 sizes above 0"
             )

@@ -52,7 +52,10 @@ _PARAM = (".param", ".param.bin")
 @click.option(
     "--binary/--text", default=None, help="Format of the .param; PREFIX.param.bin if binary.  [default: as IN]"
 )
-@shape_option("BLOB:SIZES", "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN]")
+@shape_option(
+    "BLOB:SIZES",
+    "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN, or as pnnx says beside it]",
+)
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
 @run_options()
 @tolerance_options
@@ -68,7 +71,7 @@ _PARAM = (".param", ".param.bin")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
 @layers_option
-@click.option("-v", "--verbose", is_flag=True, help="List near misses as well, with the reason.")
+@click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 @output_options()
 def optimize(
     output: Output,
@@ -239,6 +242,7 @@ def _optimize(
         checked="" if report is None else report.checked,
         masks=[str(mask) for mask in result.masks],
         estimated="" if result.precision is None else str(result.precision),
+        notes=result.notes,
         latency=None if latency is None else LatencyRow(*astuple(latency)),
     )
     fields |= {**optimization_fields(summary), "verification": None if report is None else _report_fields(report)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onnx2ncnn_opt.report.console import Block
+from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.conversion import file_size, storage_lines
 from onnx2ncnn_opt.report.verification import (
     LatencyRow,
@@ -53,6 +54,7 @@ class OptimizationSummary:
     masks: Sequence[str] = ()
     estimated: str = ""
     latency: LatencyRow | None = None
+    notes: Sequence[str] = ()
 
 
 def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
         "estimated": summary.estimated or None,
         "renamed": dict(summary.renamed),
         "caches": list(summary.caches),
+        "notes": list(summary.notes),
         "files": [{"path": path, "bytes": size} for path, size in summary.files],
         "latency": None if summary.latency is None else asdict(summary.latency),
         "seconds": summary.seconds,
@@ -80,18 +83,22 @@ def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
 
 
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
-    """The summary as lines and tables: one line for each rewrite; `verbose` adds what nearly was one."""
+    """The summary as lines and tables: `verbose` adds every rewrite, and what nearly was one."""
     blocks: list[Block] = [f"net: {summary.source}"]
     if summary.unread_layers:
         blocks.append(f"note: layers behind those that the header counts are left out: {summary.unread_layers}")
     if summary.trailing_bytes:
         blocks.append(f"note: {summary.trailing_bytes} bytes behind the last weight are left out")
-    blocks += [f"rewrite: {event}" for event in summary.applied]
+    blocks += [f"note: {text}" for text in summary.notes]
     if verbose:
+        blocks += [f"rewrite: {event}" for event in summary.applied]
         blocks += [f"dropped: {line}" for line in summary.dropped_splits]
         blocks += [f"near miss: {event}" for event in summary.near_misses]
     before, after = summary.layers
     blocks.append(f"layers: {before} -> {after}")
+    passes = Counter(event.pass_name for event in summary.applied)
+    if passes:
+        blocks.append(Table(("pass", "rewrites"), tuple((name, str(n)) for name, n in passes.items()), "pass"))
     (peak, unknown), (lower, unknown_after) = summary.memory
     if peak and not (unknown or unknown_after):
         exchanged = f", with the operands of {summary.exchanged} layers exchanged" if summary.exchanged else ""

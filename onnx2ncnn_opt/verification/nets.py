@@ -61,6 +61,12 @@ def draw_runs(
     """
     unset = caches(graph)
     inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
+    if missing := [blob for blob in inputs if blob.name not in shapes]:
+        raise UsageError(
+            f"nothing tells the shape of the input {' and '.join(repr(blob.name) for blob in missing)}: give it, like "
+            f"{' '.join(f'--shape {blob.name}:{_example(blob)}' for blob in missing)} (outermost size first), or leave "
+            "out the verification with --no-verify"
+        )
     sizes = {blob: _shape(blob, shapes) for blob in inputs}
     uses = {blob: _uses(blob) for blob in inputs}
     swept: Counter[Blob] = Counter()
@@ -82,15 +88,25 @@ def draw_runs(
 
 
 def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    shape = shapes.get(blob.name)
-    if shape is None:
-        raise UsageError(
-            f"nothing tells the shape of the input '{blob.name}': give it, like --shape {blob.name}:3,224,224 "
-            "(outermost size first), or leave out the verification with --no-verify"
-        )
+    shape = shapes[blob.name]
     if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
         raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
     return tuple(shape)
+
+
+def _example(blob: Blob) -> str:
+    """A shape of the rank that the first layer that has one takes, with its channels."""
+    rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
+    rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
+    for layer in blob.users:
+        if layer.type == "Embed":
+            return "16"
+        if layer.type in rest and layer.spec is not None and layer["num_output"]:
+            known = [name for name in ("kernel_w", "kernel_h", "kernel_d") if name in layer.spec.by_name]
+            group = layer["group"] if "group" in layer.spec.by_name else 1
+            window = math.prod(int(layer[name]) for name in known) * layer["num_output"]
+            return f"{max(layer['weight_data_size'] * group // max(window, 1), 1)}{rest[layer.type]}"
+    return "3,224,224"
 
 
 def _uses(blob: Blob) -> Uses:

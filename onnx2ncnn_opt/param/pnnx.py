@@ -1,0 +1,51 @@
+"""What pnnx tells about its nets in the files beside them; they are read as text, never run."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from onnx2ncnn_opt.ir.dim import Shape
+
+_MOST_BYTES = 2**20  # the inputs are at the beginning
+
+# in0 = torch.rand(1, 3, 64, 64, dtype=torch.float)
+# in1 = torch.randint(10, (1, 16), dtype=torch.long)
+_TENSOR = re.compile(r"^\s*(\w+) = torch\.rand(?:int)?\((?:\d+, \()?([\d, ]+?),? *\)?, dtype", re.MULTILINE)
+# ex.input("in0", ncnn.Mat(in0.numpy(), batch_index=0).clone()), or .squeeze(0).numpy() in older versions
+_FED = re.compile(r'ex\.input\("(\w+)", ncnn\.Mat\(\w+(?:\.squeeze\((\d+)\))?\.numpy\(\)(?:, batch_index=(\d+))?\)')
+# pnnx.Input  in0  0 1 0 #0=(1,3,64,64)f32
+_INPUT = re.compile(r"^pnnx\.Input\s+(\w+)\s+0\s+1\s+\S+\s+#\S+=\(([\d,]+)\)", re.MULTILINE)
+
+
+def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
+    """The shapes of a net's inputs by name, as ncnn gets them, from NAME_ncnn.py or NAME.pnnx.param; and the file.
+
+    NAME.pnnx.param does not say which axis is the batch: its shapes are the model's.
+    """
+    if not param.name.endswith(".ncnn.param"):
+        return None, {}
+    name = param.name.removesuffix(".ncnn.param")
+    program, graph = param.with_name(f"{name}_ncnn.py"), param.with_name(f"{name}.pnnx.param")
+    text = _beginning(program)
+    shapes = {match[1]: _sizes(match[2]) for match in _TENSOR.finditer(text)}
+    fed: dict[str, Shape] = {}
+    for match in _FED.finditer(text):
+        axis = match[2] or match[3]
+        if (shape := shapes.get(match[1])) is not None:
+            fed[match[1]] = shape if axis is None else tuple(s for i, s in enumerate(shape) if i != int(axis))
+    if fed:
+        return program, fed
+    found = {match[1]: _sizes(match[2]) for match in _INPUT.finditer(_beginning(graph))}
+    return (graph, found) if found else (None, {})
+
+
+def _beginning(path: Path) -> str:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(_MOST_BYTES).decode(errors="replace")
+    return ""
+
+
+def _sizes(text: str) -> Shape:
+    return tuple(int(size) for size in text.split(",") if size.strip())

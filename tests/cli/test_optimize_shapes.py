@@ -1,0 +1,96 @@
+"""Where `optimize` gets shapes from that the .param does not state, and what it says where nothing tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import names, run
+from handmade import tagged, write_net
+
+PROGRAM = """
+def test_inference():
+    in0 = torch.rand(1, 3, 8, 9, dtype=torch.float)
+    in1 = torch.randint(10, (1, 5), dtype=torch.int)
+    with ncnn.Net() as net:
+        with net.create_extractor() as ex:
+            ex.input("in0", ncnn.Mat(in0{feed}).clone())
+            ex.input("in1", ncnn.Mat(in1{feed}).clone())
+"""
+GRAPH = """7767517
+3 2
+pnnx.Input               in0                      0 1 0 #0=(1,3,8,9)f32
+pnnx.Input               in1                      0 1 1 #1=(1,5)i32
+"""
+
+
+def net(folder: Path) -> None:
+    """What pnnx writes for a convolution and an embedding, but for the files beside it."""
+    write_net(
+        folder,
+        "Input in0 0 1 in0",
+        "Input in1 0 1 in1",
+        "Convolution c 1 1 in0 out0 0=2 1=1 6=6",
+        "Embed e 1 1 in1 out1 0=4 1=10 3=40",
+        weights=tagged(range(6)) + tagged(range(40)),
+        stem="m.ncnn",
+    )
+
+
+@pytest.mark.parametrize("feed", [".numpy(), batch_index=0", ".squeeze(0).numpy()"])
+def test_from_pnnx_s_program(tmp_path: Path, feed: str) -> None:
+    net(tmp_path)
+    (tmp_path / "m_ncnn.py").write_text(PROGRAM.format(feed=feed))
+    ended = run(tmp_path, "optimize", "m.ncnn.param", "m.ncnn.bin", "-o", "out")
+    assert (ended.code, ended.err) == (0, "")
+    assert "note: from m_ncnn.py: in0:3,8,9, in1:5" in ended.out
+    assert [words[:2] for words in ended.lines("output")] == [["out0", "ok"], ["out1", "ok"]]
+
+
+def test_from_pnnx_s_graph(tmp_path: Path) -> None:
+    net(tmp_path)
+    (tmp_path / "m.pnnx.param").write_text(GRAPH)
+    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
+    assert ended.code == 0, ended.err
+    assert "note: from m.pnnx.param: in0:3,8,9, in1:5" in ended.out
+
+
+def test_what_is_given_comes_first(tmp_path: Path) -> None:
+    net(tmp_path)
+    (tmp_path / "m.pnnx.param").write_text(GRAPH)
+    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out", "--shape", "in0:1,3,4,5", "--shape", "in1:7")
+    assert ended.code == 0, ended.err
+    assert "note: in0:1,3,4,5 is a batch of one, in0:3,4,5" in ended.out
+    assert "m.pnnx.param" not in ended.out
+
+
+@pytest.mark.parametrize(
+    "text", ["", "pnnx.Input in0 0 1 0 #0=(", "pnnx.Input nobody 0 1 0 #0=(1,3)f32", "\xff\x00" * 99]
+)
+def test_files_that_tell_nothing(tmp_path: Path, text: str) -> None:
+    net(tmp_path)
+    (tmp_path / "m.pnnx.param").write_text(text)
+    (tmp_path / "m_ncnn.py").mkdir()
+    before = names(tmp_path)
+    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out")
+    assert (ended.code, ended.out) == (2, "")
+    assert "nothing tells the shape of the input 'in0' and 'in1'" in ended.err
+    assert "--shape in0:3,224,224 --shape in1:16 " in ended.err
+    assert names(tmp_path) == before
+
+
+def test_shapes_that_the_net_does_not_take(tmp_path: Path) -> None:
+    net(tmp_path)
+    ended = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out", "--shape", "in0:2,3,4,5", "--shape", "in1:7")
+    assert ended.code == 2
+    assert "it takes 3-D blobs, not 4-D" in ended.err
+    five = run(tmp_path, "optimize", "m.ncnn.param", "-o", "out", "--shape", "in0:1,1,3,4,5", "--shape", "in1:7")
+    assert five.code == 2
+    assert "Traceback" not in five.err
+
+
+def test_a_layer_that_ncnn_lacks(tmp_path: Path) -> None:
+    write_net(tmp_path, "Input in 0 1 x 0=4", "Mine m 1 1 x y", "Mine n 1 1 y z")
+    ended = run(tmp_path, "optimize", "net.param", "-o", "out", "--no-verify")
+    assert ended.code == 0
+    assert "note: ncnn has no layer type Mine (2 layers)" in ended.out
