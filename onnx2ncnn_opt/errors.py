@@ -124,7 +124,7 @@ def check_options(
     tables: Mapping[str, object] | None = None,
     counts: Mapping[str, object] | None = None,
 ) -> None:
-    """UsageError for an option from Python that is of another type: a str is no list of names, though it has letters.
+    """UsageError for an option from Python that is of another type: a str is not a list of names.
 
     `lists`, `tables` (mappings) and `counts` (0 or more) are values by the options' names; None is none.
     """

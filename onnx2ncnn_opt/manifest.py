@@ -152,7 +152,7 @@ class Manifest:
 def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest; raises UsageError that names the file and the place in it."""
     try:
-        # Both limits of json: recursion on absurd nesting, ValueError on text that is no JSON or no UTF-8.
+        # Both limits of json: recursion on absurd nesting, ValueError on text that is not JSON or not UTF-8.
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error

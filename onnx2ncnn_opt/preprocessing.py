@@ -53,7 +53,7 @@ def _checked(name: str, image: Image) -> Image:
 def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
     """Let inputs of a net take pixels.
 
-    Raises UsageError where one is no image, or has another number of channels.
+    Raises UsageError where one is not an image, or has another number of channels.
     """
     ports = {port.name: port for port in net.inputs}
     for name, image in images.items():

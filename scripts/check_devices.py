@@ -2,8 +2,8 @@
 
     python scripts/check_devices.py
 
-Ends with exit code 1 where a net is not right. A device that cannot be had is named aloud, and is no failure: qemu and
-a Vulkan driver are there or they are not (docs/devices.md says how to get them).
+Ends with exit code 1 where a net is not right. A device that is missing (qemu, or a Vulkan driver)
+is named, and is not a failure; docs/devices.md says how to get one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python scripts/false_alarms.py ops models [--seeds 5] [-k REGEX]
     python scripts/false_alarms.py FOLDER        # of .onnx files
 
-`ops` are the cases of fixtures/ops that are no refusals, `models` the exports in fixtures/models. What is listed is
+`ops` are the cases of fixtures/ops that are not refusals, `models` the exports in fixtures/models. What is listed is
 either a false alarm, or a net that is wrong at these inputs.
 """
 

@@ -85,7 +85,7 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
         return "original crashes"
     except RunError:
         return "original refused"
-    # What 16 bits do to a difference of equal numbers is no fault of a rewrite.
+    # What 16 bits do to a difference of equal numbers is not a fault of a rewrite.
     outputs = report.folded or report.outputs
     is_same = all(output.status == "ok" for output in outputs)
     if not is_same and not is_ill_conditioned(result, worker, max(o.max_rel or 0.0 for o in outputs)):

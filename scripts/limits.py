@@ -54,7 +54,7 @@ def _of_fixtures() -> Iterable[tuple[str, str]]:
 
 
 def _runs(case: Case) -> bool:
-    """Whether ONNX Runtime takes the model: what it refuses as well is no limit of ours."""
+    """Whether ONNX Runtime takes the model: what it refuses as well is not a limit of ours."""
     model = case.model()
     if not all(dim.dim_value or dim.dim_param for x in model.graph.input for dim in x.type.tensor_type.shape.dim):
         return False  # empty tensors, which ncnn does not have

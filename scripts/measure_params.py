@@ -71,7 +71,7 @@ def _values(rng: np.random.Generator, layer: Layer, name: str, count: int) -> ND
 
 
 def shapes(graph: Graph, size: int) -> dict[str, Sizes]:
-    """A shape for each input that states none, as far as a layer behind it tells."""
+    """A shape for each input that states none, as far as a layer after it tells."""
     found = {blob.name: _shape(blob, size) for blob in graph.inputs if blob.shape is None}
     return {name: shape for name, shape in found.items() if shape is not None}
 

@@ -64,7 +64,7 @@ def judge(harness: Harness, model: onnx.ModelProto, torch: Mapping[str, Any] | N
 
 
 def _rounding(model: onnx.ModelProto) -> float:
-    """What 16 bits inside a model may cost its results, as a share of them: ncnn calculates with 32."""
+    """What 16 bits inside a model may cost its results, as a share of them: ncnn computes with 32."""
     types = {value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {a.i for node in model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
     bits = [2.0**-10] * (onnx.TensorProto.FLOAT16 in types) + [2.0**-7] * (onnx.TensorProto.BFLOAT16 in types)

@@ -7,7 +7,7 @@ Every snippet gives NUMBER.dyn.onnx (dynamo=True, opset 20: torch's default), NU
 some NUMBER.new.onnx (dynamo=True, opset 23), and NUMBER.npz with the inputs and what torch computes of them; NAMES.tsv
 says which number is whose, and why an exporter refused. What is there already is not exported again.
 
-A snippet is an expression of x, y and z, or a module, which is applied to them. Behind `where` stand its modules and
+A snippet is an expression of x, y and z, or a module, which is applied to them. After `where` stand its modules and
 constants:
 
     F.linear(x, w) where w = randn(8, 4)

@@ -22,5 +22,5 @@ def raw(*values: object) -> bytes:
 
 
 def tagged(*values: object) -> bytes:
-    """float32 weights behind the tag of uncompressed data, as kernels are stored."""
+    """float32 weights after the tag of uncompressed data, as kernels are stored."""
     return b"".join(bytes(4) + np.asarray(value, np.float32).tobytes() for value in values)

@@ -216,7 +216,7 @@ RAISING = {
     "within a sweep": ("raise KeyError('x')", "SWEEP", "KeyError: 'x'"),
     "nonsense in a sweep": ("yield 'x'", "SWEEP", "AttributeError"),
     "within an importer": ("raise OSError('gone')", "OP", "OSError: gone"),
-    "nonsense of an importer": ("return 'x'", "OP", "a str is no result of an importer"),
+    "nonsense of an importer": ("return 'x'", "OP", "a str is not a result of an importer"),
     "by sys.exit within an importer": ("import sys; sys.exit()", "OP", "it calls sys.exit(None)"),
 }
 FRAMES = {

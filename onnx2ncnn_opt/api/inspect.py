@@ -70,7 +70,7 @@ def inspect(
 ) -> Inspection:
     """Look at an .onnx, .pt2 or .param file; `shapes` and `values` bind inputs, as `convert` takes them.
 
-    Raises ModelError, ParamError and UsageError as `convert` and `optimize` do; nodes that are refused are no error.
+    Raises ModelError, ParamError and UsageError as `convert` and `optimize` do; refused nodes are not an error.
     """
     file = Path(path)
     if file.suffix == ".param" or file.name.endswith(".param.bin"):

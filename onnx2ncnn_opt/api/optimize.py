@@ -367,7 +367,7 @@ def optimize(
 
     `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those that
     the Input layers state, or that pnnx has written into NAME_ncnn.py or NAME.pnnx.param beside NAME.ncnn.param. They
-    are what is verified and calculated with, but the net may be fed others: only with `fixed_shapes` may passes rely
+    are what is verified and computed with, but the net may be fed others: only with `fixed_shapes` may passes rely
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
     between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
     without it that is done with weights that passes have made, if most others have 16 bits. `shape_hints` writes the
@@ -555,7 +555,7 @@ def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> None:
 
 
 def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> str:
-    """Shapes of all blobs from those of the inputs; unknown behind what cannot be inferred, which is no error here.
+    """Shapes of all blobs from those of the inputs; unknown after what cannot be inferred, which is not an error here.
 
     Returns what is wrong with the first layer that cannot have such inputs.
     """

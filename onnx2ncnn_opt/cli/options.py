@@ -167,7 +167,7 @@ class Allowed:
 
 def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
     if value is not None and not 0 <= value < math.inf:
-        raise click.BadParameter(f"{value} is no number of 0 or more", ctx, param)
+        raise click.BadParameter(f"{value} is not a number of 0 or more", ctx, param)
     return value
 
 

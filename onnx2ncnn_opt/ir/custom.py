@@ -16,7 +16,7 @@ def custom_layer(text: str) -> LayerSpec:
     """The type that ``TYPE:COUNT[@tagged],...`` declares.
 
     There is one COUNT for each weight, in the order of the .bin: its number of elements, a product of numbers and of
-    integer parameters (``p0*9``). ``@tagged`` stands behind a weight that the layer loads with ``mb.load(n, 0)``, which
+    integer parameters (``p0*9``). ``@tagged`` stands after a weight that the layer loads with ``mb.load(n, 0)``, which
     has a tag before it in the file; ``mb.load(n, 1)`` reads bare float32. Raises UsageError for anything else.
     """
     match = _DECLARATION.fullmatch(text)

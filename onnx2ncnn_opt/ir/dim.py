@@ -5,7 +5,7 @@ minima and maxima of such polynomials. Sums and products are kept in one canonic
 different ways through a model compare equal when they are (``3*h`` and ``h + h*2``).
 
 Named sizes are 1 or more. That decides most comparisons (`at_least`), and where none decides, `smaller` and `larger`
-stay what they are. A name that starts with "#" is no size but a place along an axis, 0 or more (`place`).
+stay what they are. A name that starts with "#" is not a size but a place along an axis, 0 or more (`place`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Call:
 
 
 class Sym:
-    """A size that is not a constant; make one with `symbol`, then calculate."""
+    """A size that is not a constant; make one with `symbol`, then compute."""
 
     __slots__ = ("_hash", "terms")
 

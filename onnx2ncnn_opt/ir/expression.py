@@ -1,4 +1,4 @@
-"""The size expressions of Reshape, Crop and Interp, calculated with sizes that may be symbols.
+"""The size expressions of Reshape, Crop and Interp, computed with sizes that may be symbols.
 
 An expression is a list of prefix calls, ``"//(0w,2),*(0h,2),0c"``: `0w` is the width of input 0, w h d c as ncnn names
 the axes of a blob and n its batch count. ncnn splits at parentheses and commas and evaluates from right to left on a
@@ -146,7 +146,7 @@ def _literal(token: str) -> int | float:
     """The number that a token begins with, as C's sscanf reads it."""
     found = _LITERAL.match(token)
     if found is None:
-        raise ValueError("it is no number")
+        raise ValueError("it is not a number")
     if found[1].lstrip("+-") == "0" and token[found.end() :].startswith(("x", "X")):  # hexadecimal
         raise _UnknownError
     value = float(found[1])

@@ -68,7 +68,7 @@ def has_kernel(type: str, architecture: str) -> bool:
 
 
 def cost(layers: Iterable[Layer]) -> float:
-    """Nanoseconds that layers take together: an estimate to compare forms of one calculation with.
+    """Nanoseconds that layers take together: an estimate to compare forms of one computation with.
 
     The layers need the shapes of what they read; the outputs' as well, where they have weights.
     """

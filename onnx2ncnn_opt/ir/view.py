@@ -305,7 +305,7 @@ def _are_runs(groups: Dims, order: Atoms) -> bool:
 
 
 def _direct(source: Dims, new: Atoms, target: Dims | None) -> Iterator[list[Step]]:
-    """A Permute on the dims as they are, and a Reshape behind it where the dims are not yet the target's."""
+    """A Permute on the dims as they are, and a Reshape after it where the dims are not yet the target's."""
     for perm in permutations(range(len(source))):
         dims = tuple(source[p] for p in perm)
         if flat(dims) == new:

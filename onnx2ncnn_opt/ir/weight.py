@@ -1,7 +1,7 @@
 """Weights as a .bin file stores them.
 
 A weight is kept in the encoding it came in, so that a net that is read and written again is the same to the last bit;
-it is expanded to float32 only when somebody calculates with it.
+it is expanded to float32 only when somebody computes with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Encoding(enum.Enum):
     """How the numbers are stored; `Weight.data` has the dtype given here."""
 
     FP32 = "fp32"  # float32, or any 32-bit pattern (int32 constants) where ncnn reads raw data
-    FP32_FLAGGED = "fp32-flagged"  # float32 behind the tag 0x0002C056
+    FP32_FLAGGED = "fp32-flagged"  # float32 after the tag 0x0002C056
     FP16 = "fp16"  # float16
     BF16 = "bf16"  # the upper 16 bits of a float32, as uint16
     INT8 = "int8"  # int8, stays int8 in the runtime
@@ -33,7 +33,7 @@ class Encoding(enum.Enum):
 class Weight:
     """One weight block: `data` as stored, and for `Encoding.TABLE` its 256 float32 `table` values.
 
-    `tag` is the number before a TABLE, which may be any that is no other encoding's.
+    `tag` is the number before a TABLE, which may be any that is not another encoding's.
     """
 
     data: Array

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
-from onnx2ncnn_opt.onnx.lower.functional.formula import calculated
+from onnx2ncnn_opt.onnx.lower.functional.formula import computed
 from onnx2ncnn_opt.onnx.lower.layout import Form
 from onnx2ncnn_opt.onnx.ops import find
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
@@ -127,7 +127,7 @@ class _Walk(ImportContext):
 
     def computed(self, x: Formula) -> Tensor:
         """See `ImportContext`; made of functions that take an import context themselves."""
-        return calculated(self, x)
+        return computed(self, x)
 
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self._node = _node_name(node), node
@@ -251,7 +251,7 @@ class _Walk(ImportContext):
             results = call(self, op, node, operands)
             for result in results:
                 if not isinstance(result, (Tensor, Constant, Formula, Tensors, NoneType)):
-                    raise TypeError(f"a {type(result).__name__} is no result of an importer")
+                    raise TypeError(f"a {type(result).__name__} is not a result of an importer")
             return results
 
     def _request(self, node: onnx_ir.Node) -> CustomOp | None:

@@ -106,17 +106,17 @@ Item: TypeAlias = Operand | Tensors
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:
-    """Whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are no subtypes of numpy's floating."""
+    """Whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are not subtypes of numpy's floating."""
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
 
 
 def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The type of integers and bools that the net calculates: float32 in ncnn, other than those that are fed."""
+    """The type of integers and bools that the net computes: float32 in ncnn, other than those that are fed."""
     return np.dtype(dtype.type, metadata={"held": "float32"})
 
 
 BOOL = held_as_float(np.dtype(np.bool_))
-"""The type of bools that the net calculates."""
+"""The type of bools that the net computes."""
 
 
 def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:

@@ -83,8 +83,8 @@ def open_bin(path: str | os.PathLike[str]) -> Bytes:
 def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
     """Give every layer of a graph its weights, as views into `data`; returns how many bytes are left over.
 
-    ncnn ignores bytes behind the last weight, and nets whose last layers were cut off by hand do have them, so they are
-    no error; but with a custom layer in the net they mean that its weights were skipped, and all behind it are wrong.
+    ncnn ignores bytes after the last weight, and nets whose last layers were cut off by hand do have them, so they are
+    no error; but with a custom layer in the net they mean that its weights were skipped, and all after it are wrong.
     Raises BinError with the byte offset and the layer.
     """
     reader = _Reader(data, file)
@@ -101,7 +101,7 @@ def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
             raise BinError(f"{error}{_custom_hint(custom)}") from None
     rest = len(data) - reader.offset
     if rest and custom:
-        raise BinError(f"{file}: {rest} bytes are left over behind the last weight{_custom_hint(custom)}")
+        raise BinError(f"{file}: {rest} bytes are left over after the last weight{_custom_hint(custom)}")
     return rest
 
 

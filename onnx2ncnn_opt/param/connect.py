@@ -25,7 +25,7 @@ class DroppedSplit:
 class ParsedNet:
     """What a .param file says: the graph, still without weights, and the Splits that reading did away with.
 
-    `unread_layers` stand in the file behind as many as its header counts.
+    `unread_layers` stand in the file after as many as its header counts.
     """
 
     graph: Graph
@@ -109,7 +109,7 @@ def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -
         forks = sorted(entries, key=lambda entry: len(entry.tops) == 1)
         for entry in forks[1:] if needed else forks:
             if not needed or len(entry.tops) == 1:
-                yield DroppedSplit(entry.name, "nothing needs a copy: there is only one use behind it")
+                yield DroppedSplit(entry.name, "nothing needs a copy: there is only one use after it")
             else:
                 yield DroppedSplit(entry.name, f"joined with '{forks[0].name}', which splits the same blob")
 

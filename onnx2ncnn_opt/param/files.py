@@ -26,7 +26,7 @@ _MAX_PARAM_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class LoadedNet:
-    """A net read from disk: its graph, the Splits that were not needed, and what stands behind its end in the files."""
+    """A net read from disk: its graph, the Splits that were not needed, and what stands after its end in the files."""
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]

@@ -24,7 +24,7 @@ class NamePool:
         self._next: dict[str, int] = {}
 
     def take(self, wanted: str) -> str:
-        """`wanted` made safe, with a number behind it where that is taken."""
+        """`wanted` made safe, with a number after it where that is taken."""
         name = clean = clean_name(wanted, "blob")
         while name in self._taken:
             number = self._next[clean] = self._next.get(clean, 0) + 1

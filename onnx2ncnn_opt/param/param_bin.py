@@ -124,7 +124,7 @@ class _Reader:
 
 
 def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
-    """The layers, each behind those that produce what it reads; in the file's order where that is so."""
+    """The layers, each after those that produce what it reads; in the file's order where that is so."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
     order: list[Entry] = []
     state = [0] * len(entries)  # 1: what it reads is being looked for, 2: done

@@ -49,7 +49,7 @@ class _Tensor:
 def list_layers(graph: Graph) -> Listing:
     """The lines for a graph, which stays as it is.
 
-    A tensor with several uses gets one Split behind its producer. Where the tensor is an output, the Split's top
+    A tensor with several uses gets one Split after its producer. Where the tensor is an output, the Split's top
     carries the public name, because ncnn cannot extract a blob that a layer has consumed. The tops for layers are
     ``x_0``, ``x_1``, ... in the order of the layers. Names that ncnn could not read are replaced.
 

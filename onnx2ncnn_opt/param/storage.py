@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import Block, weight_blocks
 
-# Half a unit in the last place, relative to a number of full precision: 10 and 7 bits behind the point.
+# Half a unit in the last place, relative to a number of full precision: 10 and 7 bits after the point.
 ROUNDING: Mapping[Encoding, float] = {Encoding.FP16: 2.0**-11, Encoding.BF16: 2.0**-8}
 _LARGEST: Mapping[Encoding, float] = {
     Encoding.FP16: 65504.0,
@@ -80,7 +80,7 @@ class Storage:
 
     @property
     def depth(self) -> int:
-        """How many layers calculate with rounded weights."""
+        """How many layers compute with rounded weights."""
         return len({change.layer for change in self.changes})
 
     def apply(self) -> None:
@@ -138,7 +138,7 @@ class OwnStorage:
 def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
     """Which weights can be stored as FP16 or BF16; the graph stays as it is until the plan is applied.
 
-    A weight qualifies if ncnn reads it behind a tag (MemoryData can be told to) and it is float32 now: int8 layers and
+    A weight qualifies if ncnn reads it after a tag (MemoryData can be told to) and it is float32 now: int8 layers and
     what is compressed already stay as they are. It stays in 32 bits, and is named, where a number would overflow or is
     not finite, and where a row of it (the weights of one output, as far as the layer has a `num_output`) consists of
     numbers so small that 16 bits do not hold them.

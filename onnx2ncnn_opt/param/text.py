@@ -1,7 +1,7 @@
 """Reading and writing .param text.
 
 What ncnn 1.0.20261020 makes of a file is what reading preserves. Integers mixed with floats in one array (their bits
-would be read as the other kind) are refused, because nobody can have meant them. Layers behind as many as the header
+would be read as the other kind) are refused, because nobody can have meant them. Layers after as many as the header
 counts are told of and left out: ncnn does not read them, and a net of its own benchmark has one. A blob count that is
 too large is harmless and accepted.
 """
@@ -37,7 +37,7 @@ def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str,
     compute wrongly, is read as what was meant.
 
     A parameter whose text is of the wrong kind is what ncnn makes of it: its default (``0=2.0`` for an integer), so it
-    is left out; integers for a float are converted. Layers behind as many as the header counts are not read, as ncnn
+    is left out; integers for a float are converted. Layers after as many as the header counts are not read, as ncnn
     does not read them. Raises ParamError, naming file and line.
     """
     entries, unread = _entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file)
@@ -64,7 +64,7 @@ def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
         or not (0 < layer_count <= MAX_LAYERS and 0 < blob_count <= MAX_LAYERS)
     ):
         counts = " ".join(token.decode() for token in header.groups()[1:])
-        raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are no numbers from 1 to {MAX_LAYERS}")
+        raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are not numbers from 1 to {MAX_LAYERS}")
     rest = data[header.end() :].decode().replace("\r\n", "\n").replace("\r", "\n")
     entries = [_entry(line, number, file) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
     unread = len(entries) - layer_count

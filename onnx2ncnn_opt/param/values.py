@@ -164,7 +164,7 @@ def _string_text(value: Any) -> str:
 def stored_float(value: Any) -> float:
     """The float32 that a file can hold for a value: for an infinity the largest number that every ncnn can read.
 
-    Raises ValueError for what is no number, and for NaN, which ncnn would take for a string.
+    Raises ValueError for what is not a number, and for NaN, which ncnn would take for a string.
     """
     if not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError("not a number")

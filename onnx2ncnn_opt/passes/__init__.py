@@ -2,7 +2,7 @@
 
 The order matters where two passes want the same layer. What makes layers vanish comes first, since it brings others
 together; expanded activations and normalisations are recognised before their parts are folded elsewhere; constants go
-into weights before what is left of them becomes a layer. Attention comes behind that, for scales and offsets are gone
+into weights before what is left of them becomes a layer. Attention comes after that, for scales and offsets are gone
 from its way then, and before what turns matrix products around, which it would not recognise. Equal layers are merged
 late: patterns want blobs with one use. Then layers without kernels become others, and dead layers go last. The pipeline
 runs to a fixpoint, so that no pass depends on another having run before, only on who is asked first.

@@ -19,7 +19,7 @@ def data_params(shape: Shape) -> dict[str, Any]:
 
 
 def constant_array(const: Layer) -> Array:
-    """A MemoryData's numbers in float64, in the shape of its blob; refused where they are no finite floats."""
+    """A MemoryData's numbers in float64, in the shape of its blob; refused where they are not finite floats."""
     require("data" in const.weights and const.weights.stored("data").is_float, f"'{const.name}' holds no floats")
     require(not (const["d"] and not const["c"]), f"'{const.name}' has d without c")
     sizes = (const["c"], const["d"], const["h"], const["w"])

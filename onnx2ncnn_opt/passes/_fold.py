@@ -1,4 +1,4 @@
-"""Folding a factor and an offset per channel into the layer before: ``y * scale + shift``, calculated in float64."""
+"""Folding a factor and an offset per channel into the layer before: ``y * scale + shift``, computed in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Affine(NamedTuple):
 
 
 def fold(layer: Layer, affine: Affine) -> Layer:
-    """The layer with ``output * scale + shift`` calculated into it; weights that change become float32."""
+    """The layer with ``output * scale + shift`` computed into it; weights that change become float32."""
     scale, shift = affine
     own, reach = _own_offset(layer), partial(_reach, layer, scale)
     require_offsets_fold((own * scale, shift), own * scale + shift, reach)
@@ -54,7 +54,7 @@ def require_offsets_fold(offsets: Sequence[Array], left: Array, reach: Callable[
 
     ``x * 10 + 12582912 - 12582912`` rounds: what is added goes beyond float32's digits, and what is taken away brings
     back what they could hold. `left` is the one offset, and `reach` what numbers of size 1 at most add to it (asked
-    only where it matters); numbers of about that size are what nets calculate with.
+    only where it matters); numbers of about that size are what nets compute with.
     """
     largest = np.max([np.broadcast_to(np.abs(offset), left.shape) for offset in offsets], axis=0)
     enough = np.maximum(np.abs(left), 1.0)

@@ -1,4 +1,4 @@
-"""What layers that treat every element alike make of a number, calculated in float64 with the range of float32.
+"""What layers that treat every element alike make of a number, computed in float64 with the range of float32.
 
 The formulas take arrays of numbers and `Enclosure`s alike: NumPy functions of the latter's table, and no conditions.
 """

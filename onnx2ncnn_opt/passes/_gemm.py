@@ -23,7 +23,7 @@ class Linear(NamedTuple):
 
 
 def require_constant_b(gemm: Layer) -> None:
-    """Refuse a Gemm whose B is no float constant, or whose C comes in at run time."""
+    """Refuse a Gemm whose B is not a float constant, or whose C comes in at run time."""
     name = f"Gemm '{gemm.name}'"
     require(gemm["constantB"] and not gemm["constantA"], f"{name} does not multiply a blob by constants")
     require(gemm["quantize_term"] == 0, f"{name} is quantised")

@@ -1,4 +1,4 @@
-"""What a piece of a blob is calculated from: through layers that only move numbers, as sums of linear maps or products.
+"""What a piece of a blob is computed from: through layers that only move numbers, as sums of linear maps or products.
 
 A piece is a run of a blob's elements in memory order. Everything here holds for each element, so that two pieces with
 the same terms are equal whatever the numbers at run time are.
@@ -25,11 +25,11 @@ from onnx2ncnn_opt.rewrite.rule import Refused
 _MOST_TERMS = 8
 _MOST_LAYERS = 300  # that a step is traced through
 _MOST_MOVES = 64  # blobs that are looked at to find what a state is used for
-_DEEPEST = 8  # sums of sums that a gate may be; longer ones are no gates
+_DEEPEST = 8  # sums of sums that a gate may be; longer ones are not gates
 
 
 class Unlike(Exception):
-    """A piece is not calculated in the way that is asked for: no error, and nothing to report."""
+    """A piece is not computed in the way that is asked for: no error, and nothing to report."""
 
 
 class Piece(NamedTuple):
@@ -104,7 +104,7 @@ class Tracer:
         self._left = _MOST_LAYERS
 
     def source(self, piece: Piece) -> Piece:
-        """Where the numbers are calculated that a piece consists of; Unlike where they come from several blobs."""
+        """Where the numbers are computed that a piece consists of; Unlike where they come from several blobs."""
         found = self.sources(piece)
         if len(found) != 1:
             raise Unlike
@@ -209,7 +209,7 @@ class Tracer:
         return (a.scaled(-1.0) if kind == BinaryOp.RSUB else a).plus(b_.scaled(-1.0) if kind == BinaryOp.SUB else b_)
 
     def products(self, piece: Piece, depth: int = 0) -> Products:
-        """A piece as a sum of products; behind its own layer, a blob that `is_state` is not taken apart."""
+        """A piece as a sum of products; after its own layer, a blob that `is_state` is not taken apart."""
         if depth > _DEEPEST:
             raise Unlike
         piece = self.source(piece)
@@ -276,7 +276,7 @@ def is_state(blob: Blob) -> bool:
 
 
 def _before_move(piece: Piece) -> list[Piece] | None:
-    """What a piece was before a layer that moves numbers; None for other layers, and where it is no run before."""
+    """What a piece was before a layer that moves numbers; None for other layers, and where it is not a run before."""
     layer = piece.layer
     if step_of(layer) is not None:
         if layer.type == "Permute" and not _is_row(layer.input.shape):

@@ -123,7 +123,7 @@ def in_form(data: Array, steps: Steps) -> Array:
 def steps_to(place: Array, source: tuple[int, ...]) -> Steps | None:
     """The steps that bring a blob's elements into the order of `place`, which has the number of the element there.
 
-    None where `place` is no view of the whole blob.
+    None where `place` is not a view of the whole blob.
     """
     axes = [axis for axis, size in enumerate(place.shape) if size > 1]
     whole = place.reshape([place.shape[axis] for axis in axes])
@@ -155,7 +155,7 @@ def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer
 
 
 def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
-    """What comes out of layers one behind the other: the source itself where there is none."""
+    """What comes out of layers one after the other: the source itself where there is none."""
     return layers[-1].output if layers else source
 
 

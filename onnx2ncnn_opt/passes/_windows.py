@@ -104,7 +104,7 @@ def windows(layer: Layer) -> tuple[Window, ...]:
         if mode:
             total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
             require(total >= 0, f"'{layer.name}' skips elements of '{x.name}' at its end")
-            # ncnn puts the odd one of the depth behind it in both modes.
+            # ncnn puts the odd one of the depth after it in both modes.
             before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
             require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
             behind = total - before

@@ -39,7 +39,7 @@ def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -
         makers = [blob.producer for blob in scores.inputs]
         masks = [maker for maker in makers if maker is not None and maker.type == "MemoryData"]
         others = [maker for maker in makers if maker is None or maker.type != "MemoryData"]
-        require(len(masks) == len(others) == 1, f"the mask of '{scores.name}' is no constant")
+        require(len(masks) == len(others) == 1, f"the mask of '{scores.name}' is not a constant")
         require(others[0] is not None and _is_product(others[0]), f"'{scores.name}' masks what may be masked already")
         _require_open_rows(masks[0], x, softmax["axis"])
     return softmax.having(inputs=[x])

@@ -16,7 +16,7 @@ def _bounds(layer: Layer) -> tuple[float, float]:
 
 
 @rewrite(
-    _clip("outer", _clip("inner", "x")), exact=True, purpose="clamps behind a ReLU6, and nets made for quantisation"
+    _clip("outer", _clip("inner", "x")), exact=True, purpose="clamps after a ReLU6, and nets made for quantisation"
 )
 def fuse_clip(x: Blob, outer: Layer, inner: Layer) -> Layer:
     """x ── Clip or ReLU ── Clip or ReLU ──   ⇒   x ── Clip or ReLU ──"""

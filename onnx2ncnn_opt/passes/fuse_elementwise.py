@@ -21,10 +21,10 @@ _MOST_IN_CHAIN = 8
 _LEAST_RANGE = 2.0**-6  # of an activation's values, in units of the largest
 # Models write constants like sqrt(2 / pi) with six digits and more.
 _TOLERANCE = 1e-5
-# Who calculates with larger ones may mean to round; in fp16 they leave no digits.
+# Who computes with larger ones may mean to round; in fp16 they leave no digits.
 _LARGEST_NUMBER = 64.0
 _UNBOUNDED = 1e38
-# Who adds or bounds by a number so near to a round one means to keep a logarithm or a quotient behind it finite.
+# Who adds or bounds by a number so near to a round one means to keep a logarithm or a quotient after it finite.
 _GUARD, _ROUND = 2.0**-12, 64
 _LARGEST = float(np.finfo(np.float32).max)
 # Of 1 + x with a small x, in float64.
@@ -54,7 +54,7 @@ def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
     what the difference, its slope and its curvature can be anywhere in a cell between two places, and cells are halved
     until that is within twice the tolerance, or the pass gives up. A kink, a pole or a spike, however narrow, is in
     some cell, whose bound it exceeds. Layers that round in float32 what they make are left alone. So is what adds a
-    small number against zeros, however little it does. Not CELU and Softplus, which ncnn calculates no faster than
+    small number against zeros, however little it does. Not CELU and Softplus, which ncnn computes no faster than
     their parts.
     """
     kinds = _Kinds()

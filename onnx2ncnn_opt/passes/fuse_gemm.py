@@ -1,4 +1,4 @@
-"""`fuse_gemm_mul`, `fuse_gemm_add`: a factor or an offset per column, calculated into the weights of a Gemm."""
+"""`fuse_gemm_mul`, `fuse_gemm_add`: a factor or an offset per column, computed into the weights of a Gemm."""
 
 from __future__ import annotations
 

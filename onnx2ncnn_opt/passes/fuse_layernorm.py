@@ -12,7 +12,7 @@ from onnx2ncnn_opt.passes._statistics import axes_of, mean, over_root, square
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
-# For each rank the Permutes that bring the channels behind everything else, and back.
+# For each rank the Permutes that bring the channels after everything else, and back.
 _BEHIND = {rank: (order_type((*range(1, rank), 0)), order_type((rank - 1, *range(rank - 1)))) for rank in (2, 3)}
 
 

@@ -103,7 +103,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
         "kdim": widths[1],
         "vdim": widths[2],
         "attn_mask": 1 if core.mask is not None else None,
-        "scale": None if np.isclose(scale * size**0.5, 1, rtol=1e-6) else scale,  # what older releases calculate
+        "scale": None if np.isclose(scale * size**0.5, 1, rtol=1e-6) else scale,  # what older releases compute
     }
     count = 1 if len(set(inputs)) == 1 else 2 if inputs[1] is inputs[2] else 3
     blobs = [*inputs[:count], *([core.mask] if core.mask is not None else [])]
@@ -216,7 +216,7 @@ def _merged_columns(merged: _Trace, heads: int, size: int) -> Array:
     length = index.shape[0]
     head, rest = np.divmod(index, length * size)
     row, element = np.divmod(rest, size)
-    require((row == np.arange(length)[:, None]).all(), "rows and columns are mixed behind the attention")
+    require((row == np.arange(length)[:, None]).all(), "rows and columns are mixed after the attention")
     columns = head * size + element
     require((columns == columns[:1]).all(), "the heads are merged in different ways")
     require(len(set(columns[0].tolist())) == heads * size, "the last Gemm reads only a part of the attention")

@@ -19,7 +19,7 @@ _NO_OFFSETS = ("RMSNorm", "add")
 
 
 def _fold(norm: Layer, affine: Affine) -> Layer:
-    """The normalisation with ``y * scale + shift`` calculated into its factors and offsets."""
+    """The normalisation with ``y * scale + shift`` computed into its factors and offsets."""
     size = norm[_SIZE[norm.type]]
     has = norm["affine"]
     gamma = norm.weights["gamma_data"].astype(np.float64) if has else np.ones(size)

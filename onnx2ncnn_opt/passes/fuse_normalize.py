@@ -1,4 +1,4 @@
-"""`fuse_normalize` and others: lengths that are not below a bound, and factors behind a Normalize."""
+"""`fuse_normalize` and others: lengths that are not below a bound, and factors after a Normalize."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
 
 
 def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
-    """One operand of the sum; one that is no convolution becomes a kernel of one tap, grouped like `conv`."""
+    """One operand of the sum; one that is not a convolution becomes a kernel of one tap, grouped like `conv`."""
     layer = blob.producer
     if blob is x or layer is None or layer.type not in _TYPES:
         return _one_tap(None if blob is x else layer, conv, sign)

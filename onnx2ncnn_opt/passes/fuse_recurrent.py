@@ -1,6 +1,6 @@
 """`fuse_lstm`, `fuse_gru`, `fuse_rnn`: steps that are written out, one after another, become one recurrent layer.
 
-Every step is traced to what it calculates (`_pieces`), whatever layers it is written in: its gates as matrices times
+Every step is traced to what it computes (`_pieces`), whatever layers it is written in: its gates as matrices times
 what goes in, and its state as products of those. Two steps belong together where the second takes the state of the
 first and all of their numbers are equal.
 """
@@ -49,7 +49,7 @@ class Step:
 
     @property
     def sources(self) -> tuple[Piece, ...]:
-        """What the gates are calculated from."""
+        """What the gates are computed from."""
         return tuple(dict.fromkeys(piece for gate in self.gates if gate for piece in gate.matrices))
 
 
@@ -413,7 +413,7 @@ def _is_used(blob: Blob, dead: set[Layer]) -> bool:
 
 
 def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
-    """Whether pieces are calculated from a state of the chain."""
+    """Whether pieces are computed from a state of the chain."""
     steps = {link.step.hidden.layer for link in chain}
     todo = [piece.layer for piece in pieces]
     seen = set(todo)

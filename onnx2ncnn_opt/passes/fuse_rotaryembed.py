@@ -266,7 +266,7 @@ def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
 def _laid_out(
     place: Array, cos: Array, sin: Array, interleaved: bool, source: tuple[int, ...], result: tuple[int, ...]
 ) -> _Rotation:
-    """The rotation with its rows behind the heads: those axes along which the tables do not change."""
+    """The rotation with its rows after the heads: those axes along which the tables do not change."""
     lead = cos.shape[:-1]
     varying = [a for a in range(len(lead)) if any((t != t.take([0], a)).any() for t in (cos, sin))]
     require(len(varying) <= 1, "the heads are rotated in different ways")
@@ -278,13 +278,13 @@ def _laid_out(
     shape = (count, length, width) if count > 1 else (length, width)
     tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
     collected = steps_to(place, source)
-    require(collected is not None, "the rotated elements are no view of a blob")
+    require(collected is not None, "the rotated elements are not a view of a blob")
     assert collected is not None
     way_in = shortest(source, (*collected, Regroup(shape)))
     lead_out = (*(lead[a] for a in order), width)
     back = inverse((*lead, width), (Reorder((*order, len(lead))),)) if order != tuple(range(len(lead))) else ()
     way_out = shortest(shape, (Regroup(lead_out), *back, Regroup(result)))
-    require(way_in is not None and way_out is not None, "the rows cannot be laid behind each other")
+    require(way_in is not None and way_out is not None, "the rows cannot be laid one after the other")
     assert way_in is not None
     assert way_out is not None
     return _Rotation(tables[0], tables[1], interleaved, shape, way_in, way_out)

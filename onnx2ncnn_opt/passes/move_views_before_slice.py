@@ -21,7 +21,7 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, r
 
 @graph_pass(exact=True, purpose="heads of queries, keys and values that are one Gemm")
 def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
-    """x ── Slice ── the same views behind every part ──   ⇒   x ── views ── Slice ──
+    """x ── Slice ── the same views after every part ──   ⇒   x ── views ── Slice ──
 
     For equal parts: the number of the part becomes the outermost axis, and the views happen once for all of them,
     together with those before the Slice. So the pairs of ShuffleNetV2 become ShuffleChannel and Slice.
@@ -32,7 +32,7 @@ def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
-    """The views behind an output, as long as nothing else reads what they make."""
+    """The views after an output, as long as nothing else reads what they make."""
     chain: list[Layer] = []
     blob = layer.outputs[at]
     while blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:

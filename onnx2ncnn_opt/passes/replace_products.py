@@ -55,7 +55,7 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     rows, inputs = _matrix(x)
     block, matrix = constant.weights.stored("data"), known(constant.output.shape or ())
     require(block.is_float, f"'{constant.name}' holds no floats")
-    require(len(matrix) == 2, f"'{constant.name}' is no matrix")
+    require(len(matrix) == 2, f"'{constant.name}' is not a matrix")
     n, k = matrix if matmul["transB"] else matrix[::-1]
     require(inputs == k, f"the rows of '{x.name}' have not {k} elements")
     few = isinstance(rows, int) and rows <= _FEW_ROWS

@@ -120,7 +120,7 @@ def read_config(path: Path) -> Config:
         data = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; docs/ci.md says what is in it") from error
-    except (ValueError, RecursionError) as error:  # TOML's error, text that is no UTF-8, absurd nesting
+    except (ValueError, RecursionError) as error:  # TOML's error, text that is not UTF-8, absurd nesting
         raise UsageError(f"{path}: not TOML: {error}") from error
     return _Reader(path.absolute()).config(data)
 
@@ -223,7 +223,7 @@ class _Reader:
         found: dict[str, Path] = {}
         for pattern in patterns:
             full = os.path.join(self.folder, pattern)
-            # A path that is no pattern is listed whether there is a file or not: that it is gone is this model's fault.
+            # A path that is not a pattern is listed even if there is no file: that it is gone is this model's fault.
             fitting = sorted(glob.glob(full, recursive=True)) if glob.has_magic(pattern) else [full]
             if not fitting:
                 raise UsageError(f"{self.file}: no file fits the pattern '{pattern}' of models")

@@ -81,7 +81,8 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             for size, dim in zip(given, entry.shape, strict=True)
         )
         if not fits:
-            raise UsageError(f"--shape {entry.name}:{','.join(map(str, given))} is no shape of {_Mat(entry, ()).text}")
+            wrong = f"{entry.name}:{','.join(map(str, given))}"
+            raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Names first, as others may be sums of them.
     found: list[tuple[Tensor, list[int]]] = []
     for entry in sorted(manifest.inputs, key=_is_sum):
@@ -144,7 +145,7 @@ def _python(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: 
             "    # ncnn.Mat(array) of a [1, 3, 224, 224] array is a Mat of four dims: no error, and wrong outputs.",
             "    mat = ncnn.Mat(array) if batch_axis is None else ncnn.Mat(array, batch_index=batch_axis)",
             "    if extractor.input(blob, mat.clone()) != 0:  # clone: a Mat made from an array does not own it",
-            '        raise SystemExit(f"{blob} is no blob of the net")',
+            '        raise SystemExit(f"{blob} is not a blob of the net")',
             "",
             "",
             "def fetch(extractor, blob, batch_axis=None):",

@@ -86,9 +86,9 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
     """The summary as lines and tables: `verbose` adds every rewrite, and what nearly was one."""
     blocks: list[Block] = [f"net: {summary.source}"]
     if summary.unread_layers:
-        blocks.append(f"note: layers behind those that the header counts are left out: {summary.unread_layers}")
+        blocks.append(f"note: layers after those that the header counts are left out: {summary.unread_layers}")
     if summary.trailing_bytes:
-        blocks.append(f"note: {summary.trailing_bytes} bytes behind the last weight are left out")
+        blocks.append(f"note: {summary.trailing_bytes} bytes after the last weight are left out")
     blocks += [f"note: {text}" for text in summary.notes]
     if verbose:
         blocks += [f"rewrite: {event}" for event in summary.applied]

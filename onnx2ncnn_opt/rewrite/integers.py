@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 
-# Layers that calculate with each element on its own, or with sizes.
+# Layers that compute with each element on its own, or with sizes.
 _CALCULATES = frozenset({"BinaryOp", "Clip", "CumulativeSum", "Eltwise", "Interp", "Reduction", "Scale", "UnaryOp"})
 _LARGEST_WHOLE = 2048
 _LARGEST_SIDE = 1024  # of an image: the middle of each pixel is told apart from the next
@@ -83,7 +83,7 @@ def _longest(image: Blob, *, fixed: bool) -> int | None:
 
 
 def _collect(blob: Blob, reason: str, ranges: Ranges, found: dict[Layer, str]) -> None:
-    """Add the layers that a blob is calculated by, up to numbers that fp16 holds."""
+    """Add the layers that a blob is computed by, up to numbers that fp16 holds."""
     left = [blob]
     while left:
         layer = left.pop().producer

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign, require
 
-# A blob with more uses than this is no inner blob of any pattern, so a change above it cannot reach its users' matches.
+# A blob with more uses is not an inner blob of any pattern, so a change above it cannot reach its users' matches.
 _MOST_INNER_USES = 8
 # Every rewrite makes a net smaller or simpler; one that never ends is a bug in a pass.
 _MOST_REWRITES_PER_LAYER = 50
@@ -159,7 +159,7 @@ class _Run:
         require(reason is None, reason or "")
 
     def _revisit(self, touched: Iterable[Layer], used: Iterable[Blob]) -> None:
-        """Queue every layer whose matches may differ: those behind changed layers and blobs, within patterns' reach."""
+        """Queue every layer whose matches may differ: those after changed layers and blobs, within patterns' reach."""
         changed = dict.fromkeys(touched)
         front = changed | dict.fromkeys(_near_users(used))
         seen = set(front)

@@ -145,7 +145,7 @@ class NcnnProcess(Worker):
             "batch": bool(batch),
         }
         if array.dtype == np.float32 and (rounding or noise):
-            if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative behind one
+            if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative after one
                 is_positive = array.min() >= 0
                 array += random.normal(0.0, random.choice(noise, array.shape)).astype(np.float32) * (array != 0)
                 array = np.maximum(array, 0) if is_positive else array

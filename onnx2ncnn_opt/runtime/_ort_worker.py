@@ -86,7 +86,7 @@ class OrtProcess(Worker):
         results: list[Any] = session.run(None, arrays)
         for value, result in zip(session.get_outputs(), results):  # noqa: B905  Python 3.8 has no strict
             if not hasattr(result, "dtype") or result.dtype.hasobject:
-                raise TypeError(f"the output '{value.name}' is no tensor of numbers")
+                raise TypeError(f"the output '{value.name}' is not a tensor of numbers")
         return results
 
 

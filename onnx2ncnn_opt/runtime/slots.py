@@ -126,7 +126,7 @@ def np_dtype(entry: Tensor) -> np.dtype[Any]:
     except TypeError:
         dtype = np.dtype(object)
     if dtype.kind not in "biuf" and dtype.name != "bfloat16":
-        raise UsageError(f"{entry.name}: {entry.dtype} is no type of arrays that ncnn has anything for")
+        raise UsageError(f"{entry.name}: {entry.dtype} is not a type of arrays that ncnn has anything for")
     return dtype
 
 
@@ -134,7 +134,7 @@ def _array(entry: Tensor, given: Any) -> Array:
     try:
         return np.asarray(given)
     except ValueError as error:  # rows of different lengths
-        raise UsageError(f"the model takes {described(entry)}, and what is given is no array: {error}") from error
+        raise UsageError(f"the model takes {described(entry)}, and what is given is not an array: {error}") from error
 
 
 def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str, int]:

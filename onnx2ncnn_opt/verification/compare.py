@@ -92,7 +92,7 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 def chosen(tolerance: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
     """The tolerance with what a user has chosen in place of its `relative` and `absolute`; None chooses nothing.
 
-    Raises UsageError for what is no number of 0 or more.
+    Raises UsageError for what is not a number of 0 or more.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):

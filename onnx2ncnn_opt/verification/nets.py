@@ -29,7 +29,7 @@ UNPROVEN_NET = (
     "it is NaN before as well as after, which proves nothing; broken weights, or inputs that do not suit the net? "
     "(another --seed or --shape may, --no-verify does without)"
 )
-# NaN as it is calculated; as bits of integers these are two numbers of -2**31 and below 2**31.
+# NaN as it is computed; as bits of integers these are two numbers of -2**31 and below 2**31.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
 # Layers that compare their inputs, or pick one of them.

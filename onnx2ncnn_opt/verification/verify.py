@@ -453,12 +453,12 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
-    """What a net may differ from the model by: the usual, and more where the model quantises what it calculates."""
+    """What a net may differ from the model by: the usual, and more where the model quantises what it computes."""
     return with_quantisation(_quantised_bits(model))
 
 
 def _quantised_bits(model: LoadedModel) -> list[int]:
-    """To how many bits the model quantises what it calculates, each time; 8 unless its zero point says otherwise."""
+    """To how many bits the model quantises what it computes, each time; 8 unless its zero point says otherwise."""
     return [
         node.inputs[2].dtype.bitwidth
         if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
@@ -529,7 +529,7 @@ class _Comparison:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
             results = self.runner.extract(arrays, [slot.fetch for slot in slots])
             return [self.judge(slot, results[slot.blob], exact_shape=True) for slot in slots]
-        # A name of the model's that is no output of the net may still be a blob inside it. Those are asked for first:
+        # A name of the model's that is not an output of the net may still be a blob inside it. They are read first:
         # once a consumer has run, a blob is gone.
         inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
         results = self.runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])

@@ -51,7 +51,7 @@ def printed(folder: Path, *args: str, code: int = 0) -> dict[str, Any]:
     assert ended.code == code, ended.err
 
     def no_constant(text: str) -> None:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     data: dict[str, Any] = json.loads(ended.out, parse_constant=no_constant)
     assert (data["format_version"], data["command"], data["exit_code"]) == (1, args[0], code)

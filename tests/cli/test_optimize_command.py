@@ -55,7 +55,7 @@ def test_layers_that_the_header_does_not_count_are_told_of(tmp_path: Path) -> No
         file.write("Noop end 2 1 x y z\n")
     ended = run(tmp_path, "optimize", "in.param", "in.bin", "-o", "out")
     assert ended.code == 0
-    assert "note: layers behind those that the header counts are left out: 1" in ended.out
+    assert "note: layers after those that the header counts are left out: 1" in ended.out
     assert [words[:2] for words in ended.lines("output")] == [["x", "ok"], ["y", "ok"]]
 
 

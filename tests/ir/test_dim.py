@@ -1,4 +1,4 @@
-"""Symbolic sizes calculate like the numbers that they stand for."""
+"""Symbolic sizes compute like the numbers that they stand for."""
 
 from __future__ import annotations
 

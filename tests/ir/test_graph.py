@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.weight import Encoding, Weight
 
 
 def chain(*types: str) -> Graph:
-    """Input, then one layer of each type behind the other; the last blob is the output."""
+    """Input, then one layer of each type after the other; the last blob is the output."""
     graph = Graph()
     blob = Blob("in", (2, 3, 4))
     graph.add(Layer("Input", "in", (), [blob]))

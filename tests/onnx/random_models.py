@@ -1,6 +1,6 @@
 """Random valid ONNX models: steps (random_steps.py) propose nodes, ONNX Runtime says at once what they give.
 
-Every value is known for each of the sizes that a model is made for, so that no step has to calculate a shape: what ONNX
+Every value is known for each of the sizes that a model is made for, so that no step has to compute a shape: what ONNX
 Runtime does not take, or what is empty, huge or not finite, is not put into the model.
 """
 

@@ -175,7 +175,7 @@ def gather(b: Builder) -> None:
 
 
 def gather_at(b: Builder) -> None:
-    """Gather by indices that are calculated, or from a constant table."""
+    """Gather by indices that are computed, or from a constant table."""
     table = b.floats((b.number(2, 6), b.number(1, 4))) if b.chance(0.5) else b.pick("f", FIRST)
     shape = b.constants[table].shape if table in b.constants else b.shape(table)
     axis = b.axis(len(shape))
@@ -456,7 +456,7 @@ def resize(b: Builder) -> None:
 
 
 def sample(b: Builder) -> None:
-    """GridSample at calculated places."""
+    """GridSample at computed indices."""
     x = b.pick("f", (4,))
     grid = b.node("Tanh", b.operand((b.shape(x)[0], b.number(1, 4), b.number(1, 4), 2)))
     mode = b.choice(("linear", "nearest", "cubic"))
@@ -578,7 +578,7 @@ def contract(b: Builder) -> None:
     b.node("Einsum", x, operand, equation=f"{letters},{''.join(second)}->{''.join(result)}")
 
 
-# Shapes that are calculated
+# Shapes that are computed
 
 
 def shape_of(b: Builder) -> None:
@@ -750,7 +750,7 @@ def _written_out(b: Builder, x: str, *, is_centred: bool) -> None:
         b.node("Add", y, _beside(b, y))
 
 
-# Guards: what would be NaN or infinite is not picked, or never calculated
+# Guards: what would be NaN or infinite is not picked, or never computed
 
 _PARTIAL = ("Sqrt", "Log", "Reciprocal", "Pow", "Div")  # functions that are not finite everywhere
 

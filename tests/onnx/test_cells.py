@@ -1,4 +1,4 @@
-"""Loops, Scans and written-out steps that calculate an LSTM, a GRU or an RNN become that layer; others stay."""
+"""Loops, Scans and written-out steps that compute an LSTM, a GRU or an RNN become that layer; others stay."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_not_a_number() -> None:
     compare_nodes([helper.make_node("IsNaN", ["x"], ["b"]), to_float()], {"x": NUMBERS}, rel=0)
 
 
-# What stands behind each operand of Where, and whether it runs.
+# What stands after each operand of Where, and whether it runs.
 OPERANDS = ["fed", "array", "infinite array", "0", "2.5", "-inf", "inf", "-3.4028234663852886e38", "1e9"]
 WHERE = [(m, a, b) for m in ("fed", "constant") for a, b in itertools.product(OPERANDS, OPERANDS)]
 
@@ -107,7 +107,7 @@ def test_where(mask: str, a: str, b: str) -> None:
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize(("shape", "masks"), [((7,), (7,)), ((3, 5), (3, 1)), ((2, 3, 9), (3, 1)), ((2, 3, 4), (4,))])
 def test_nan_that_is_not_picked_is_gone(fed: bool, shape: tuple[int, ...], masks: tuple[int, ...]) -> None:
-    """As in safe divisions, and behind the softmax of a row that is masked away."""
+    """As in safe divisions, and after the softmax of a row that is masked away."""
     rng = np.random.default_rng(0)
     mask = rng.integers(0, 2, masks).astype(bool)
     x = np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32)

@@ -36,7 +36,7 @@ def loop(trips: str, body: str, signature: str = "(float[2, 3] x) => (float[2, 3
 
 
 def test_names_of_a_body_end_with_it() -> None:
-    """`a` means something else within and behind the loop."""
+    """`a` means something else within and after the loop."""
     text = """(float[2, 3] x) => (float[2, 3] y, float[2, 3] z) {
         t = Neg(x)
         m = Constant<value_int = 2>()
@@ -129,7 +129,7 @@ def test_a_sequence_goes_nowhere_else() -> None:
     text = """(float[2, 3] x) => (float[2, 3] y) { s = SequenceConstruct(x, x) y = Neg(s) }"""
     assert "input x is a sequence" in refusals(text)[0]
     text = """(float[2, 3] x) => (float[2, 3] y) <int64 p = {0}> { t = Neg(x) y = SequenceAt(t, p) }"""
-    assert "input sequence is no sequence" in refusals(text)[0]
+    assert "input sequence is not a sequence" in refusals(text)[0]
 
 
 def test_names_are_numbered_from_the_lowest_that_is_free() -> None:

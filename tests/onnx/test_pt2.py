@@ -150,8 +150,8 @@ def test_weights_that_are_pickles(tmp_path: Path, payload: Any, said: str) -> No
         ({"m/data/aotinductor/model/a.so": b"ELF"}, "no graph and no weight"),
         ({"m/data/constants/custom_obj_0": b"pickle"}, "no graph and no weight"),
         ({"m/models/other.json": b"{}"}, "it has 2 graphs"),
-        ({"m/models/model.json": b"{"}, "is no JSON"),
-        ({"m/models/model.json": b"[" * 100_000}, "is no JSON"),
+        ({"m/models/model.json": b"{"}, "is not JSON"),
+        ({"m/models/model.json": b"[" * 100_000}, "is not JSON"),
     ],
 )
 def test_files_that_do_not_belong(tmp_path: Path, more: dict[str, bytes], said: str) -> None:

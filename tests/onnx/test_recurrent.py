@@ -105,7 +105,7 @@ def test_only_the_last_state_is_used() -> None:
 
 
 def test_as_torch_exports_it() -> None:
-    """Two directions side by side: the squeeze, transpose and reshape behind the node cost nothing."""
+    """Two directions side by side: the squeeze, transpose and reshape after the node cost nothing."""
     inputs, weights = arrays("GRU", 2, 6, 1, 3, 4, 0, 1)
     nodes = [
         helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),

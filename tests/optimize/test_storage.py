@@ -167,7 +167,7 @@ def test_rounding_never_loses_more_than_promised(tmp_path: Path) -> None:
 
 
 def short(numbers: Array, kind: str) -> bytes:
-    """A weight of a multiple of 4 bytes as fp16, bf16 or int8, behind its tag."""
+    """A weight of a multiple of 4 bytes as fp16, bf16 or int8, after its tag."""
     tags = {"fp16": 0x01306B47, "bf16": 0x01348B83, "int8": 0x000D4B38}
     dtype = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "int8": np.int8}[kind]
     return tags[kind].to_bytes(4, "little") + numbers.astype(dtype).tobytes()

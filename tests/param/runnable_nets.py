@@ -129,7 +129,7 @@ class Net:
         return self.bits.standard_normal(shape, np.float32)
 
     def stored(self, values: Array) -> bytes:
-        """A weight behind a tag, in a random encoding."""
+        """A weight after a tag, in a random encoding."""
         kind = self.rng.choice(("fp32", "flagged", "fp16", "bf16", "table"))
         if kind == "fp16":
             data = bytes.fromhex("476b3001") + values.astype("<f2").tobytes()

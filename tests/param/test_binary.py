@@ -170,7 +170,7 @@ def test_truncated_anywhere(encoding: Encoding) -> None:
         (
             "Bias b 1 1 x z 0=2\nMine m 1 1 z y",
             bytes(12),
-            r"net.bin: 4 bytes are left over behind the last weight; the custom layer 'm' \(Mine\) may have weights",
+            r"net.bin: 4 bytes are left over after the last weight; the custom layer 'm' \(Mine\) may have weights",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_what_is_no_float() -> None:
 
 
 def test_ncnn_reads_the_same_bits(tmp_path: Path) -> None:
-    """Padding writes its parameter into the output without calculating, so that even denormals arrive."""
+    """Padding writes its parameter into the output without computing, so that even denormals arrive."""
     numbers = finite_floats(2000)
     graph = Graph()
     source = Blob("in")

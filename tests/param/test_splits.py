@@ -148,7 +148,7 @@ def test_reasons_for_dropping() -> None:
     net = parsed(*CASES["Splits of Splits"][0])
     assert [(split.layer, split.reason) for split in net.dropped_splits] == [
         ("t", "joined with 's', which splits the same blob"),
-        ("u", "nothing needs a copy: there is only one use behind it"),
+        ("u", "nothing needs a copy: there is only one use after it"),
     ]
 
 

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.param.text import format_param, parse_param
 
 
 def net(*lines: str, layers: int | None = None, blobs: int = 99) -> str:
-    """The text of layers behind an Input with the top x."""
+    """The text of layers after an Input with the top x."""
     lines = ("Input in 0 1 x", *lines)
     return f"7767517\n{len(lines) if layers is None else layers} {blobs}\n" + "\n".join(lines) + "\n"
 
@@ -91,7 +91,7 @@ def test_parameters_that_ncnn_refuses_or_garbles(token: str) -> None:
         (b"\xef\xbb\xbf7767517\n1 1\nInput in 0 1 x\n", r":1: not an ncnn .param file"),
         (b"7767517\n1 1\nInput in 0 1 \xff\n", r":3: not a text file: byte 25 is not UTF-8"),
         (b"7767517\n1 1\nInput in 0 1 x\0\n", r":3: not a text file: byte 26 is zero"),
-        ("7767517\n\n1 x\nInput in 0 1 x\n", r":3: the header's counts '1 x' are no numbers"),
+        ("7767517\n\n1 x\nInput in 0 1 x\n", r":3: the header's counts '1 x' are not numbers"),
         ("7767517\n0 0\n", r":2: the header's counts '0 0'"),
         ("7767517\n1 1000001\nInput in 0 1 x\n", r":2: the header's counts '1 1000001'"),
         ("7767517\n99999999999999999999 1\nInput in 0 1 x\n", r":2: the header's counts"),

@@ -81,7 +81,7 @@ def test_a_second_reader(name: str, tmp_path: Path, worker: NcnnWorker) -> None:
 
 
 def add_readers(graph: Graph, layer: Layer) -> None:
-    """A layer more behind each output of a layer."""
+    """A layer more after each output of a layer."""
     for blob in layer.outputs:
         reader = graph.add(Layer("AbsVal", f"{blob.name}_reader", [blob], [Blob(f"{blob.name}_read")]))
         assign_shapes(reader)

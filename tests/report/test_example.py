@@ -127,10 +127,10 @@ def test_sizes_that_do_not_fit_and_manifests_that_lie(tmp_path: Path) -> None:
     manifest, param, bin = saved(tmp_path, "batch")
     with pytest.raises(UsageError, match="the net has no input 'q'; its inputs are x, v"):
         example(manifest, param, bin, language="cpp", shapes={"q": (1,)})
-    with pytest.raises(UsageError, match=r"--shape x:4,3,7,8 is no shape of x: float32\[4, 3, 7, 9\]"):
+    with pytest.raises(UsageError, match=r"--shape x:4,3,7,8 is not a shape of x: float32\[4, 3, 7, 9\]"):
         example(manifest, param, bin, language="cpp", shapes={"x": (4, 3, 7, 8)})
     liar = replace(manifest, inputs=(replace(manifest.inputs[0], dtype="int8); import os; (0"), *manifest.inputs[1:]))
-    with pytest.raises(UsageError, match="is no type of arrays"):
+    with pytest.raises(UsageError, match="is not a type of arrays"):
         example(liar, param, bin, language="python")
 
 

@@ -84,7 +84,7 @@ def test_what_numpy_makes_arrays_of_will_do_and_some_outputs(net: Net) -> None:
         ({"i": np.zeros((2, 5))}, r"the model takes i: int64\[N, 5\], not an array of float64"),
         ({"i": np.full((2, 5), 2**40)}, "integers have 32 bits"),
         ({"z": 1.0}, "the model has the inputs i, x, m, s; given are i, x, m, s, z"),
-        ({"x": [[1.0], [1.0, 2.0]]}, "what is given is no array"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "what is given is not an array"),
     ],
 )
 def test_what_does_not_fit_is_told(net: Net, change: dict[str, Any], message: str) -> None:

@@ -41,7 +41,7 @@ def test_small_values_do_not_hide_beside_large_ones() -> None:
     off = compare(wrong, reference)
     assert off.max_rel < 2e-3
     assert "index 5 of axis 1" in off.excess
-    # Rounding errors of what the large ones were computed from are no fault of the small ones.
+    # Rounding errors of what the large ones were computed from are not the fault of the small ones.
     wrong[0, 5] = reference[0, 5] + 640e-5
     assert compare(wrong, reference).ok
 

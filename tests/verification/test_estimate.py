@@ -48,7 +48,7 @@ def test_every_blob_is_rounded(rounding: str) -> None:
     def rounded(array: np.ndarray) -> np.ndarray:
         if rounding == "fp16":
             return array.astype(np.float16).astype(np.float32)
-        if rounding == "bf16":  # to nearest, for numbers that are no ties
+        if rounding == "bf16":  # to nearest, for numbers that are not ties
             return ((array.view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
         return array
 

@@ -1,6 +1,6 @@
 """Output shapes of every ncnn layer type, as the ncnn runtime computes them.
 
-Sizes that are known only at run time are calculated as symbols (`ir.dim`). Where ncnn decides by comparing sizes and a
+Sizes that are known only at run time are computed as symbols (`ir.dim`). Where ncnn decides by comparing sizes and a
 symbol leaves that open, these assumptions hold throughout:
 
 - two sizes that must be equal are, unless their difference is a constant other than 0; a number is preferred to a

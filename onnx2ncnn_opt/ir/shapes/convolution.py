@@ -66,7 +66,7 @@ def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]
     assert isinstance(taps, int)
     found, rest = divmod(layer["weight_data_size"], taps)
     if rest:
-        fail(layer, f"weight_data_size {layer['weight_data_size']} is no multiple of {taps}")
+        fail(layer, f"weight_data_size {layer['weight_data_size']} is not a multiple of {taps}")
     equal(layer, found, channels, "the input channels of the weights and of the blob")
 
 

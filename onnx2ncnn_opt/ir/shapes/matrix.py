@@ -15,7 +15,7 @@ def inner_product(layer: Layer, x: Shape) -> Shape | None:
     """(num_output), or (h, num_output) for a 2-D blob whose rows have the weights' size."""
     outputs = layer["num_output"]
     if outputs < 1 or layer["weight_data_size"] % outputs:
-        fail(layer, f"weight_data_size {layer['weight_data_size']} is no multiple of num_output {outputs}")
+        fail(layer, f"weight_data_size {layer['weight_data_size']} is not a multiple of num_output {outputs}")
     size = layer["weight_data_size"] // outputs
     if len(x) == 2 and isinstance(x[1], Sym):
         return None  # whole rows, or everything flattened: the width decides

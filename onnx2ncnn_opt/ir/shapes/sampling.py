@@ -48,7 +48,7 @@ def _interp_sizes(layer: Layer, x: Shape, others: tuple[Shape, ...]) -> tuple[Di
 
 
 def _scaled(size: Dim, scale: float) -> Dim | None:
-    """int(size * scale) in float32, as ncnn calculates it; a symbol needs a scale that is a simple fraction."""
+    """int(size * scale) in float32, as ncnn computes it; a symbol needs a scale that is a simple fraction."""
     if not isinstance(size, Sym):
         return int(np.float32(size) * np.float32(scale))
     ratio = Fraction(scale).limit_denominator(64)

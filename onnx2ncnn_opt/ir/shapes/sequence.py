@@ -19,7 +19,7 @@ def recurrent(layer: Layer, x: Shape, *states: Shape) -> list[Output]:
     sizes = [outputs, layer["hidden_size"]] if layer.type == "LSTM" else [outputs]
     rows = directions * _GATES[layer.type] * sizes[-1]
     if rows < 1 or layer["weight_data_size"] % rows:
-        fail(layer, f"weight_data_size {layer['weight_data_size']} is no multiple of {rows} rows")
+        fail(layer, f"weight_data_size {layer['weight_data_size']} is not a multiple of {rows} rows")
     equal(layer, layer["weight_data_size"] // rows, x[1], "the inputs of the weights and the width of the blob")
     if states and len(states) != len(sizes):
         fail(layer, f"it takes {len(sizes)} states, not {len(states)}")

@@ -283,11 +283,11 @@ class Builder:
         return made
 
     def note_operands(self, x: Tensor, *operands: Value) -> None:
-        """Remember what an elementwise layer has calculated x of, so that it can be calculated anew."""
+        """Remember what an elementwise layer has computed x of, so that it can be computed anew."""
         self._operands[x.blob] = x.view, operands
 
     def operands_of(self, x: Tensor) -> tuple[Value, ...] | None:
-        """What x was calculated of by an elementwise layer; None where it was not, or has been moved since."""
+        """What x was computed of by an elementwise layer; None where it was not, or has been moved since."""
         view, operands = self._operands.get(x.blob, (None, ()))
         return operands if view == x.view else None
 
@@ -322,7 +322,7 @@ class Builder:
         """Lists of sizes as ncnn's expressions, and the blobs in whose sizes they are said besides those of `blob`.
 
         A layer with these expressions takes `blob`, or one whose sizes say nothing, as its first input, and the others
-        behind it. `whole_batch` is for a layer that sees a batch as a whole.
+        after it. `whole_batch` is for a layer that sees a batch as a whole.
         """
         writer = SizeWriter(blob, self._sources, whole_batch=whole_batch)
         try:
@@ -350,7 +350,7 @@ class Builder:
     # ---- constants
 
     def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """A tensor without elements: known now, whatever the net calculates. Concat leaves it out."""
+        """A tensor without elements: known now, whatever the net computes. Concat leaves it out."""
         fixed = [size for size in shape if isinstance(size, int)]
         if len(fixed) < len(shape):
             raise self.refuse("it is empty, and has a dynamic dimension", "bind it with --shape")

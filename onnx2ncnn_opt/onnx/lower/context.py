@@ -84,7 +84,7 @@ class ImportContext(Builder, ABC):
         return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
-        """The inputs that a value is computed from; none where one is no flag, or a subgraph is on the way."""
+        """The inputs that a value is computed from; none where one is not a flag, or a subgraph is on the way."""
         inputs = {info.name: info for info in self._model.inputs}
         found: set[str] = set()
         seen, left = {value}, [value]

@@ -37,7 +37,7 @@ def form_of(view: View) -> Form | None:
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
-    """The axes that atoms are, one behind the other; None where they are only parts of one."""
+    """The axes that atoms are, one after the other; None where they are only parts of one."""
     found: list[int] = []
     while atoms:
         axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)

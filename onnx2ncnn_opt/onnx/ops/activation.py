@@ -183,7 +183,7 @@ def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = F
 
 @onnx_op("Clip", since=11, integers=True, selects=True, axes="same")
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
-    """Clip; ReLU where it is that; BinaryOp max and min for bounds that are calculated."""
+    """Clip; ReLU where it is that; BinaryOp max and min for bounds that are computed."""
     x = as_numbers(im, x)
     low = -FLT_MAX if min is None else min.scalar if isinstance(min, Constant) else None
     high = FLT_MAX if max is None else max.scalar if isinstance(max, Constant) else None

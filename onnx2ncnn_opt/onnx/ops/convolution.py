@@ -22,7 +22,7 @@ def conv_op(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Value:
-    """Convolution[DepthWise][1D|3D], also of weights that are calculated; InnerProduct where the image is one pixel."""
+    """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
     return conv(
         im,
         x,
@@ -53,7 +53,7 @@ def conv_transpose_op(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Value:
-    """Deconvolution[DepthWise][1D|3D]; Padding behind it for negative pads."""
+    """Deconvolution[DepthWise][1D|3D]; Padding after it for negative pads."""
     return conv_transpose(
         im,
         x,

@@ -26,7 +26,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, 
 _LARGEST_WHOLE = 2**20
 
 _ROUNDS = ("Ceil", "Floor", "Round")
-# What may stand between a quotient and its rounding; the first row moves numbers only, the second calculates.
+# What may stand between a quotient and its rounding; the first row moves numbers only, the second computes.
 _BETWEEN = (
     *("Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
     *("Abs", "Add", "Clip", "Max", "Min", "Mul", "Neg", "Relu", "Sub"),
@@ -36,7 +36,7 @@ _FURTHEST = 3
 
 @onnx_op("Div", since=7, integers=True, divisor=1, axes="same")
 def div(im: ImportContext, a: Operand, b: Operand) -> Value:
-    """BinaryOp div, or mul; corrected where it is rounded; of integers with what is behind the point cut off."""
+    """BinaryOp div, or mul; corrected where it is rounded; of integers with the fraction cut off."""
     if not is_float(a.dtype):
         whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
         return turned_over(im, truncated(im, whole, by))
@@ -76,7 +76,7 @@ def mod_op(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:
-    """Whether one of the nodes rounds to whole numbers, or one a few steps of elementwise arithmetic behind it."""
+    """Whether one of the nodes rounds to whole numbers, or one a few steps of elementwise arithmetic after it."""
     return any(
         node.op_type in _ROUNDS
         or (node.op_type == "Cast" and onnx_ir.DataType(node.attributes["to"].as_int()).numpy().kind in "iu")

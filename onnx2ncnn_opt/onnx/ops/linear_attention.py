@@ -27,7 +27,7 @@ def causal_conv_with_state(
     *,
     activation: str = "none",
 ) -> tuple[Value | None, ...]:
-    """ConvolutionDepthWise1D behind a Concat with the past, or Padding."""
+    """ConvolutionDepthWise1D after a Concat with the past, or Padding."""
     if activation not in ("none", "silu", "swish"):
         raise im.refuse(f"activation {activation} is not known")
     channels, length = x.shape[1], weight.shape[-1]

@@ -40,7 +40,7 @@ def batch_norm(
     spatial: int = 1,
     training_mode: int = 0,
 ) -> Value | tuple[Value, ...]:
-    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and what is calculated.
+    """BatchNorm with the running statistics; BinaryOp mul and add for rows of features and what is computed.
 
     InstanceNorm with the statistics of one item, Reductions with those of more.
     """
@@ -89,7 +89,7 @@ def _in_training(
 
 @onnx_op("InstanceNormalization", since=6, batch=0)
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
-    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are calculated."""
+    """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are computed."""
     if not 3 <= x.rank <= 5:
         raise im.refuse(f"the operand has rank {x.rank}")
     # A 2-D Mat would be one single channel.
@@ -113,7 +113,7 @@ def group_norm(
     num_groups: int,
     stash_type: int = 1,
 ) -> Value:
-    """GroupNorm, and BinaryOps where scale and bias are calculated; before opset 21 they are those of whole groups."""
+    """GroupNorm, and BinaryOps where scale and bias are computed; before opset 21 they are those of whole groups."""
     channels = x.shape[1] if x.rank > 1 else None
     if not isinstance(channels, int) or num_groups < 1 or channels % num_groups:
         raise im.refuse(f"{channels} channels do not divide into {num_groups} groups")
@@ -146,7 +146,7 @@ def layer_norm_op(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> tuple[Value | None, ...]:
-    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is no constant."""
+    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is not a constant."""
     return layer_norm(im, x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 
@@ -154,7 +154,7 @@ def layer_norm_op(
 def rms_norm_op(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
-    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is no constant."""
+    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is not a constant."""
     return rms_norm(im, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
 
 

@@ -21,7 +21,7 @@ def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
-    """Crop; other steps than 1 as Pooling of one element, negative ones behind a Flip."""
+    """Crop; other steps than 1 as Pooling of one element, negative ones after a Flip."""
     lengths = {len(starts), len(ends), *(len(given) for given in (axes, steps) if given is not None)}
     if len(lengths) > 1 or (axes is None and len(starts) > x.rank):
         raise im.refuse(f"its starts, ends, axes and steps differ in number, or are more than {x.rank}")

@@ -127,7 +127,7 @@ def rnn(
 
 @dataclass(frozen=True)
 class _Node:
-    """A node of any of the three, and the two ways to calculate it."""
+    """A node of any of the three, and the two ways to compute it."""
 
     im: ImportContext
     kind: _Kind

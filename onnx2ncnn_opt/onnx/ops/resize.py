@@ -55,7 +55,7 @@ class _Sampling:
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis that changes: its size before and after, and the scale that coordinates are calculated with.
+    """One axis that changes: its size before and after, and the scale that coordinates are computed with.
 
     The scale is None where it follows from sizes that are not fixed.
     """
@@ -175,7 +175,7 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
     axes = []
     for axis, (size, factor) in enumerate(zip(x.shape, (np.float32(s) for s in scales), strict=True)):
         if isinstance(size, int):
-            # ONNX: floor(size * scale), calculated in float32.
+            # ONNX: floor(size * scale), computed in float32.
             axes.append(_Axis(axis, size, int(np.floor(np.float32(size) * factor)), float(factor)))
             continue
         ratio = Fraction(float(factor))
@@ -249,7 +249,7 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
     if not (aligned or half) or (aligned and not all(at_least(a.out, 2) for a in changed)):
         return None
     if not all(_leads_to_size(a) for a in changed):
-        return None  # ONNX calculates with a scale that does not quite lead to the size
+        return None  # ONNX computes with a scale that does not quite lead to the size
     return {
         "resize_type": Interp.BILINEAR if sampling.mode == "linear" else Interp.BICUBIC,
         "align_corner": int(aligned),
@@ -257,7 +257,7 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
 
 
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
-    """Whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn calculates with."""
+    """Whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn computes with."""
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
         if axis.size == 1:
             return True

@@ -1,4 +1,4 @@
-"""Operators that read an image at places that are calculated, and their inverse."""
+"""Operators that read an image at places that are computed, and their inverse."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
 
 
 def _sources(im: ImportContext, places: Tensor, size: int) -> Tensor:
-    """Where each of `size` elements comes from: itself, or behind all of them the last update for its place.
+    """Where each of `size` elements comes from: itself, or after all of them the last update for its place.
 
     A row of places for each row of elements.
     """
@@ -342,7 +342,7 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
 
 
 def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
-    """The elements of an axis moved towards its end, behind as many of `fill`."""
+    """The elements of an axis moved towards its end, after as many of `fill`."""
     pads = [0] * 2 * x.rank
     pads[axis] = shift
     return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 def reverse_sequence(
     im: ImportContext, x: Tensor, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0
 ) -> Value:
-    """Gather along both axes as one; its places are constant or calculated, as the lengths are."""
+    """Gather along both axes as one; its places are constant or computed, as the lengths are."""
     if sorted((batch_axis, time_axis)) != [0, 1]:
         raise im.refuse(f"batch_axis {batch_axis} and time_axis {time_axis}")
     steps, batch = x.shape[time_axis], x.shape[batch_axis]

@@ -1,4 +1,4 @@
-"""Operators that move elements without calculating: most of them only change the view."""
+"""Operators that move elements without computing: most of them only change the view."""
 
 from __future__ import annotations
 

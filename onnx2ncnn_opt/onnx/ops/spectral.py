@@ -49,7 +49,7 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     count = length[0] if length else 2 * (size - 1) if to_real else size
     if count < 1:
         raise im.refuse(f"a length of {count}")
-    # [results, re and im, operands, re and im]; operands behind the length do not count.
+    # [results, re and im, operands, re and im]; operands after the length do not count.
     if to_real:
         if parts != 2 or size != count // 2 + 1:
             raise im.refuse(

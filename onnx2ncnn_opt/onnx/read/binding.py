@@ -49,7 +49,7 @@ def bind(
     input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs.
 
     Raises:
-        ModelError: an input is no tensor, or has no shape and none was given.
+        ModelError: an input is not a tensor, or has no shape and none was given.
         UsageError: `shapes` names no input, or disagrees with the model or with itself.
     """
     taken = {dim.value for value in (*inputs, *outputs) for dim in value.shape or () if not isinstance(dim, int)}

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, bind
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
-LARGEST_VALUE = 2**26  # elements; a larger array is no flag or threshold
+LARGEST_VALUE = 2**26  # elements; a larger array is not a flag or threshold
 
 
 def bind_values(

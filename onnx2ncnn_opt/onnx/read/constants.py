@@ -63,7 +63,7 @@ class _Files:
         self._maps: dict[str, mmap.mmap] = {}
 
     def map(self, path: str, tensor: str, location: str) -> mmap.mmap:
-        """The file's bytes; ModelError where it is no plain non-empty file of one link."""
+        """The file's bytes; ModelError where it is not a plain non-empty file of one link."""
         if path not in self._maps:
             try:
                 with open(path, "rb", opener=_open_plain) as file:

@@ -92,7 +92,7 @@ class Equations:
 
 
 def _solved(difference: Dim, name: str) -> Dim | None:
-    """What a name has to be for a difference to be 0; None where that is no size, or not told by it."""
+    """What a name has to be for a difference to be 0; None where that is not a size, or not told by it."""
     if not isinstance(difference, Sym):
         return None
     k = difference.terms.get((name,), 0)

@@ -42,7 +42,7 @@ class LoadedModel:
 
     `graph` is sorted, without function calls, Constant nodes (unless they are outputs), dead nodes or unused
     initializers; every constant in it is an array that was checked against its data. `inputs` are the graph's inputs
-    that are no constants. `opsets` holds a version for each domain ('' is ONNX's own). `source_sha256` is that of the
+    that are not constants. `opsets` holds a version for each domain ('' is ONNX's own). `source_sha256` is that of the
     main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
     from memory. `producer` is the exporter, with version. `values` are the inputs that the caller bound to a value,
     which are constants of the graph. `lost` are the model's outputs that nothing of the graph leads to, as the caller
@@ -96,7 +96,7 @@ def load_model(
 
     Raises:
         ModelError: the model is broken, unsafe to open, or of an unknown opset.
-        UsageError: `source` is no model, `shapes` or `values` do not fit the inputs, or there are no such `outputs`.
+        UsageError: `source` is not a model, `shapes` or `values` do not fit the inputs, or there are no such `outputs`.
     """
     opened = _open(source)
     model = opened.model

@@ -1,6 +1,6 @@
 """PyTorch's .pt2 files, made safe to open.
 
-torch.export.load runs what such a file tells it to: pickles that are no plain tensors, expressions that sympy
+torch.export.load runs what such a file tells it to: pickles that are not plain tensors, expressions that sympy
 evaluates, any function below the module torch as an operator, compiled libraries, guards in Python. So it does not get
 the file, but a copy of the graph and the weights, in which everything is of a form that is known to be data.
 """
@@ -79,7 +79,7 @@ class _Copy:
                 data = self._json(entry, self._payloads) if name.endswith(".json") else self._source.read(entry)
                 self._put(entry, data)
             else:
-                self._refuse(f"it has '{entry.filename}', which is no graph and no weight")
+                self._refuse(f"it has '{entry.filename}', which is neither a graph nor a weight")
         if len(models) != 1:
             self._refuse(f"it has {len(models)} graphs, not one")
 
@@ -90,7 +90,7 @@ class _Copy:
         try:
             return json.dumps(checked("", json.loads(self._source.read(entry)))).encode()
         except (ValueError, RecursionError) as error:
-            self._refuse(f"'{entry.filename}' is no JSON: {error}")
+            self._refuse(f"'{entry.filename}' is not JSON: {error}")
 
     def _payloads(self, _: str, data: Any) -> Any:
         config = data.get("config") if isinstance(data, dict) else None
@@ -120,7 +120,7 @@ class _Copy:
             elif key == "target" and (not _OPERATOR.fullmatch(value) or _FILES.fullmatch(value)):
                 self._refuse(f"the operator {value!r:.80} is not one of aten's")
             elif key == "expr_str" and (len(value) > _LONGEST or not _EXPRESSION.fullmatch(value)):
-                self._refuse(f"the size {value!r:.80} is no expression of sizes")
+                self._refuse(f"the size {value!r:.80} is not an expression of sizes")
             elif key not in ("target", "expr_str") and (len(value) > _LONGEST or not _TEXT.fullmatch(value)):
                 self._refuse(f"it holds the text {value!r:.80}")
         return value

@@ -15,7 +15,7 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def misfit(node: onnx_ir.Node, opset: int) -> str | None:
-    """Why a node of ONNX's own domain is no valid use of its operator; None where it is."""
+    """Why a node of ONNX's own domain is not a valid use of its operator; None where it is."""
     try:
         schema = onnx.defs.get_schema(node.op_type, opset)
     except onnx.defs.SchemaError:

@@ -41,7 +41,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
 
 
 def _check_text(message: Message) -> None:
-    """Refuse what is no UTF-8: protobuf hands it out as bytes."""
+    """Refuse what is not UTF-8: protobuf hands it out as bytes."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             for text in value if field.is_repeated else (value,):

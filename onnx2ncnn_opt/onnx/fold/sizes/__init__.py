@@ -2,7 +2,7 @@
 
 Every operator here does to the cells of a `Formula` what it would do to elements, and renames the places in them where
 axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction of one) has no
-result here; the importers then calculate with the tensor itself.
+result here; the importers then compute with the tensor itself.
 """
 
 from __future__ import annotations

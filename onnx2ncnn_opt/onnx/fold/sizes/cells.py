@@ -151,6 +151,6 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def check_whole(*cells: Any) -> None:
-    """Whole numbers only: what a size and a fraction make is no size."""
+    """Whole numbers only: what a size and a fraction make is not a size."""
     if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
         raise Undecided

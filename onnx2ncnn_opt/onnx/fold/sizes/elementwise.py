@@ -1,4 +1,4 @@
-"""Operators that calculate each element by itself, and reductions: arithmetic, comparisons, logic."""
+"""Operators that compute each element by itself, and reductions: arithmetic, comparisons, logic."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def _equal(shape: Shape, a: Any, b: Any) -> bool:
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Any:
-    def calculate(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
+    def compute(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
         if isinstance(a, Sym) or isinstance(b, Sym):
             check_whole(a, b)
             a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
         return function(a, b)
 
-    return _elementwise(calculate)
+    return _elementwise(compute)
 
 
 def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
@@ -126,7 +126,7 @@ def _remainder(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
 
 
 def _extreme(function: Callable[[Dim, Dim], Dim]) -> Any:
-    def calculate(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
+    def compute(kind: np.dtype[np.generic], shape: Shape, *cells: Any) -> Any:
         result = cells[0]
         for cell in cells[1:]:
             if isinstance(result, Sym) or isinstance(cell, Sym):
@@ -136,7 +136,7 @@ def _extreme(function: Callable[[Dim, Dim], Dim]) -> Any:
                 result = function(result, cell)
         return result
 
-    return _elementwise(calculate)
+    return _elementwise(compute)
 
 
 def _clip(x: Sequence[Formula], attributes: Attributes) -> Formula:

@@ -189,7 +189,7 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
 
 
 def cut(size: Dim, start: Dim, end: Dim) -> tuple[Dim, Dim] | None:
-    """First and behind the last element that a slice of step 1 takes; None where sizes do not tell a sign."""
+    """First and after the last element that a slice of step 1 takes; None where sizes do not tell a sign."""
     if isinstance(end, int) and end >= 2**31 - 1:
         end = size
     bounds: list[Dim] = []

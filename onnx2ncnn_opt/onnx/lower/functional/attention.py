@@ -31,7 +31,7 @@ _HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softm
 
 @dataclass(frozen=True)
 class Sight:
-    """Which keys a query sees, by its distance to them; -1 is no bound."""
+    """Which keys a query sees, by its distance to them; -1 is not a bound."""
 
     causal: bool = False
     left: int = -1
@@ -73,7 +73,7 @@ class Sight:
 def with_past(
     im: ImportContext, heads: Sequence[Tensor], past_key: Tensor | None, past_value: Tensor | None
 ) -> tuple[list[Tensor], int]:
-    """Queries, and keys and values behind those of the past, and how many these are."""
+    """Queries, and keys and values after those of the past, and how many these are."""
     q, k, v = heads
     if past_key is None or past_value is None:
         return [q, k, v], 0

@@ -80,7 +80,7 @@ def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def number_value(im: ImportContext, x: Value) -> Value:
-    """An operand of any type with numbers that ncnn can calculate with; see `as_numbers` and `float_value`."""
+    """An operand of any type with numbers that ncnn can compute with; see `as_numbers` and `float_value`."""
     return as_numbers(im, x) if isinstance(x, Tensor) else float_value(im, x)
 
 

@@ -32,7 +32,7 @@ def conv(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Value:
-    """Convolution[DepthWise][1D|3D], also of weights that are calculated; InnerProduct where the image is one pixel."""
+    """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
     kernel = _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
     _check_channels(im, x, w.shape[1], group)
     n = len(kernel)
@@ -42,7 +42,7 @@ def conv(
     params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})
     kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + _SUFFIX[n]
     if isinstance(w, Tensor):
-        return _calculated(im, kind, x, w, b, w.shape[0], params)
+        return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
     if isinstance(b, Tensor):
         return _biased(im, conv(im, x, w, dilations=dilation, group=group, pads=begins_ends, strides=stride), b)
     weights = {"weight_data": w.array} | ({} if b is None else {"bias_data": b.array})
@@ -69,7 +69,7 @@ def conv_transpose(
     pads: Ints = (),
     strides: Ints = (),
 ) -> Value:
-    """Deconvolution[DepthWise][1D|3D]; Padding behind it for negative pads."""
+    """Deconvolution[DepthWise][1D|3D]; Padding after it for negative pads."""
     kernel = _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
     _check_channels(im, x, w.shape[0])
     n = len(kernel)
@@ -103,7 +103,7 @@ def conv_transpose(
         params[f"output_pad_{name}"] = size
     kind = ("Deconvolution" if group == 1 else "DeconvolutionDepthWise") + _SUFFIX[n]
     if isinstance(w, Tensor):
-        return _calculated(im, kind, x, w, b, w.shape[1] * group, params)
+        return _of_computed_weights(im, kind, x, w, b, w.shape[1] * group, params)
     if isinstance(b, Tensor):
         made = conv_transpose(
             im, x, w, dilations=dilation, group=group, output_padding=output_padding, pads=pads, strides=stride
@@ -116,7 +116,7 @@ def conv_transpose(
     return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
 
 
-def _calculated(
+def _of_computed_weights(
     im: ImportContext, kind: str, x: Tensor, w: Tensor, b: Value | None, outputs: Dim, params: dict[str, Any]
 ) -> Value:
     """The layer with its weight, in ONNX's order, and bias as further inputs."""

@@ -174,7 +174,7 @@ def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: 
 
 
 def _rows(indices: list[int]) -> tuple[int, int, int]:
-    """Of rows of so many indices, each a step behind the other, that begin one beside the other: their numbers."""
+    """Of rows of so many indices, each a step after the other, that begin one beside the other: their numbers."""
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     count = next((i for i, (a, b) in enumerate(pairwise(indices), 1) if b - a != step), len(indices))
     rows = len(indices) // count

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.lower.functional.division import floored
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
 
 
-def calculated(im: ImportContext, x: Formula) -> Tensor:
+def computed(im: ImportContext, x: Formula) -> Tensor:
     """The tensor of a formula: the sum of its cells' terms, each a constant times a product of places and sizes."""
     value = spread(im, _sum(im, x), x.shape)
     result = im.tensor(value)

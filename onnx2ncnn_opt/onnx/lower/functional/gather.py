@@ -97,7 +97,7 @@ def _sampled(
 
 
 def _sizes(im: ImportContext, *sizes: Dim) -> Value:
-    """Sizes as numbers, one of them as a scalar; open ones are calculated."""
+    """Sizes as numbers, one of them as a scalar; open ones are computed."""
     shape = () if len(sizes) == 1 else (len(sizes),)
     if not any(isinstance(size, Sym) for size in sizes):
         return Constant(np.array(sizes, np.float32).reshape(shape))
@@ -188,7 +188,7 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     for other in others:
         if indices.shape[other] < shape[other]:
             data = crop(im, data, other, 0, indices.shape[other])
-    # Axes along which the indices are the same stand behind: they go along with what is picked.
+    # Axes along which the indices are the same stand after: they go along with what is picked.
     same = [a for a in others if (indices == indices.take([0], a)).all()]
     first = [a for a in range(data.rank) if a not in same]
     order = [*first, *same]
@@ -243,7 +243,7 @@ def flat_places(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: in
 
 
 def as_places(im: ImportContext, x: Value) -> Tensor:
-    """Whole numbers that the net calculated as indices; unsigned, as they are: they count from the front already."""
+    """Whole numbers that the net computed as indices; unsigned, as they are: they count from the front already."""
     return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
 
 

@@ -22,7 +22,7 @@ class _Run(NamedTuple):
 
 
 def picked(im: ImportContext, data: Operand, axis: int, indices: Formula) -> Value | None:
-    """ONNX Gather by a formula; None where its elements are no run of neighbours."""
+    """ONNX Gather by a formula; None where its elements are not a run of neighbours."""
     run = _run(indices.cells.reshape(-1)[0], indices.rank) if indices.cells.size == 1 else None
     if run is None:
         return None
@@ -33,7 +33,7 @@ def picked(im: ImportContext, data: Operand, axis: int, indices: Formula) -> Val
 
 
 def picked_together(im: ImportContext, data: Operand, indices: Formula) -> Value | None:
-    """ONNX GatherND by a formula, without a batch; None where its elements are no runs along axes of their own."""
+    """ONNX GatherND by a formula, without a batch; None where its elements are not runs along axes of their own."""
     listed = spelled(indices, indices.rank - 1)
     if listed is None or listed.cells.size != listed.cells.shape[-1]:
         return None

@@ -33,7 +33,7 @@ def layer_norm(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> tuple[Value | None, ...]:
-    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is no constant."""
+    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is not a constant."""
     axis = im.axis(axis, x.rank)
     shape = normalised(im, x, axis)
     weights: dict[str, Array] = {}
@@ -67,7 +67,7 @@ def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[
 def rms_norm(
     im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Value:
-    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is no constant."""
+    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is not a constant."""
     axis = im.axis(axis, x.rank)
     shape = normalised(im, x, axis)
     gamma = _of_row(im, scale, x.rank - axis, shape)

@@ -95,7 +95,7 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
-    """The last elements of an axis before it, and the first ones behind it."""
+    """The last elements of an axis before it, and the first ones after it."""
     size = x.shape[axis]
     if not isinstance(size, int) or max(begin, end) > size:
         raise im.refuse(f"{max(begin, end)} elements wrapped around an axis of size {size}")

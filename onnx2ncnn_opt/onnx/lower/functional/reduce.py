@@ -56,7 +56,7 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
     else:
         dims = sorted(d for d in (lying.view.dim_of(axis) for axis in axes) if d is not None)
     kept_dims = [i for i in range(len(lying.view.dims)) if i not in dims]
-    # Behind the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
+    # After the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
     trailing = dims == list(range(len(kept_dims), len(lying.view.dims)))
     operation = OPERATIONS[name][0]
     if operation == Reduction.LOGSUMEXP:

@@ -46,7 +46,7 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Unrolled:
-    """A node whose steps are written out: its weights, and how it calculates.
+    """A node whose steps are written out: its weights, and how it computes.
 
     `w` is [directions, gates * hidden, inputs], `r` [directions, gates * hidden, hidden], `b` [directions,
     2 * gates * hidden]. `lengths` are those of the batch's items. `gates` says how a step is made of them.

@@ -34,7 +34,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
 
 
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """The tensors one behind the other along an axis."""
+    """The tensors one after the other along an axis."""
     if not xs:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors")
     constants = [x.array for x in xs if isinstance(x, Constant)]
@@ -44,14 +44,14 @@ def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
 
 
 def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """The tensors one behind the other along a new axis."""
+    """The tensors one after the other along a new axis."""
     if not xs:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors")
     shape = xs[0].shape
     axis = im.axis(axis, len(shape) + 1)
     if axis == len(shape):
         return joined(im, [_unsqueezed(im, x, axis) for x in xs], axis)
-    # One behind the other along an axis that is there is the same, and takes no layer for each.
+    # One after the other along an axis that is there is the same, and takes no layer for each.
     return im.reshape(joined(im, xs, axis), (*shape[:axis], len(xs), *shape[axis:]))
 
 
