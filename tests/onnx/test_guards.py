@@ -124,7 +124,7 @@ def test_integers(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path)
     feeds = {"i": np.concatenate([numbers, numbers[:, ::-1]]) if "2,6" in given else numbers}
     if "any" in title:
         feeds = {"i": np.resize(np.arange(0, 2000, 37), (1, 5000)).astype(np.float32)}
-    if "calculated" in title:
+    if "computed" in title:
         feeds["i"] = feeds["i"] - 1
     (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
     conversion = convert(source)
