@@ -163,14 +163,14 @@ def models(folder: Path) -> Cases:
 def of_model(
     model: Path | onnx.ModelProto, folder: Path, given: Callable[[], Mapping[str, Array]] | None = None
 ) -> Net | None:
-    """A model as `convert` writes it, with inputs that are given or drawn."""
+    """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
     try:
         conversion = convert(model)
     except UnsupportedError:
         return None
-    with suppress(RunError, VerificationError):  # as `convert` does
-        conversion = conversion.estimated()
     feeds = draw_inputs(conversion.model) if given is None else given()
+    with suppress(RunError, VerificationError):  # as `convert` does
+        conversion = conversion.estimated(feeds=None if isinstance(model, Path) else feeds)
     try:
         runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
         reference = runtime.run(feeds)
