@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
@@ -32,6 +34,7 @@ class _Core(NamedTuple):
     scale: float
     out: Blob
     layers: tuple[Layer, ...]
+    gate: Blob | None = None  # what the queries are multiplied by: a column, in all of whose rows is the same number
 
 
 @dataclass
@@ -49,7 +52,9 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Gemm, split heads ── SDPA ── merge heads ── Gemm ──   ⇒   x ── MultiHeadAttention ──
 
     However the heads are split and merged: what counts is which column of which Gemm every element comes from. Queries,
-    keys and values may be parts of one Gemm.
+    keys and values may be parts of one Gemm. Where all queries are multiplied by one number, as by 0 where all keys are
+    masked (limit_mask_fill), what the keys are calculated of is multiplied instead. The scores then differ by what the
+    queries make of the keys' bias, which is the same for all keys, and nothing to a Softmax.
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
@@ -67,7 +72,16 @@ def _match(root: Layer) -> Replacement | None:
     gemms = [_gemm_of(trace) for trace in (q, k, v)]
     layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
     require_private(tuple(layers), root.outputs)
-    return Replacement(tuple(layers), takes={root: _attention(root, core, merged, (q, k, v), gemms)})
+    new = _attention(root, core, merged, (q, k, v), gemms)
+    if core.gate is None:
+        return Replacement(tuple(layers), takes={root: new})
+    x, gate = gemms[1].input, core.gate
+    require(x.shape is not None and gate.shape == (x.shape[0], 1), f"'{gate.name}' has not one number for each key")
+    gated = Layer(
+        "BinaryOp", f"{root.name}_gate", [x, gate], [Blob(f"{x.name}_gate", x.shape)], {"op_type": BinaryOp.MUL}
+    )
+    new = new.having(inputs=[gemms[0].input, gated.output, gemms[2].input, new.inputs[-1]])
+    return Replacement(tuple(layers), takes={root: new}, added=[(gated, root)])
 
 
 def _projection(blob: Blob) -> _Trace:
@@ -126,7 +140,8 @@ def _core(layer: Layer | None) -> _Core | None:
     if _SDPA.fits(layer):
         q, k, v, *mask = layer.inputs
         scale = layer["scale"] or 1 / float(fixed_size(q, -1)) ** 0.5
-        return _Core(q, k, v, mask[0] if mask else None, scale, layer.output, (layer,))
+        core = _Core(q, k, v, mask[0] if mask else None, scale, layer.output, (layer,))
+        return _without_gate(core) if mask else core
     for pattern in _PRODUCTS:
         for match in matches(pattern, layer):
             captures = match.captures
@@ -138,6 +153,39 @@ def _core(layer: Layer | None) -> _Core | None:
                 scale = factor(scaling) if isinstance(scaling, Layer) else 1.0
                 return _Core(q, k, v, None, scale, layer.output, match.layers)
     return None
+
+
+def _without_gate(core: _Core) -> _Core:
+    """The attention with its plain queries, where these are multiplied by a column of equal numbers."""
+    product = core.q.producer
+    if product is None or product.type != "BinaryOp" or product["op_type"] != BinaryOp.MUL or len(product.inputs) != 2:
+        return core
+    plain, gate = product.inputs
+    view = gate.producer
+    if view is None or view.type != "ExpandDims" or plain.shape != core.q.shape or not _has_equal_rows(view.input):
+        return core
+    return core._replace(q=plain, gate=view.input, layers=(*core.layers, product))
+
+
+def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
+    """Whether all rows of a matrix are certainly the same."""
+    layer, shape = blob.producer, blob.shape
+    if layer is None or shape is None or len(shape) < 2 or any(size != 1 for size in shape[:-2]) or not depth:
+        return False
+    if shape[-2] == 1:
+        return True
+    if layer.type == "MemoryData":
+        rows = layer.weights["data"].reshape(fixed_shape(blob))
+        return bool((rows == rows[..., :1, :]).all())
+    if layer.has(Trait.VIEW) and layer.type != "Permute":
+        if layer.input.shape is None or layer.input.shape[-2:] != shape[-2:]:
+            return False
+    elif layer.type == "Reduction":
+        if layer["reduce_all"] or not layer["keepdims"] or list(layer["axes"]) != [-1]:
+            return False
+    elif layer.type != "BinaryOp" and not layer.has(Trait.ELEMENTWISE):
+        return False
+    return all(_has_equal_rows(each, depth - 1) for each in layer.inputs)
 
 
 # ---- what lies between attention and projections
