@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.diff import diff
     from onnx2ncnn_opt.api.inspect import inspect
     from onnx2ncnn_opt.api.optimize import NetFiles, Optimized, optimize
+    from onnx2ncnn_opt.api.report import Report, make_report
     from onnx2ncnn_opt.api.verify import verify
     from onnx2ncnn_opt.regression.run import check
     from onnx2ncnn_opt.runtime.net import Net
@@ -23,6 +24,7 @@ __all__ = [
     "Net",
     "NetFiles",
     "Optimized",
+    "Report",
     "__version__",
     "bisect",
     "bisect_passes",
@@ -30,6 +32,7 @@ __all__ = [
     "convert",
     "diff",
     "inspect",
+    "make_report",
     "optimize",
     "verify",
 ]
@@ -40,12 +43,14 @@ _MODULES = {
     "Net": "runtime.net",
     "NetFiles": "api.optimize",
     "Optimized": "api.optimize",
+    "Report": "api.report",
     "bisect": "api.bisect",
     "bisect_passes": "api.bisect",
     "check": "regression.run",
     "convert": "api.convert",
     "diff": "api.diff",
     "inspect": "api.inspect",
+    "make_report": "api.report",
     "optimize": "api.optimize",
     "verify": "api.verify",
 }

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt import plugins
-from onnx2ncnn_opt.api.convert import Files, convert
+from onnx2ncnn_opt.api.convert import Files, convert, reconverted
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.minimal_pair import Pair, PairFiles, Part, Place, write_pair
 from onnx2ncnn_opt.api.verify import PathLike, manifest_for
-from onnx2ncnn_opt.errors import ConversionError, ModelError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Encoding
-from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -198,25 +198,13 @@ class _Fresh:
 
 def _converted(model: Path | bytes, manifest: Manifest, folder: Path) -> _Fresh | None:
     """A new conversion with the passes that the manifest names; None where it would not be the same net."""
-    named = {entry.name: entry for entry in manifest.inputs}
-    try:
-        conversion = convert(
-            model,
-            shapes={name: entry.shape for name, entry in named.items()},
-            values={value.name: value.array() for value in manifest.values},
-            batch_axes={name: entry.batch_axis for name, entry in named.items()},
-            images={name: entry.image for name, entry in named.items() if entry.image},
-            skip=[p.name for p in plugins.pipeline() if p.name not in manifest.passes],
-            release=int(manifest.ncnn),
-        )
-    except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not
+    conversion = reconverted(model, manifest)
+    if conversion is None:
         return None
     files = conversion.save(folder / "fresh")
-    written = read_manifest(files.manifest)
-    if written.layers != manifest.layers:
-        return None
     origins = {clean_name(layer.name): layer.origin for layer in conversion.graph}
-    return _Fresh(files, read_net(files.param, files.bin, plugins.layer_types()).graph, written, origins)
+    graph = read_net(files.param, files.bin, plugins.layer_types()).graph
+    return _Fresh(files, graph, conversion.manifest(), origins)
 
 
 _RIGHT = Verdict("right")

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import __version__, passes, plugins
-from onnx2ncnn_opt.errors import Error, Unsupported, UnsupportedError, VerificationError, check_options
+from onnx2ncnn_opt.errors import (
+    ConversionError,
+    Error,
+    Unsupported,
+    UnsupportedError,
+    UsageError,
+    VerificationError,
+    check_options,
+)
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
@@ -305,6 +313,39 @@ def convert(
         masks=tuple(proved.values()),
         minimum=imported.minimum,
         images=wanted,
+    )
+
+
+def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
+    """The model converted anew with the passes that the manifest names; None where it would not be the same net."""
+    named = {entry.name: entry for entry in manifest.inputs}
+    try:
+        conversion = convert(
+            model,
+            shapes={name: entry.shape for name, entry in named.items()},
+            values={value.name: value.array() for value in manifest.values},
+            batch_axes={name: entry.batch_axis for name, entry in named.items()},
+            images={name: entry.image for name, entry in named.items() if entry.image},
+            skip=[p.name for p in plugins.pipeline() if p.name not in manifest.passes],
+            release=int(manifest.ncnn),
+        )
+    except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not
+        return None
+    return conversion if conversion.manifest().layers == manifest.layers else None
+
+
+def unoptimised(conversion: Conversion) -> Conversion:
+    """The model converted as it was, without passes and without 16 bit weights."""
+    return convert(
+        conversion.source,
+        shapes=conversion.model.given,
+        values=conversion.model.values,
+        outputs=conversion.cut,
+        batch_axes={port.name: port.batch_axis for port in conversion.inputs},
+        optimize=False,
+        images=conversion.images,
+        custom=[op.request for op in conversion.custom],
+        masks=False,
     )
 
 

@@ -136,6 +136,10 @@ class Optimized:
         found = caches(self.graph)
         return [blob.name for blob in self.graph.outputs if blob in found]
 
+    def name_before(self, blob: Blob) -> str:
+        """What the original file calls an input or output."""
+        return self._blobs[blob.name]
+
     @contextmanager
     def drafts(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
         """The files under temporary names, which take their places when the block ends without an error.
@@ -546,20 +550,21 @@ def _names_in_file(net: LoadedNet) -> dict[str, str]:
     return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}
 
 
-def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> None:
+def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mapping[str, int] | None = None) -> None:
     """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else those that are stated.
 
-    Raises UsageError where `shapes` do not fit the net's inputs.
+    `batches` are the inputs' batch counts, where they are not 1. Raises UsageError where `shapes` do not fit the net's
+    inputs.
     """
-    _infer(graph, _bound(graph, shapes, partial=False))
+    _infer(graph, _bound(graph, shapes, partial=False), batches)
 
 
-def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]]) -> str:
+def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim] | None = None) -> str:
     """Shapes of all blobs from those of the inputs; unknown after what cannot be inferred, which is not an error here.
 
     Returns what is wrong with the first layer that cannot have such inputs.
     """
-    problems = [_infer_layer(layer, sizes, {}) for layer in graph]
+    problems = [_infer_layer(layer, sizes, batches or {}) for layer in graph]
     return next(filter(None, problems), "")
 
 

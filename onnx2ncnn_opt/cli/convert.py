@@ -28,6 +28,7 @@ from onnx2ncnn_opt.cli.options import (
     tolerance_options,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
 from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields, require_runtimes
@@ -88,6 +89,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @skip_option()
 @click.option("--no-optimize", is_flag=True, help="Skip all passes.")
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@report_option
 @output_options()
 def convert(
     output: Output,
@@ -109,6 +111,7 @@ def convert(
     skip: tuple[str, ...],
     no_optimize: bool,
     verbose: bool,
+    report: ReportFile,
 ) -> None:
     """Convert each MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
 
@@ -150,14 +153,15 @@ def convert(
         "images": dict(map(_image, images)),
     }
     verified = None if no_verify else {**vars(runs), **vars(allowed)}
-    common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark}
-    run_each(
-        output,
-        {
-            str(model): partial(_convert, output, model, path, given, verified, options, **common)
-            for model, path in prefixes.items()
-        },
-    )
+    common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark, "page": report}
+    with report.written(output, {f"the model {model}": model for model in models}):
+        run_each(
+            output,
+            {
+                str(model): partial(_convert, output, model, path, given, verified, options, **common)
+                for model, path in prefixes.items()
+            },
+        )
 
 
 def _convert(
@@ -172,6 +176,7 @@ def _convert(
     keep_failed: bool,
     benchmark: bool,
     verbose: bool,
+    page: ReportFile,
 ) -> None:
     """Convert one model; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import convert as api
@@ -235,6 +240,12 @@ def _convert(
         latency=None if latency is None else LatencyRow(*astuple(latency)),
     )
     fields |= {**conversion_fields(summary), "verification": None if report is None else report_fields(report)}
+    if page.path is not None:
+        from onnx2ncnn_opt.api.report import report_conversion
+
+        with output.working("gathering what the report shows") as step:
+            runs = {"feeds": given.feeds, "seed": checks["seed"], "on": checks["on"]} if checks else {}
+            page.records.append(report_conversion(conversion, report, **runs, step=step))
     output.show(conversion_blocks(summary, verbose=verbose))
     if report is not None and not report.ok:
         raise failure(report, "the files are kept" if written else "no files are written (see --keep-failed)")

@@ -22,6 +22,7 @@ from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
 from onnx2ncnn_opt.cli.output import Output
 from onnx2ncnn_opt.cli.passes import passes
+from onnx2ncnn_opt.cli.report import report
 from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.cli.watchdog import watch
 from onnx2ncnn_opt.errors import Error, Stop
@@ -40,7 +41,7 @@ def cli() -> None:
     """
 
 
-for _command in (convert, optimize, verify, check, bisect, mixed, diff, inspect, example, passes, ops):
+for _command in (convert, optimize, verify, check, bisect, mixed, diff, inspect, report, example, passes, ops):
     cli.add_command(_command)
 
 

@@ -27,6 +27,7 @@ from onnx2ncnn_opt.cli.options import (
     tolerance_options,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
 from onnx2ncnn_opt.cli.verification import output_rows, require_runtimes
@@ -72,6 +73,7 @@ _PARAM = (".param", ".param.bin")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
 @layers_option
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
+@report_option
 @output_options()
 def optimize(
     output: Output,
@@ -95,6 +97,7 @@ def optimize(
     shape_hints: bool,
     custom: tuple[str, ...],
     verbose: bool,
+    report: ReportFile,
 ) -> None:
     """Optimise any ncnn net, and verify that it computes the same.
 
@@ -130,14 +133,15 @@ def optimize(
         "release": NEWEST if release is None else release,
     }
     verified = None if no_verify else {**vars(runs), **vars(allowed)}
-    common: dict[str, Any] = {"binary": binary, "benchmark": benchmark, "verbose": verbose}
-    run_each(
-        output,
-        {
-            str(param): partial(_optimize, output, param, nets[param], path, verified, options, **common)
-            for param, path in prefixes.items()
-        },
-    )
+    common: dict[str, Any] = {"binary": binary, "benchmark": benchmark, "verbose": verbose, "page": report}
+    with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
+        run_each(
+            output,
+            {
+                str(param): partial(_optimize, output, param, nets[param], path, verified, options, **common)
+                for param, path in prefixes.items()
+            },
+        )
 
 
 def _nets(files: Sequence[Path]) -> dict[Path, Path]:
@@ -183,6 +187,7 @@ def _optimize(
     binary: bool | None,
     benchmark: bool,
     verbose: bool,
+    page: ReportFile,
 ) -> None:
     """Optimise one net; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import optimize as api
@@ -246,6 +251,12 @@ def _optimize(
         latency=None if latency is None else LatencyRow(*astuple(latency)),
     )
     fields |= {**optimization_fields(summary), "verification": None if report is None else _report_fields(report)}
+    if page.path is not None:
+        from onnx2ncnn_opt.api.report import report_optimized
+
+        with output.working("gathering what the report shows") as step:
+            runs = {"seed": checks["seed"], "on": checks["on"]} if checks else {}
+            page.records.append(report_optimized(result, report, **runs, step=step))
     output.show(optimization_blocks(summary, verbose=verbose))
     if wrong is not None and report is not None:
         count = len({(row.name, row.mode) for row in (*report.folded, *report.outputs) if row.status != "ok"})

@@ -17,6 +17,7 @@ from onnx2ncnn_opt.cli.options import (
     tolerance_options,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields
 
 
@@ -28,6 +29,7 @@ from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, r
 @given_options
 @run_options()
 @tolerance_options
+@report_option
 @output_options()
 def verify(
     output: Output,
@@ -38,6 +40,7 @@ def verify(
     given: Given,
     runs: Runs,
     allowed: Allowed,
+    report: ReportFile,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import verify as api
@@ -45,25 +48,32 @@ def verify(
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
-    with output.working(f"running {param} against {model}") as step:
-        report = api.verify(
-            model,
-            param,
-            bin,
-            manifest=manifest_path,
-            **vars(given),
-            **vars(runs),
-            **vars(allowed),
-            step=step,
-        )
-    output.fields |= report_fields(report)
+    with report.written(output, {"the model": model, "the net": param, "the net's weights": bin}):
+        with output.working(f"running {param} against {model}") as step:
+            found = api.verify(
+                model,
+                param,
+                bin,
+                manifest=manifest_path,
+                **vars(given),
+                **vars(runs),
+                **vars(allowed),
+                step=step,
+            )
+        if report.path is not None:
+            from onnx2ncnn_opt.api.report import report_net
+
+            with output.working("gathering what the report shows") as step:
+                record = report_net(model, param, bin, found, **vars(given), seed=runs.seed, on=runs.on, step=step)
+            report.records.append(record)
+    output.fields |= report_fields(found)
     output.show(
         [
-            *(f"note: {text}" for text in report.notes),
-            *sizes_lines(output_sizes(report), others_refused=report.manifest is not None),
-            output_table(output_rows(report.outputs)),
-            *checked_lines(report.checked),
+            *(f"note: {text}" for text in found.notes),
+            *sizes_lines(output_sizes(found), others_refused=found.manifest is not None),
+            output_table(output_rows(found.outputs)),
+            *checked_lines(found.checked),
         ]
     )
-    if not report.ok:
-        raise failure(report)
+    if not found.ok:
+        raise failure(found)

@@ -24,14 +24,15 @@ def multiplications(graph: Graph) -> int | None:
     """
     total: Dim = 0
     for layer in graph:
-        cost = _of_layer(layer)
+        cost = multiplications_of(layer)
         if cost is None:
             return None
         total = total + cost
     return total if isinstance(total, int) else None
 
 
-def _of_layer(layer: Layer) -> Dim | None:
+def multiplications_of(layer: Layer) -> Dim | None:
+    """As `multiplications`, of one layer; None where the shape of a blob is not known."""
     kind = layer.type.removesuffix("1D").removesuffix("3D").removesuffix("2D").removesuffix("DepthWise")
     ins, outs = [blob.shape for blob in layer.inputs], [blob.shape for blob in layer.outputs]
     if kind not in _KINDS:

@@ -28,13 +28,15 @@ _LEAST_TRIES = 8
 class Memory:
     """An estimate: `peak` bytes for blobs at once, while `layer` runs, without `unknown` blobs whose size is not known.
 
-    Workspace inside layers, padding of channels to a SIMD width, and weights are not included.
+    `course` are the layers in the order in which ncnn runs them, with the bytes of all blobs while each runs. Workspace
+    inside layers, padding of channels to a SIMD width, and weights are not included.
     """
 
     peak: int
     layer: str
     unknown: int
     waiting: tuple[Layer, ...] = field(repr=False)  # the layers that have some of their bottoms at that moment
+    course: tuple[tuple[Layer, int], ...] = field(repr=False)
 
 
 def blob_bytes(shape: Shape | None) -> int | None:
@@ -126,6 +128,7 @@ class _Simulation:
         self.uses: dict[Blob, int] = {}  # that are still to come
         self.buffer: dict[Blob, list[int]] = {}  # size, and number of blobs that share it
         self.unknown = 0
+        self.course: list[tuple[Layer, int]] = []
 
     def run(self) -> Memory:
         for layer in self.graph:
@@ -141,7 +144,7 @@ class _Simulation:
         while self.waiting is not None:
             waiting.append(self.waiting.layer)
             self.waiting = self.waiting.above
-        return Memory(self.peak, self.at.name if self.at else "", self.unknown, tuple(waiting))
+        return Memory(self.peak, self.at.name if self.at else "", self.unknown, tuple(waiting), tuple(self.course))
 
     def evaluate(self, output: Blob) -> None:
         """Run everything that an output needs, in ncnn's order."""
@@ -174,6 +177,7 @@ class _Simulation:
             self.buffer[layer.output] = source
         else:
             self.allocate(layer)
+        self.course.append((layer, self.now))
         if self.now > self.peak:
             self.peak, self.at, self.waiting = self.now, layer, above
         for blob in dict.fromkeys(layer.inputs):

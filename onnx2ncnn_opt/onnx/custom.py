@@ -40,6 +40,12 @@ class CustomOp:
     layer: str
     attributes: tuple[str, ...] | None = None
 
+    @property
+    def request(self) -> str:
+        """The text that asks for it, see `parse_custom`."""
+        attributes = "" if self.attributes is None else f":{','.join(self.attributes)}"
+        return f"{qualified(self.domain, self.name)}={self.layer}{attributes}"
+
     def __str__(self) -> str:
         params = ", ".join(f"{id}={name}" for id, name in enumerate(self.attributes or ()))
         return f"{qualified(self.domain, self.name)} is {self.layer}{f' ({params})' if params else ''}"

@@ -19,6 +19,7 @@ from onnx2ncnn_opt.report.verification import (
     output_table,
     sizes_lines,
 )
+from onnx2ncnn_opt.report.words import file_size
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 
@@ -142,12 +143,3 @@ def storage_lines(name: str, count: int, kept: Sequence[str], *, is_own: bool = 
     which = "folded weights as {0} again, {1} have 32 bits now" if is_own else "weights as {0}, {1} stay as they are"
     lines = [f"storage: {count} {which.format(name, len(kept))}"] if name else []
     return [*lines, *(f"not {name}: {line}" for line in kept)]
-
-
-def file_size(size: int) -> str:
-    """A size in bytes as people read it."""
-    value, unit = float(size), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value >= 1000:
-            value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.conversion import file_size
+from onnx2ncnn_opt.report.words import file_size
 
 
 def inspection_blocks(found: Mapping[str, Any], refused: Sequence[str]) -> list[Block]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnx2ncnn_opt.report.console import Block, Table
-from onnx2ncnn_opt.report.conversion import file_size, storage_lines
+from onnx2ncnn_opt.report.conversion import storage_lines
 from onnx2ncnn_opt.report.verification import (
     LatencyRow,
     OutputRow,
@@ -17,6 +17,7 @@ from onnx2ncnn_opt.report.verification import (
     mask_lines,
     output_table,
 )
+from onnx2ncnn_opt.report.words import file_size
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -91,8 +92,12 @@ class NcnnProcess(Worker):
             feed["array"] = self.read_array(feed)
         self.attempt(self.time, feeds, [self.net.blob(output["blob"]) for output in outputs], seconds)
 
+    def clock(self) -> Callable[[], float]:
+        """What runs are timed with: CPU time of this thread; but a GPU works in no thread of this process."""
+        return time.perf_counter if self.vulkan else time.thread_time
+
     def time(self, feeds: list[dict[str, Any]], blobs: list[Any], seconds: float) -> None:
-        clock = time.perf_counter if self.vulkan else time.thread_time  # a GPU works in no thread of this process
+        clock = self.clock()
         times: list[float] = []
         end = time.perf_counter() + seconds
         while not times or time.perf_counter() < end:
@@ -152,6 +157,42 @@ class NcnnProcess(Worker):
             array = rounded(array, rounding)
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
         self.answer(answer, array if send else None)
+
+    def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
+        """How long a net takes, and each of its blobs; one answer."""
+        for feed in feeds:
+            feed["array"] = self.read_array(feed)
+        self.attempt(self.time_blobs, feeds, blobs, runs, seconds)
+
+    def time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
+        import numpy as np
+
+        clock = self.clock()
+        each: list[list[tuple[float, float]]] = []
+        whole: list[float] = []
+        end = time.perf_counter() + seconds
+        while len(whole) <= runs and (len(whole) < 2 or time.perf_counter() < end):  # the first run warms up
+            extractor = self.net.feed(feeds)
+            each.append([self.times_of(extractor, blob, clock) for blob in blobs])
+            extractor = self.net.feed(feeds)
+            start = clock()
+            for blob in self.net.outputs:
+                extractor.extract(self.net.blob(blob))
+            whole.append(clock() - start)
+        first, again = np.array(each[1:]).reshape(len(each) - 1, len(blobs), 2).min(axis=0).T
+        least = np.maximum(first - again, 0.0).tolist()
+        self.answer({"blobs": least, "whole": min(whole[1:]), "runs": len(whole) - 1})
+
+    def times_of(self, extractor: Any, blob: str, clock: Callable[[], float]) -> tuple[float, float]:
+        """The seconds to extract a blob, and to do so once more: it is there then, and nothing but copied."""
+        name, at = self.net.blob(blob), [clock()]
+        for _ in range(2):
+            code, mat = extractor.extract(name, 1)
+            at.append(clock())
+            if code != 0 or mat.dims == 0:
+                raise RuntimeError(f"blob '{blob}': extract returned {code or 'an empty Mat'}")
+            del mat
+        return at[1] - at[0], at[2] - at[1]
 
 
 def rounded(array: Any, rounding: str) -> Any:

@@ -48,6 +48,15 @@ class Seen:
     array: Array | None
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds: for each blob, in the order in which they were asked for, and for a whole run; the fastest of `runs`."""
+
+    blobs: tuple[float, ...]
+    whole: float
+    runs: int
+
+
 class NcnnWorker:
     """A process that runs nets, one at a time; it is started when first needed, and again after a crash.
 
@@ -277,6 +286,33 @@ class NcnnRunner:
                     visit(step, Seen(answer["largest"], answer["special"], answer["batch"], array))
             if failure is not None:
                 raise failure
+
+    def time_blobs(
+        self, feeds: Mapping[str, Feed | Array], blobs: Sequence[str], *, runs: int = 20, seconds: float = 5.0
+    ) -> Times:
+        """How long each blob takes when the blobs are computed one after the other, and how long a whole run takes: CPU
+        time of one thread, or time on a GPU.
+
+        ncnn's Python package does not time layers. So each blob is extracted before the next: the layer that makes it
+        runs then, on the blobs before it, which are there already. What the copy of a blob for the caller takes is
+        measured as well, and subtracted. `blobs` are in the order of the file's layers. There is a first run that does
+        not count, then `runs` of them, or as many as there are in so many `seconds`, but one at least. The fastest
+        counts: whatever else the machine does only adds time, and to a whole run more often than to a layer.
+
+        Raises RunError if a blob cannot be had, and CrashError.
+        """
+        given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
+        request = {
+            "do": "time_blobs",
+            "feeds": _described(given),
+            "blobs": list(blobs),
+            "runs": runs,
+            "seconds": seconds,
+        }
+        with self._worker.session(self) as child:
+            child.send(request, *(feed.array for feed in given.values()))
+            answer = self._receive(child)
+        return Times(tuple(answer["blobs"]), answer["whole"], answer["runs"])
 
     def load(self, child: Child) -> None:
         """Put the net into the worker's process; called by it."""

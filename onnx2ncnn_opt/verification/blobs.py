@@ -18,9 +18,12 @@ from onnx2ncnn_opt.verification.compare import Difference, Tolerance
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a blob; `value` is what the model calls it, `difference` how far it is from that."""
+    """What is known of a blob; `value` is what the model calls it, `difference` how far it is from that.
 
-    status: Literal["right", "wrong", "unknown"]
+    A blob that is "reordered" has the value's numbers in an order that no permutation of the value's axes gives.
+    """
+
+    status: Literal["right", "reordered", "wrong", "unknown"]
     message: str = ""
     value: str | None = None
     difference: Difference | None = None

@@ -86,6 +86,7 @@ def test_of_a_model_and_its_net(folder: Path) -> None:
     check(printed(folder, "inspect", NET[0]), "Every command", "inspect")
     check(printed(folder, "example", "model"), "Every command", "example")
     check(printed(folder, "verify", "model.onnx", *NET), "Every command", "A verification")
+    check(printed(folder, "report", "model.onnx", *NET, "-o", "p.html"), "Every command", "A verification", "report")
     check(printed(folder, "bisect", "model.onnx", *NET), "Every command", "A verification", "bisect")
     check(printed(folder, "bisect", "model.onnx", "--passes"), "Every command", "A verification", "bisect --passes")
     check(printed(folder, "mixed", "model.onnx", *NET, "-o", "mixed"), "Every command", "mixed")

@@ -167,3 +167,11 @@ def test_time_is_bounded() -> None:
     graph.outputs = [last]
     assert len(lower_peak(graph)) == 1
     assert np.isfinite(peak_memory(graph).peak)
+
+
+def test_the_course_has_every_layer_that_runs_and_the_peak() -> None:
+    graph = net("Input in 0 1 x 0=8 1=8", "ReLU a 1 1 x y", "Softmax b 1 1 y z", "Concat c 2 1 y z o")
+    graph.outputs = [blob for layer in graph for blob in layer.outputs if blob.name == "o"]
+    memory = peak_memory(graph)
+    assert [layer.name for layer, _ in memory.course] == ["a", "b", "c"]
+    assert max(size for _, size in memory.course) == memory.peak

@@ -248,3 +248,16 @@ def test_a_missing_package_says_how_to_get_it(use: str) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "UsageError" in ended.stderr
     assert "pip install -U onnx2ncnn-opt[verify]" in ended.stderr
+
+
+def test_times_of_blobs_and_of_a_run(tmp_path: Path, worker: NcnnWorker) -> None:
+    lines = ("Input in 0 1 x", "Softmax s 1 1 x a", "Split p 1 2 a b c", "ReLU r 1 1 b y", "ReLU q 1 1 c z")
+    runner = NcnnRunner(*write_net(tmp_path, *lines), worker=worker)
+    times = runner.time_blobs({"x": X}, ["a", "y", "z"], runs=3)
+    assert (len(times.blobs), times.runs) == (3, 3)
+    assert min(times.blobs) >= 0
+    assert times.whole > 0
+    assert runner.time_blobs({"x": X}, ["a"], runs=50, seconds=0.0).runs == 1
+    with pytest.raises(RunError, match="blob 'nonsense': extract returned -1"):
+        runner.time_blobs({"x": X}, ["nonsense"])
+    assert runner.time_blobs({"x": X}, []).blobs == ()

@@ -1,0 +1,564 @@
+"""What `report` does: it gathers what is known of a net and its model, for one HTML file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from onnx2ncnn_opt import __version__, plugins
+from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimised
+from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
+from onnx2ncnn_opt.api.optimize import Optimized, Verification, infer_net
+from onnx2ncnn_opt.api.verify import PathLike, verify
+from onnx2ncnn_opt.errors import Error, RunError
+from onnx2ncnn_opt.ir.correspondence import corresponding, parameters
+from onnx2ncnn_opt.ir.cost import multiplications_of
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
+from onnx2ncnn_opt.param.names import clean_name
+from onnx2ncnn_opt.report.page import page
+from onnx2ncnn_opt.report.record import (
+    Comparison,
+    LayerError,
+    LayerGroup,
+    LayerRow,
+    MemoryCourse,
+    NearMissRow,
+    NetRecord,
+    Output,
+)
+from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
+from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+from onnx2ncnn_opt.rewrite.lineage import groups, side_by_side
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.slots import feeds_of
+from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.verification.blobs import Verdict, model_values
+from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
+from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
+from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.nets import draw_runs
+from onnx2ncnn_opt.verification.verify import (
+    OutputReport,
+    VerifyReport,
+    any_feeds,
+    load_converted,
+    tolerance_of,
+)
+
+Step = Callable[[str], None]
+
+# All blobs of a net, and all values of its model, are in memory at once to be compared.
+_MOST_BYTES = 2**31
+_MOST_PARAMS = 300  # characters of a layer's parameters
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is known of one or more nets; `records` are plain data (see `report.record`).
+
+    `verified` is the verification that a report was made with, None where there was none, or several.
+    """
+
+    records: tuple[NetRecord, ...]
+    verified: VerifyReport | None = None
+
+    def html(self) -> str:
+        """The text of the page."""
+        title = self.records[0].title if len(self.records) == 1 else f"{len(self.records)} nets"
+        return page(self.records, title=title, tool=f"onnx2ncnn-opt {__version__}")
+
+    def save(self, path: PathLike) -> Path:
+        """Write the page, whole or not at all. Raises UsageError where it cannot be written."""
+        target = Path(path)
+        with all_or_nothing(target) as (draft,):
+            draft.write_text(self.html(), encoding="utf-8")
+        return target
+
+
+def make_report(
+    model: Any,
+    param: PathLike | None = None,
+    bin: PathLike | None = None,
+    *,
+    manifest: Manifest | PathLike | None = None,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    feeds: Mapping[str, Array] | Path | None = None,
+    seed: int = 0,
+    on: str | None = None,
+    modes: Sequence[str] = (),
+    step: Step = lambda text: None,
+) -> Report:
+    """A report about a model and its net: that of `param`, whoever made it, or else a conversion of its own.
+
+    `model`, `bin` and `manifest` are what `verify` takes; the net is verified as `verify` does, with the same options.
+    That it is wrong is no error here.
+
+    Raises what `convert` and `verify` raise.
+    """
+    options: dict[str, Any] = {"feeds": feeds, "seed": seed, "on": on, "step": step}
+    if param is None:
+        step("converting the model")
+        conversion = convert(model, shapes=shapes, values=values)
+        verified = conversion.verify(**options, modes=modes)
+        return Report((report_conversion(conversion, verified, **options),), verified)
+    options |= {"shapes": shapes, "values": values}
+    verified = verify(model, param, bin, manifest=manifest, modes=modes, **options)
+    return Report((report_net(model, param, bin, verified, **options),), verified)
+
+
+def report_conversion(
+    conversion: Conversion,
+    verified: VerifyReport | None = None,
+    *,
+    feeds: Mapping[str, Array] | Path | None = None,
+    seed: int = 0,
+    on: str | None = None,
+    timeout: float = 300.0,
+    step: Step = lambda text: None,
+) -> NetRecord:
+    """A conversion, and what its verification has shown; where there was none, nothing is run.
+
+    `feeds`, `seed` and `on` are those of the verification. The model is converted once more, without passes.
+    """
+    step("converting the model without passes")
+    before, manifest, model = unoptimised(conversion).graph, conversion.manifest(), conversion.model
+    run = LayerRun({})
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+        files = conversion.save(Path(folder) / "net")
+        after = read_net(files.param, files.bin, plugins.layer_types()).graph
+        if verified is not None:
+            names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}
+            net = _Net(files.param, files.bin, after, on, timeout, step)
+            run = net.against_model(reference(conversion.source), model, manifest, verified, feeds, seed, names)
+        fixed = [blob for blob in conversion.graph.inputs if blob_bytes(blob.shape) is not None]
+        sides = _sides(
+            before,
+            after,
+            run,
+            shapes={blob.name: blob.shape for blob in fixed if blob.shape},
+            batches={blob.name: blob.batch for blob in fixed if isinstance(blob.batch, int)},
+            twins={clean_name(layer.name): layer for layer in conversion.graph},
+            events=conversion.events,
+            masks={clean_name(mask.layer): mask.reason for mask in conversion.masks},
+        )
+        sides["comparison"] = _comparison("the net without passes, and with them", diff_graphs(before, after))
+    notes = [] if conversion.precision is None else [f"fp16 (estimated): {conversion.precision}"]
+    batches = [str(blob.batch) for blob in conversion.graph.inputs if not isinstance(blob.batch, int)]
+    if batches and not run.feeds:
+        notes.append(
+            f"{', '.join(dict.fromkeys(batches))} is open: costs and memory are those of one item of the batch"
+        )
+    facts = [
+        ("model", f"opset {model.opsets.get('', 1)}, {model.producer}"),
+        *(("input", f"{port.name} [{', '.join(map(str, port.shape))}]") for port in conversion.inputs),
+        ("layers with Splits", f"{manifest.layers.before} \u2192 {manifest.layers.after}"),
+    ]
+    return _record(model.name or "model", verified, run, sides, facts, notes)
+
+
+def report_optimized(
+    optimized: Optimized,
+    verified: Verification | None = None,
+    *,
+    seed: int = 0,
+    on: str | None = None,
+    timeout: float = 300.0,
+    step: Step = lambda text: None,
+) -> NetRecord:
+    """An optimised net, and what its verification has shown; where there was none, nothing is run."""
+    source = optimized.source
+    before = read_net(source.param, source.bin, optimized.graph.types).graph
+    run = LayerRun({})
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+        files = optimized.save(Path(folder) / "net", binary=False)
+        after = read_net(files.param, files.bin, optimized.graph.types).graph
+        if verified is not None:
+            run = _Net(files.param, files.bin, after, on, timeout, step).against_net(before, optimized, verified, seed)
+        sides = _sides(
+            before,
+            after,
+            run,
+            shapes=optimized.shapes,
+            twins={clean_name(layer.name): layer for layer in optimized.graph},
+            events=optimized.events,
+            masks={clean_name(mask.layer): mask.reason for mask in optimized.masks},
+        )
+        sides["comparison"] = _comparison("the net as it was, and as it is", diff_graphs(before, after))
+    old, new = optimized.layers
+    return _record(source.param.name, verified, run, sides, [("layers with Splits", f"{old} \u2192 {new}")], [])
+
+
+def report_net(
+    model: Any,
+    param: PathLike,
+    bin: PathLike | None,
+    verified: VerifyReport,
+    *,
+    feeds: Mapping[str, Array] | Path | None = None,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    on: str | None = None,
+    timeout: float = 300.0,
+    step: Step = lambda text: None,
+) -> NetRecord:
+    """A net, whoever made it, and what `verify` has shown, which had the same arguments.
+
+    A net of this package, which its manifest tells, is shown beside what it was before the passes; any other beside
+    the model's nodes, as far as their values are found in it.
+    """
+    name = Path(model).name if isinstance(model, (str, os.PathLike)) else "the model"
+    model, manifest = reference(exported(model)), verified.manifest
+    param, bin = Path(param), Path(bin or bin_beside(param))
+    title = f"{param.name} of {name}"
+    loaded = load_converted(model, manifest, shapes=shapes, values=values)
+    facts = [("model", f"opset {loaded.opsets.get('', 1)}, {loaded.producer}"), ("net", os.fspath(param))]
+    try:
+        after = read_net(param, bin, plugins.layer_types()).graph
+    except Error as error:
+        return _record(title, verified, LayerRun({}), {}, facts, [f"the net cannot be read: {error}"])
+    net = _Net(param, bin, after, on, timeout, step)
+    run = net.against_model(model, loaded, manifest, verified, feeds, seed, {})
+    step("converting the model anew")
+    fresh = reconverted(model, manifest) if manifest else None
+    notes: list[str] = []
+    if fresh is not None:
+        sides = _sides(
+            unoptimised(fresh).graph,
+            after,
+            run,
+            shapes={},
+            twins={layer.name: twin for layer, twin in corresponding(after, fresh.graph).items()},
+            events=fresh.events,
+            masks={mask.layer: mask.reason for mask in manifest.masks} if manifest else {},
+        )
+    else:
+        sides = _beside_model(model, after, run)
+        try:
+            fresh = convert(model, shapes=shapes, values=values)
+        except Error as error:
+            notes.append(f"there is no conversion by this tool to compare the net with: {error}")
+    if fresh is not None:
+        found = diff_graphs(fresh.graph, after)
+        sides["comparison"] = _comparison("a new conversion by this tool, and this net", found)
+    return _record(title, verified, run, sides, facts, notes)
+
+
+@dataclass(frozen=True)
+class _Net:
+    """A net in files, as it is read from them, and where it runs."""
+
+    param: Path
+    bin: Path
+    graph: Graph
+    on: str | None
+    timeout: float
+    step: Step
+
+    def against_model(
+        self,
+        model: Path | bytes,
+        loaded: LoadedModel,
+        manifest: Manifest | None,
+        verified: VerifyReport,
+        feeds: Mapping[str, Array] | Path | None,
+        seed: int,
+        names: Mapping[str, str],
+    ) -> LayerRun:
+        """Every blob against the model's value; `names` are the model's names of blobs that are called otherwise.
+
+        The inputs are those with which the net was found wrong, or the first that it was verified with.
+        """
+        try:
+            if verified.wrong is not None:
+                given = verified.wrong[1]
+            else:
+                given = any_feeds(model, loaded, manifest, feeds=feeds, seed=seed)
+            slots = input_slots(manifest, given, [blob.name for blob in self.graph.inputs])
+        except Error as error:
+            return LayerRun({}, problem=str(error))
+        names = {**names, **{output.blob: output.name for output in verified.outputs if output.blob}}
+
+        def values() -> Mapping[str, Array]:
+            self.step("ONNX Runtime computes all values of the model")
+            return model_values(model, given, loaded.values, self.timeout)
+
+        return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
+
+    def against_net(self, before: Graph, optimized: Optimized, verified: Verification, seed: int) -> LayerRun:
+        """Every blob against that of the same name in the net that was optimised."""
+        drawn = next(draw_runs(optimized.graph, optimized.shapes, seed=seed))[1]
+        source = optimized.source
+
+        def values() -> Mapping[str, Array]:
+            self.step("ncnn computes all blobs of the net as it was")
+            given = {optimized.name_before(blob): Feed(array) for blob, array in drawn.items()}
+            with NcnnRunner(source.param, source.bin, timeout=self.timeout, threads=None) as runner:
+                found = extract_all(runner, before, given)
+            return {name: array for name, array in found.items() if not isinstance(array, Failure)}
+
+        feeds = {clean_name(blob.name): Feed(array) for blob, array in drawn.items()}
+        names = {clean_name(blob.name): optimized.name_before(blob) for blob in optimized.graph.outputs}
+        return self.run([feeds], values, DEFAULT, names, verified.outputs)
+
+    def run(
+        self,
+        ways: Sequence[Mapping[str, Feed]],
+        values: Callable[[], Mapping[str, Array]],
+        tolerance: Tolerance,
+        names: Mapping[str, str],
+        outputs: Sequence[OutputReport],
+    ) -> LayerRun:
+        infer_net(self.graph, *_sizes(ways[0]))
+        total = sum(_bytes(blob) or 0 for layer in self.graph for blob in layer.outputs)
+        if total > _MOST_BYTES:
+            return LayerRun(ways[0], problem=f"its blobs have {file_size(total)}, too much to compare at once")
+        try:
+            known = Reference(values(), tolerance, names)
+        except RunError as error:
+            return LayerRun(ways[0], problem=str(error))
+        modes = tuple(dict.fromkeys(output.mode for output in outputs)) or ("fp32",)
+        options: dict[str, Any] = {"target": find_target(self.on), "timeout": self.timeout, "step": self.step}
+        return run_layers(self.param, self.bin, self.graph, ways, known, modes=modes, **options)
+
+
+def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """The shapes of blobs as ncnn has them, and their batch counts."""
+    shapes: dict[str, list[int]] = {}
+    batches: dict[str, int] = {}
+    for name, feed in feeds.items():
+        shapes[name] = list(feed.array.shape) or [1]
+        if feed.batch_axis is not None:
+            batches[name] = shapes[name].pop(feed.batch_axis)
+    return shapes, batches
+
+
+def _sides(
+    before: Graph,
+    after: Graph,
+    run: LayerRun,
+    *,
+    shapes: Mapping[str, Sequence[Any]],
+    batches: Mapping[str, int] | None = None,
+    twins: Mapping[str, Layer],
+    events: Sequence[Event],
+    masks: Mapping[str, str],
+) -> dict[str, Any]:
+    """The two nets beside each other, as fields of a NetRecord.
+
+    `shapes` and `batches` are those of the inputs, if nothing was run. `twins` are the layers that the events speak of,
+    by the names of the layers after; `masks` are the reasons for feature masks by these names.
+    """
+    sizes, counts = _sizes(run.feeds) if run.feeds else (shapes, batches)
+    for graph in (before, after):
+        inputs = {blob.name for blob in graph.inputs}
+        infer_net(graph, {name: shape for name, shape in sizes.items() if name in inputs}, counts)
+    names = [twins[layer.name].name if layer.name in twins else "" for layer in after]
+    applied = [event for event in events if isinstance(event, Applied)]
+    found = groups([layer.name for layer in before], names, applied)
+    first = {layer.name: number for number, layer in enumerate(before)}
+    partners = {number: first[name] for number, name in enumerate(names) if name in first}
+    for group in found:
+        partners |= dict(zip(reversed(group.after), reversed(group.before), strict=False))
+    numbers = {name: number for number, name in enumerate(names)}
+    origins = [twins[layer.name].origin if layer.name in twins else () for layer in after]
+    return {
+        "before": _rows(before, [layer.origin for layer in before]),
+        "after": _measured(after, _rows(after, origins), run, masks),
+        "rows": side_by_side(len(before), len(after), partners),
+        "groups": tuple(LayerGroup(group.before, group.after, group.passes) for group in found),
+        "rewrites": tuple(Counter(event.pass_name for event in applied).items()),
+        "near_misses": tuple(_near_miss(event, numbers) for event in events if isinstance(event, NearMiss)),
+        "memory": (_course(before), _course(after)),
+    }
+
+
+def _near_miss(event: NearMiss, numbers: Mapping[str, int]) -> NearMissRow:
+    layers = tuple(numbers[ref.name] for ref in event.layers if ref.name in numbers)
+    return NearMissRow(event.pass_name, " + ".join(map(str, event.layers)), event.reason, layers)
+
+
+def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str, Any]:
+    """The model's nodes and a net beside each other, as fields of a NetRecord."""
+    infer_net(after, *_sizes(run.feeds))
+    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    makers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
+    nodes = tuple(
+        LayerRow(
+            type=node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}",
+            name=node.name or next(iter(node.output), ""),
+            params="",
+            reads=tuple(dict.fromkeys(makers[name] for name in node.input if name in makers)),
+            blobs=tuple(node.output),
+        )
+        for node in proto.graph.node
+    )
+    rows = _measured(after, _rows(after, [()] * len(after)), run, {})
+    partners: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        found = [error.value for error in row.errors.values() if error.value in makers]
+        if found:
+            partners[number] = makers[found[0]]
+            rows[number] = replace(row, origin=(nodes[partners[number]].name,))
+    return {
+        "names": ("model", "net"),
+        "before": nodes,
+        "after": tuple(rows),
+        "rows": side_by_side(len(nodes), len(rows), partners),
+        "memory": (None, _course(after)),
+    }
+
+
+def _rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:
+    numbers = {layer: number for number, layer in enumerate(graph)}
+    return [_row(layer, origin, numbers) for layer, origin in zip(graph, origins, strict=True)]
+
+
+def _row(layer: Layer, origin: tuple[str, ...], numbers: Mapping[Layer, int]) -> LayerRow:
+    params = " ".join(f"{name}={_text(value)}" for name, value in parameters(layer).items())
+    blocks = [weight for _, weight in layer.weights.stored_items()]
+    macs = multiplications_of(layer)
+    moved = [_bytes(blob) for blob in dict.fromkeys((*layer.inputs, *layer.outputs))]
+    known = [size for size in moved if size is not None]
+    return LayerRow(
+        type=layer.type,
+        name=layer.name,
+        params=params if len(params) <= _MOST_PARAMS else f"{params[:_MOST_PARAMS]}\u2026",
+        reads=tuple(dict.fromkeys(numbers[blob.producer] for blob in layer.inputs if blob.producer)),
+        blobs=tuple(_blob_text(blob) for blob in layer.outputs),
+        origin=origin,
+        macs=macs if isinstance(macs, int) else None,
+        weights=sum(block.data.size for block in blocks),
+        weight_bytes=sum(b.data.nbytes + (0 if b.table is None else b.table.nbytes) for b in blocks),
+        blob_bytes=sum(known) if len(known) == len(moved) else None,
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value[:_MOST_PARAMS]))
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _blob_text(blob: Blob) -> str:
+    if blob.shape is None:
+        return blob.name
+    batch = "" if blob.batch == 1 else f"{blob.batch}\u00d7"
+    return f"{blob.name} {batch}[{', '.join(map(str, blob.shape))}]"
+
+
+def _bytes(blob: Blob) -> int | None:
+    """The bytes of a blob with its batch; None where a size is not known."""
+    size = blob_bytes(blob.shape)
+    return None if size is None or not isinstance(blob.batch, int) else size * blob.batch
+
+
+def _course(graph: Graph) -> MemoryCourse | None:
+    memory = peak_memory(graph)  # of one item of a batch
+    batches = [blob.batch for layer in graph for blob in layer.outputs]
+    counts = [batch for batch in batches if isinstance(batch, int)]
+    if memory.unknown or len(counts) < len(batches):
+        return None
+    numbers = {layer: number for number, layer in enumerate(graph)}
+    most = max(counts, default=1)
+    return MemoryCourse(
+        tuple(numbers[layer] for layer, _ in memory.course), tuple(size * most for _, size in memory.course)
+    )
+
+
+def _measured(graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]) -> list[LayerRow]:
+    """The rows with what running the net has shown."""
+    found = []
+    for layer, row in zip(graph, rows, strict=True):
+        names = [blob.name for blob in layer.outputs]
+        timed = [run.seconds[name] for name in names if name in run.seconds]
+        errors = {
+            mode: _worst([verdicts[name] for name in names if name in verdicts])
+            for mode, verdicts in run.verdicts.items()
+            if any(name in verdicts for name in names)
+        }
+        found.append(replace(row, seconds=sum(timed) if timed else None, errors=errors, mask=masks.get(layer.name, "")))
+    return found
+
+
+def _worst(verdicts: Sequence[Verdict]) -> LayerError:
+    """The worst of a layer's outputs: one that is wrong, then the one with the largest error."""
+
+    def badness(verdict: Verdict) -> tuple[int, float]:
+        error = verdict.difference.max_rel if verdict.difference else None
+        return ("unknown", "right", "reordered", "wrong").index(verdict.status), -1.0 if error is None else error
+
+    worst = max(verdicts, key=badness)
+    error = worst.difference.max_rel if worst.difference else None
+    return LayerError(worst.status, error, worst.message, worst.value)
+
+
+def _comparison(about: str, found: NetDiff) -> Comparison:
+    rows: list[tuple[str, ...]] = [(layer_text(asdict(ref)), "layer", "there", "gone", "") for ref in found.gone]
+    rows += [(layer_text(asdict(ref)), "layer", "not there", "added", "") for ref in found.added]
+    rows += [row for change in found.changed for row in change_rows(asdict(change))]
+    return Comparison(about, tuple(rows))
+
+
+def _record(
+    title: str,
+    verified: VerifyReport | Verification | None,
+    run: LayerRun,
+    sides: Mapping[str, Any],
+    facts: Sequence[tuple[str, str]],
+    notes: Sequence[str],
+) -> NetRecord:
+    of_model = isinstance(verified, VerifyReport)
+    folded = verified.folded if isinstance(verified, Verification) else ()
+    reports = () if verified is None else (*folded, *verified.outputs)
+    wrong = sum(report.status != "ok" for report in reports)
+    against = "ONNX Runtime's" if of_model else "those of the net as it was"
+    if verified is None:
+        verdict, headline = "unverified", "Nothing was run: whether the net computes what it should is not known."
+    elif wrong:
+        verdict, headline = "wrong", f"{wrong} of {len(reports)} outputs differ from {against}."
+    else:
+        verdict = "ok"
+        headline = f"{'All outputs agree' if len(reports) > 1 else 'The output agrees'} with {against}."
+    value = "the model's value" if of_model else "the blob of that name in the net as it was"
+    errors = f"The largest error of each layer's output, relative to the largest element of {value}."
+    return NetRecord(
+        title=title,
+        verdict=verdict,
+        headline=headline,
+        facts=(*facts, *([("checked", verified.checked)] if verified and verified.checked else [])),
+        notes=(*notes, *(verified.notes if isinstance(verified, VerifyReport) else ())),
+        outputs=tuple(Output(o.name, o.status, o.message, o.max_abs, o.max_rel, o.cosine, o.mode) for o in reports),
+        modes=tuple(run.verdicts),
+        timing=_timing(run),
+        errors=f"Not all is known: {run.problem}" if run.problem else errors if run.verdicts else "",
+        **sides,
+    )
+
+
+def _timing(run: LayerRun) -> str:
+    """How the seconds were measured."""
+    times = run.times
+    if times is None:
+        return ""
+    return (
+        f"The fastest of {times.runs} runs on one thread, after one to warm up; {run.checked}. It is CPU time, or time "
+        "on a GPU. ncnn's Python package does not time layers: each layer's output is extracted before the next layer "
+        "runs, and the time to copy it is measured and subtracted. All layers together take "
+        f"{sum(times.blobs) * 1e3:.3g} ms, a whole run at once {times.whole * 1e3:.3g} ms."
+    )

@@ -1,0 +1,63 @@
+"""The option --report: a page about the nets of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx2ncnn_opt.cli.output import Output
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.errors import Stop
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.report.record import NetRecord
+
+
+@dataclass
+class ReportFile:
+    """The file of --report, None where it is not given, and the records that it will show."""
+
+    path: Path | None
+    records: list[NetRecord] = field(default_factory=list)
+
+    @contextmanager
+    def written(self, output: Output, sources: Mapping[str, Path]) -> Iterator[None]:
+        """Write the page after the block, and say so; also when it ends with an error: then it is needed most.
+
+        Nothing is written where no net was made, or the command was stopped. Raises UsageError before the block where
+        the file cannot be written, or is one of the `sources`, by what they are.
+        """
+        if self.path is not None:
+            check_targets([self.path], sources)
+        try:
+            yield
+        except (Stop, KeyboardInterrupt):
+            self.records.clear()
+            raise
+        finally:
+            if self.path is not None and self.records:
+                from onnx2ncnn_opt.api.report import Report
+                from onnx2ncnn_opt.report.words import file_size
+
+                Report(tuple(self.records)).save(self.path)
+                output.show([f"wrote: {self.path} ({file_size(self.path.stat().st_size)})"])
+
+
+def report_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --report, as `report`."""
+
+    def opened(ctx: click.Context, param: click.Parameter, path: Path | None) -> ReportFile:
+        return ReportFile(path)
+
+    return click.option(
+        "--report",
+        type=click.Path(path_type=Path),
+        callback=opened,
+        metavar="FILE.html",
+        help="Write a page about the result: errors and costs of layers, what the passes did (docs/report.md).",
+    )(command)

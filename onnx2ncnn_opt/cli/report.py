@@ -1,0 +1,65 @@
+"""``onnx2ncnn-opt report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.targets import check_targets
+from onnx2ncnn_opt.cli.verification import failure, output_rows, report_fields, require_runtimes
+
+
+@click.command(short_help="A page about a net: errors, costs, rewrites.")
+@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
+@click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
+@click.argument("bin", type=EXISTING_FILE, metavar="[NET.bin]]", required=False)
+@click.option(
+    "-o", "path", type=click.Path(path_type=Path), metavar="FILE.html", required=True, help="The file to write."
+)
+@manifest_option
+@given_options
+@run_options()
+@output_options()
+def report(
+    output: Output,
+    model: Path,
+    param: Path | None,
+    bin: Path | None,
+    path: Path,
+    manifest_path: Path | None,
+    given: Given,
+    runs: Runs,
+) -> None:
+    """Write one HTML file about a net of MODEL (.onnx or .pt2), whoever converted it; without one, about a conversion.
+
+    It shows the errors of outputs and layers, what each layer costs, the memory of a run, and what the passes did. The
+    net is verified as `verify` does. Exit codes: 0 it is right, 3 it is wrong; the file is written either way.
+    """
+    if manifest_path and not param:
+        raise click.UsageError("--manifest is about a net: give NET.param with it")
+    nets = {"the net": param, "the net's weights": bin}
+    check_targets([path], {"the model": model, **{what: file for what, file in nets.items() if file}})
+    require_runtimes(runs.on, "onnxruntime")
+    from onnx2ncnn_opt.api.report import make_report
+    from onnx2ncnn_opt.report.verification import checked_lines, output_table
+    from onnx2ncnn_opt.report.words import file_size
+
+    with output.working(f"looking into {param or model}") as step:
+        found = make_report(model, param, bin, manifest=manifest_path, **vars(given), **vars(runs), step=step)
+    found.save(path)
+    verified = found.verified
+    assert verified is not None
+    output.fields |= {**report_fields(verified), "files": [{"path": str(path), "bytes": path.stat().st_size}]}
+    output.show(
+        [
+            *(f"note: {text}" for text in verified.notes),
+            output_table(output_rows(verified.outputs)),
+            f"wrote: {path} ({file_size(path.stat().st_size)})",
+            *checked_lines(verified.checked),
+        ]
+    )
+    if not verified.ok:
+        raise failure(verified)

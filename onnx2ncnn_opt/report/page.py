@@ -1,0 +1,61 @@
+"""Records as one HTML file that needs nothing else: no network, no framework, nothing that runs but its own script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from onnx2ncnn_opt.report.record import NetRecord
+
+FORMAT = 1
+
+
+def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
+    """The page for one or more nets; `tool` is the program that wrote it, with its version.
+
+    The names in models are other people's text. They reach the page as JSON in an element that no browser runs, with
+    every character escaped that could end it, and the script shows them as text. A content security policy lets
+    nothing run or load but this one script and style sheet.
+    """
+    style, script = (_template(f"page.{kind}") for kind in ("css", "js"))
+    data = json.dumps(
+        {"format_version": FORMAT, "tool": tool, "nets": [_plain(asdict(record)) for record in records]},
+        allow_nan=False,
+        separators=(",", ":"),
+    )
+    parts = {
+        "policy": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        "title": escape(title),
+        "style": style,
+        "script": script,
+        "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+    }
+    html = _template("page.html")
+    pieces = []
+    for number, piece in enumerate(html.split("@@")):  # in one go: what is put in may contain the mark itself
+        pieces.append(parts[piece] if number % 2 else piece)
+    return "".join(pieces)
+
+
+def _template(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it, which knows no NaN and no infinity: they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

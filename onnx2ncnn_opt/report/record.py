@@ -1,0 +1,125 @@
+"""What a report page shows, as plain records: everything in them is a number, a text, or a list of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Number = float | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of the net against its reference; fields as `verification.verify.OutputReport` has them."""
+
+    name: str
+    status: str
+    message: str
+    max_abs: Number
+    max_rel: Number
+    cosine: Number
+    mode: str
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The error of a layer's worst output, relative to the largest value of the reference.
+
+    `status` is "right", "reordered" (the reference's numbers in another order), "wrong", or "unknown" where the
+    reference has no such value; `max_rel` is None where there is no number. `value` is what the reference calls the
+    output.
+    """
+
+    status: str
+    max_rel: Number
+    message: str
+    value: str | None
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer of a net, or a node of a model.
+
+    `reads` are the numbers of the layers that it reads, in their list. `blobs` are its outputs with their shapes.
+    `origin` are the nodes that it comes from. `macs` are multiplications with an addition, `weights` elements,
+    `weight_bytes` what they take in the file, `blob_bytes` what the layer reads and writes. What is not known is None.
+    """
+
+    type: str
+    name: str
+    params: str
+    reads: tuple[int, ...]
+    blobs: tuple[str, ...]
+    origin: tuple[str, ...] = ()
+    macs: int | None = None
+    weights: int | None = None
+    weight_bytes: int | None = None
+    blob_bytes: int | None = None
+    seconds: Number = None
+    mask: str = ""
+    errors: Mapping[str, LayerError] = field(default_factory=dict)  # by mode
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers before and after that belong together, by number, and the passes that have made them so."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    passes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NearMissRow:
+    """A pattern that was found but could not be rewritten; `layers` are those of the net after, where they are left."""
+
+    pass_name: str
+    text: str
+    reason: str
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MemoryCourse:
+    """The bytes of all blobs while each layer runs, in the order in which ncnn runs them; `layers` are numbers."""
+
+    layers: tuple[int, ...]
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences of two nets: each line is about a layer (what, before, after, difference)."""
+
+    about: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class NetRecord:
+    """One net with all that is known of it.
+
+    `verdict` is "ok", "wrong", or "unverified", `headline` says it in a sentence. `facts` are labels and texts.
+    `names` are what the lists `before` and `after` are. `rows` show the two beside each other, see
+    `rewrite.lineage.side_by_side`. `memory` is before and after, None where sizes are not known. `timing` says how
+    `seconds` were measured, and is empty where nothing was; `errors` says the same about the layers' errors.
+    """
+
+    title: str
+    verdict: str
+    headline: str
+    facts: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    modes: tuple[str, ...] = ()
+    names: tuple[str, str] = ("before", "after")
+    before: tuple[LayerRow, ...] = ()
+    after: tuple[LayerRow, ...] = ()
+    rows: tuple[tuple[int | None, int | None], ...] = ()
+    groups: tuple[LayerGroup, ...] = ()
+    rewrites: tuple[tuple[str, int], ...] = ()
+    near_misses: tuple[NearMissRow, ...] = ()
+    memory: tuple[MemoryCourse | None, MemoryCourse | None] = (None, None)
+    comparison: Comparison | None = None
+    timing: str = ""
+    errors: str = ""

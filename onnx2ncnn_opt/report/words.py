@@ -1,0 +1,67 @@
+"""Records in words, for terminals and pages alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_HASH = 12  # digits of a hash that people compare
+
+
+def file_size(size: int) -> str:
+    """A size in bytes as people read it."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB"):
+        if value >= 1000:
+            value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
+
+
+def layer_text(ref: Mapping[str, str] | None) -> str:
+    """A LayerRef as people read it."""
+    return f"{ref['type']} '{ref['name']}'" if ref else "nothing"
+
+
+def change_rows(change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The fields of a LayerChange: for each change the layer, what it is about, before, after, and the difference."""
+    old, new = change["before"], change["after"]
+    layer = layer_text(old) if old["name"] == new["name"] else f"{layer_text(old)} ('{new['name']}')"
+    for param in change["params"]:
+        yield layer, param["name"], _value(param["before"]), _value(param["after"]), ""
+    for weight in change["weights"]:
+        yield layer, weight["name"], _weight(weight["before"]), _weight(weight["after"]), _distance(weight)
+    for read in change["inputs"]:
+        sides = (f"{layer_text(read[side])}{_output(read[f'{side}_output'])}" for side in ("before", "after"))
+        yield layer, f"input {read['index']}", *sides, ""
+    for output in change["outputs"]:
+        sides = ("inside" if output[side] is None else f"output {output[side]}" for side in ("before", "after"))
+        yield layer, f"output {output['index']}", *sides, ""
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return (
+        ",".join(map(_value, value))
+        if isinstance(value, (tuple, list))
+        else f"{value:.9g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _weight(weight: Mapping[str, Any] | None) -> str:
+    return f"{weight['elements']} {weight['encoding']} {weight['sha256'][:_HASH]}" if weight else "none"
+
+
+def _distance(weight: Mapping[str, Any]) -> str:
+    parts = []
+    if weight["max_abs"] is not None:
+        parts.append(f"up to {weight['max_abs']:.3g} of {weight['largest']:.3g}")
+    if weight["not_finite"]:
+        parts.append(f"{weight['not_finite']} not finite on one side")
+    return ", ".join(parts)
+
+
+def _output(index: int) -> str:
+    return f" output {index}" if index else ""

@@ -1,0 +1,90 @@
+"""What became of each layer of a net in the pipeline: which layers went into which, by which passes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx2ncnn_opt.rewrite.events import Applied
+
+Row = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that rewrites have tied together: numbers of layers before and after, and the passes, in order."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    passes: tuple[str, ...]
+
+
+def groups(before: Sequence[str], after: Sequence[str], applied: Iterable[Applied]) -> tuple[Group, ...]:
+    """The groups that rewrites have made of layers with these names, in the order of the layers before.
+
+    Two rewrites belong to one group if the second takes a layer that the first has made. A layer that no rewrite has
+    made or taken is in no group.
+    """
+    events = list(applied)
+    parent = list(range(len(events)))
+
+    def root(event: int) -> int:
+        while parent[event] != event:
+            parent[event] = parent[parent[event]]
+            event = parent[event]
+        return event
+
+    # By the name that a layer has at the moment: its number if it is of the net before, or the event that made it.
+    originals = {name: number for number, name in enumerate(before)}
+    maker: dict[str, int] = {}
+    taken: dict[int, int] = {}
+    for number, event in enumerate(events):
+        for ref in event.before:
+            if ref.name in maker:
+                parent[root(maker.pop(ref.name))] = root(number)
+            elif ref.name in originals:
+                taken[originals.pop(ref.name)] = number
+        for ref in event.after:
+            maker[ref.name] = number
+    members: dict[int, tuple[list[int], list[int], list[str]]] = {}
+    for number, event in enumerate(events):
+        members.setdefault(root(number), ([], [], []))[2].append(event.pass_name)
+    for layer, number in sorted(taken.items()):
+        members[root(number)][0].append(layer)
+    for layer, name in enumerate(after):
+        if name in maker:
+            members[root(maker[name])][1].append(layer)
+    found = [Group(tuple(old), tuple(new), tuple(dict.fromkeys(names))) for old, new, names in members.values()]
+    return tuple(sorted(found, key=lambda group: (group.before or (len(before),), group.after)))
+
+
+def side_by_side(before: int, after: int, partners: Mapping[int, int]) -> tuple[Row, ...]:
+    """Rows that show two lists beside each other: every number of either once, in order, and partners in one row.
+
+    `partners` are the numbers before, by those after. Where they cross, as many stay in one row as can.
+    """
+    # The longest rising sequence of partners: for each length, the least number that one of this length ends with.
+    ends: list[int] = []
+    end_of: list[int] = []
+    previous: dict[int, int | None] = {}
+    for number in sorted(partners):
+        length = bisect_left(ends, partners[number])
+        previous[number] = end_of[length - 1] if length else None
+        ends[length : length + 1] = [partners[number]]
+        end_of[length : length + 1] = [number]
+    anchors: list[int] = []
+    last: int | None = end_of[-1] if end_of else None
+    while last is not None:
+        anchors.append(last)
+        last = previous[last]
+    rows: list[Row] = []
+    left = right = 0
+    for anchor in reversed(anchors):
+        rows += ((number, None) for number in range(left, partners[anchor]))
+        rows += ((None, number) for number in range(right, anchor))
+        rows.append((partners[anchor], anchor))
+        left, right = partners[anchor] + 1, anchor + 1
+    rows += ((number, None) for number in range(left, before))
+    rows += ((None, number) for number in range(right, after))
+    return tuple(rows)

@@ -1,0 +1,136 @@
+"""The errors of all blobs of a net, and the time that each takes: one run shown from inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
+from onnx2ncnn_opt.runtime.targets import Target
+from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge
+from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
+
+Feeds = Mapping[str, Feed]
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """What became of a net's blobs: verdicts by mode and blob name, seconds by blob name.
+
+    `feeds` are those that it took. `times` are None where nothing was timed, `checked` says where ncnn ran and how.
+    `problem` is why something is missing.
+    """
+
+    feeds: Feeds
+    verdicts: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    times: Times | None = None
+    checked: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Values to hold blobs against, by name; `names` are those of blobs that are called otherwise."""
+
+    values: Mapping[str, Array]
+    tolerance: Tolerance
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def inner_blobs(graph: Graph) -> list[str]:
+    """The blobs that layers compute, in the order in which each can be extracted: later it may be gone."""
+    inputs = {blob.name for blob in graph.inputs}
+    return [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
+
+
+def extract_all(runner: NcnnRunner, graph: Graph, feeds: Feeds) -> dict[str, Array | Failure]:
+    """Every blob that a layer computes, with its batch in front. Raises what `NcnnRunner.extract` raises."""
+    return runner.extract(feeds, [Fetch(name, 0) for name in inner_blobs(graph)])
+
+
+def run_layers(
+    param: Path,
+    bin: Path,
+    graph: Graph,
+    ways: Sequence[Feeds],
+    reference: Reference,
+    *,
+    modes: Sequence[str],
+    target: Target,
+    timeout: float,
+    step: Callable[[str], None],
+) -> LayerRun:
+    """Run a net in each mode, and once more to time it in the first; `graph` is the one in the files.
+
+    `ways` are those to feed it, of which the one is taken that leaves the most blobs right.
+    """
+    verdicts: dict[str, Mapping[str, Verdict]] = {}
+    feeds = ways[0]
+    with NcnnWorker(target) as worker:
+        try:
+            for mode in modes:
+                step(f"ncnn computes all blobs of the net in {mode}")
+                runner = NcnnRunner(param, bin, worker=worker, mode=mode, timeout=timeout, threads=None)
+                feeds, verdicts[mode] = _likeliest(runner, graph, ways, reference, in_mode(mode, reference.tolerance))
+                ways = [feeds]
+            step("ncnn computes the net blob by blob, to time it")
+            names = inner_blobs(graph)
+            times = NcnnRunner(param, bin, worker=worker, mode=modes[0], timeout=timeout).time_blobs(feeds, names)
+        except RunError as error:
+            return LayerRun(feeds, verdicts, problem=str(error))
+        seconds = dict(zip(names, times.blobs, strict=True))
+        return LayerRun(feeds, verdicts, seconds, times, worker.checked(modes))
+
+
+def _likeliest(
+    runner: NcnnRunner, graph: Graph, ways: Sequence[Feeds], reference: Reference, tolerance: Tolerance
+) -> tuple[Feeds, Mapping[str, Verdict]]:
+    """The way to feed a net that leaves the most blobs right, and what is known of each."""
+    found: list[tuple[int, Feeds, dict[str, Verdict]]] = []
+    sizes = by_size(reference.values)
+    for feeds in ways:
+        try:
+            results = extract_all(runner, graph, feeds)
+        except UsageError:  # an array that no Mat can hold
+            continue
+        verdicts = {
+            name: _in_any_order(
+                judge(result, _value_name(name, reference), reference.values, sizes, tolerance),
+                result,
+                reference.values,
+                tolerance,
+            )
+            for name, result in results.items()
+        }
+        found.append((sum(verdict.status == "right" for verdict in verdicts.values()), feeds, verdicts))
+    if not found:
+        raise RunError("no Mat can hold the inputs")
+    _, feeds, verdicts = max(found, key=lambda way: way[0])
+    return feeds, verdicts
+
+
+def _in_any_order(
+    verdict: Verdict, result: Array | Failure, values: Mapping[str, Array], tolerance: Tolerance
+) -> Verdict:
+    """The verdict on a blob, which is "reordered" where it has the value's numbers, but in no order of its axes."""
+    if verdict.status != "wrong" or verdict.value is None or isinstance(result, Failure):
+        return verdict
+    value = values[verdict.value]
+    if value.size != result.size or value.dtype.kind != "f":
+        return verdict
+    difference = compare(np.sort(result, axis=None), np.sort(value, axis=None), replace(tolerance, slices=False))
+    return Verdict("reordered", "", verdict.value, difference) if difference.ok else verdict
+
+
+def _value_name(blob: str, reference: Reference) -> str | None:
+    """What the model calls a blob; two converters' numbers have nothing to do with each other."""
+    if blob in reference.names:
+        return reference.names[blob]
+    return None if blob.isdigit() else blob

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import SINE, SINE_AT, SMALL, names, net_files, run, write_model
+
+
+def nets(page: Path) -> list[dict[str, Any]]:
+    """What a page shows."""
+    found = re.search(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found
+    data = json.loads(found[1])
+    assert data["tool"].startswith("onnx2ncnn-opt ")
+    return list(data["nets"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_model(tmp_path, SMALL)
+    assert run(tmp_path, "convert", "model.onnx", "--no-verify").code == 0
+    return tmp_path
+
+
+def test_report_of_a_model(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "report", "model.onnx", "-o", "page.html")
+    assert (ended.code, ended.err) == (0, "")
+    assert [words[1] for words in ended.lines("output")] == ["ok", "ok"]
+    assert names(tmp_path) == {"model.onnx", "page.html"}
+    (net,) = nets(tmp_path / "page.html")
+    assert net["verdict"] == "ok"
+
+
+def test_report_of_a_net(folder: Path) -> None:
+    data = (folder / "model.ncnn.bin").read_bytes()
+    (folder / "model.ncnn.bin").write_bytes(data[:4] + np.float32(9).tobytes() + data[8:])
+    ended = run(folder, "report", "model.onnx", "model.ncnn.param", "-o", "page.html")
+    assert ended.code == 3
+    assert ended.err == "Error: 2 of 2 outputs differ from ONNX Runtime's\n"
+    (net,) = nets(folder / "page.html")
+    assert net["verdict"] == "wrong"
+
+
+def test_convert_with_a_report(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    ended = run(tmp_path, "convert", "model.onnx", "--report", "page.html")
+    assert ended.code == 0
+    assert re.fullmatch(r"wrote: page.html \(\d+\.\d kB\)", ended.out.splitlines()[-1])
+    assert nets(tmp_path / "page.html")[0]["verdict"] == "ok"
+
+
+NET = ("model.ncnn.param", "model.ncnn.bin")
+
+
+@pytest.mark.parametrize(
+    ("args", "verdict"),
+    [
+        (("verify", "model.onnx", *NET), "ok"),
+        (("optimize", *NET, "-o", "new"), "ok"),
+        (("optimize", *NET, "-o", "new", "--no-verify"), "unverified"),
+    ],
+)
+def test_other_commands_with_a_report(folder: Path, args: tuple[str, ...], verdict: str) -> None:
+    assert run(folder, *args, "--report", "page.html").code == 0
+    assert nets(folder / "page.html")[0]["verdict"] == verdict
+
+
+def test_the_page_is_written_when_verification_fails(tmp_path: Path) -> None:
+    write_model(tmp_path, SINE)
+    np.savez(tmp_path / "in.npz", x=np.asarray(SINE_AT, np.float32))
+    ended = run(tmp_path, "convert", "model.onnx", "--inputs", "in.npz", "--report", "page.html")
+    assert ended.code == 3
+    assert names(tmp_path) == {"model.onnx", "in.npz", "page.html"}
+    (net,) = nets(tmp_path / "page.html")
+    assert (net["verdict"], net["after"][1]["errors"]["fp32"]["status"]) == ("wrong", "wrong")
+
+
+def test_several_models_are_on_one_page(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    write_model(tmp_path, SMALL, "a.onnx")
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "b.onnx")
+    write_model(tmp_path, SMALL, "c.onnx")
+    models = ("a.onnx", "b.onnx", "c.onnx")
+    ended = run(tmp_path, "convert", *models, "-o", "nets", "--no-verify", "--report", "page.html")
+    assert ended.code == 1
+    assert [net["title"] for net in nets(tmp_path / "page.html")] == ["a", "c"]
+
+
+def test_no_net_no_page(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }")
+    assert run(tmp_path, "convert", "model.onnx", "--report", "page.html").code == 1
+    assert run(tmp_path, "report", "model.onnx", "-o", "page.html").code == 1
+    assert names(tmp_path) == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("nowhere/page.html", "cannot write nowhere/page.html: there is no folder nowhere"),
+        ("folder", "cannot write folder: it is a folder"),
+        ("model.onnx", "cannot write model.onnx: it is the model itself"),
+    ],
+)
+def test_where_nothing_can_be_written_is_told_before_the_work(tmp_path: Path, target: str, problem: str) -> None:
+    write_model(tmp_path, SMALL)
+    (tmp_path / "folder").mkdir()
+    for command in (("report", "model.onnx", "-o", target), ("convert", "model.onnx", "--report", target)):
+        ended = run(tmp_path, *command)
+        assert (ended.code, ended.out) == (2, "")
+        assert re.sub(r"the model model.onnx", "the model", ended.err) == f"Error: {problem}\n"
+        assert names(tmp_path) == {"model.onnx", "folder"}
+
+
+def test_a_manifest_needs_a_net(folder: Path) -> None:
+    ended = run(folder, "report", "model.onnx", "--manifest", "model.ncnn.json", "-o", "page.html")
+    assert ended.code == 2
+    assert names(folder) == {"model.onnx", *net_files("model")}
