@@ -1,0 +1,85 @@
+"""What docs/ci.md says is what a user gets: its lists of models, and the shell steps of its workflows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from projects import MODEL, write_project
+
+from onnx2ncnn_opt.regression.config import read_config
+from onnx2ncnn_opt.regression.run import check
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_lists_of_models(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "exports").mkdir()
+    for name in ("models/a.onnx", "exports/detector.onnx"):
+        (tmp_path / name).touch()
+    small, large, pnnx = blocks("toml")
+    for text in (small, large, pnnx):
+        (tmp_path / "ncnn-check.toml").write_text(text)
+        config = read_config(tmp_path / "ncnn-check.toml")
+        assert {model.name for model in config.models} >= {"models/a"}
+    assert config.models[0].convert[0] == "pnnx"
+
+
+def test_every_key_is_on_the_page() -> None:
+    from onnx2ncnn_opt.regression import config
+
+    section = PAGE.partition("| key | meaning |")[2].partition("\n\n")[0]
+    keys = set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE))
+    known = {key for key in config._FILE_KEYS if key not in ("model", "thresholds")}
+    assert keys == known | {f"thresholds.{key}" for key in config._THRESHOLD_KEYS}
+
+
+def steps() -> list[str]:
+    """The shell of GitHub's steps, and of GitLab's, in order."""
+    github, gitlab = blocks("yaml")
+    found = [textwrap.dedent(text) for text in re.findall(r"^ +run: \|\n((?: {10}.*\n)+)", github, re.MULTILINE)]
+    script = gitlab.partition("script:\n")[2].partition("  artifacts:")[0]
+    return [*found, *(line.strip().removeprefix("- ") for line in script.splitlines())]
+
+
+def test_the_steps_of_the_workflows(tmp_path: Path) -> None:
+    """All of them but those that download."""
+    install, emulator, github, install_too, gitlab = steps()
+    assert install.strip() == install_too == "python -m pip install -r requirements-ncnn.txt"
+    assert emulator.strip() == "python -m onnx2ncnn_opt.runtime.qemu_aarch64"
+    folder = tmp_path / "project"
+    folder.mkdir()
+    assert check(write_project(folder, "thresholds = { latency = inf, memory = inf }\n", a=MODEL), record=True).ok
+    program = tmp_path / "bin" / "onnx2ncnn-opt"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m onnx2ncnn_opt "$@"\n')
+    program.chmod(0o755)
+    root = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([str(program.parent), os.environ["PATH"]]),
+        "PYTHONPATH": root,
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "DEVICE": "",
+        "SHARD": "1/2",
+        "CI_NODE_INDEX": "1",
+        "CI_NODE_TOTAL": "1",
+    }
+    for step in (github, gitlab):
+        command = ["bash", "-e", "-o", "pipefail", "-c", step]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "passed: 1 of 1 models" in done.stdout
+        assert ElementTree.parse(folder / "junit.xml").getroot()[0].get("tests") == "1"
+        (folder / "junit.xml").unlink()
+    assert "| models/a | ok |" in (tmp_path / "summary.md").read_text()
