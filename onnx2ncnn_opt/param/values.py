@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ _MAX_VALUE_CHARS = 127
 MAX_STRING_BYTES = 255
 _INT32 = range(-(2**31), 2**31)
 _INFINITY = float(np.float32(3.402823e38))
+
+_FLOAT32 = struct.Struct("<f")
+_TOO_LARGE = 2.0**128 - 2.0**103  # rounds to infinity in float32
 
 BLANKS = " \t\v\f"
 _INT = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -78,7 +82,7 @@ def _old_array(text: str, where: str) -> Value:
 
 
 def _is_float(text: str) -> bool:
-    return any(c in ".eE" for c in text)
+    return "." in text or "e" in text or "E" in text
 
 
 def _number(text: str, where: str) -> int | float:
@@ -88,10 +92,9 @@ def _number(text: str, where: str) -> int | float:
             if _INT.fullmatch(text) and int(text) in _INT32:
                 return int(text)
         elif _FLOAT.fullmatch(text):
-            with np.errstate(over="ignore"):
-                number = np.float32(float(text))
-            if np.isfinite(number):
-                return float(number)
+            number = float(text)
+            if abs(number) < _TOO_LARGE:
+                return _float32(number)
     raise ParamError(f"{where}: '{excerpt(text)}' is not a 32-bit number")
 
 
@@ -116,7 +119,8 @@ def as_kind(kind: Kind, value: Value) -> Value | None:
 
 
 def _float32(value: float) -> float:
-    return float(np.float32(value))
+    (rounded,) = _FLOAT32.unpack(_FLOAT32.pack(value))
+    return float(rounded)
 
 
 def format_value(id: int, kind: Kind | None, value: Any) -> str:
