@@ -6,7 +6,8 @@ Notation of `params`: see `parse_params`. Weights stand in the order of the .bin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from math import inf, sqrt
 
 from onnx2ncnn_opt.errors import GraphError
@@ -129,8 +130,64 @@ _DYNAMIC_WEIGHTS = (
     WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]),
 )
 
+
+def _elementwise(type: str, index: int, params: str = "", bounds: tuple[float, float] | None = None) -> LayerSpec:
+    return LayerSpec(type, index, parse_params(params), inplace=True, traits=Trait.ELEMENTWISE, bounds=bounds)
+
+
+def _convolution(type: str, index: int, params: str, *weights: WeightSpec) -> LayerSpec:
+    """A convolution whose weight may be an input; `weights` are what follows weight and bias in the file."""
+    return LayerSpec(
+        type,
+        index,
+        parse_params(params),
+        (*_DYNAMIC_WEIGHTS, *weights),
+        inputs=(1, 3),
+        one_blob_only=lambda p: p["dynamic_weight"] == 0,
+        enums={"activation_type": Activation},
+    )
+
+
+def _attention_weights() -> Iterator[WeightSpec]:
+    """The weights of the four projections of MultiHeadAttention: queries, keys, values, output."""
+    sizes: dict[str, tuple[Callable[[Params], int], Callable[[Params], int]]] = {
+        "q": (lambda p: p["embed_dim"], _qdim),
+        "k": (lambda p: p["embed_dim"], lambda p: p["kdim"]),
+        "v": (lambda p: p["embed_dim"], lambda p: p["vdim"]),
+        "out": (_qdim, lambda p: p["embed_dim"]),
+    }
+    for name, (rows, columns) in sizes.items():
+        yield WeightSpec(f"{name}_weight_data", _times(rows, columns), tagged=True, when=_is_not_block_quantised)
+        yield WeightSpec(
+            f"{name}_weight_data_packed_bytes",
+            _times(rows, partial(_packed_bytes, columns)),
+            packed=True,
+            when=_is_block_quantised,
+        )
+        yield WeightSpec(f"{name}_bias_data", rows)
+    for name in "qkv":
+        yield WeightSpec(f"{name}_weight_data_int8_scales", sizes[name][0], when=_is_int8)
+    yield WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=_is_int8)
+    for name, (rows, columns) in sizes.items():
+        yield WeightSpec(f"{name}_quantize_scales", _times(rows, partial(_blocks, columns)), when=_is_block_quantised)
+    for name, (_, columns) in sizes.items():
+        yield WeightSpec(f"{name}_input_scales", columns, when=_has_input_scales)
+
+
+def _times(a: Callable[[Params], int], b: Callable[[Params], int]) -> Callable[[Params], int]:
+    return lambda p: a(p) * b(p)
+
+
+def _packed_bytes(columns: Callable[[Params], int], p: Params) -> int:
+    return _ceil_div(columns(p) * _bits(p), 8)
+
+
+def _blocks(columns: Callable[[Params], int], p: Params) -> int:
+    return _ceil_div(columns(p), _block(p))
+
+
 _TABLE = (
-    LayerSpec("AbsVal", 0, inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("AbsVal", 0),
     LayerSpec("ArgMax", 1, params=parse_params("0 out_max_val, 1 topk=1"), in_runtime=False),
     LayerSpec(
         "BatchNorm",
@@ -151,24 +208,16 @@ _TABLE = (
         weights=(WeightSpec("bias_data", lambda p: p["bias_data_size"]),),
         inplace=True,
     ),
-    LayerSpec("BNLL", 4, inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("BNLL", 4),
     LayerSpec("Concat", 5, params=parse_params("0 axis"), inputs=(1, None), one_blob_only=False, traits=Trait.MOVES),
-    LayerSpec(
+    _convolution(
         "Convolution",
         6,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
-            "18 pad_value=0.0, 19 dynamic_weight"
-        ),
-        weights=(
-            *_DYNAMIC_WEIGHTS,
-            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
-            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
-            WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
-        ),
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
+        "18 pad_value=0.0, 19 dynamic_weight",
+        WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
+        WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
+        WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
     ),
     LayerSpec(
         "Crop",
@@ -182,16 +231,8 @@ _TABLE = (
         one_blob_only=_crop_is_one_blob,
         traits=Trait.MOVES,
     ),
-    LayerSpec(
-        "Deconvolution",
-        8,
-        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
-        weights=_DYNAMIC_WEIGHTS,
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
-    ),
-    LayerSpec("Dropout", 9, params=parse_params("0 scale=1.0"), inplace=True, traits=Trait.ELEMENTWISE),
+    _convolution("Deconvolution", 8, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
+    _elementwise("Dropout", 9, "0 scale=1.0"),
     LayerSpec(
         "Eltwise",
         10,
@@ -200,7 +241,7 @@ _TABLE = (
         one_blob_only=False,
         enums={"op_type": Eltwise},
     ),
-    LayerSpec("ELU", 11, params=parse_params("0 alpha=0.1"), inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("ELU", 11, "0 alpha=0.1"),
     LayerSpec(
         "Embed",
         12,
@@ -210,9 +251,7 @@ _TABLE = (
             WeightSpec("weight_data_int8_scale", lambda p: 1, when=_has_int8_scales),
         ),
     ),
-    LayerSpec(
-        "Exp", 13, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True, traits=Trait.ELEMENTWISE
-    ),
+    _elementwise("Exp", 13, "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
     LayerSpec("Flatten", 14, traits=Trait.VIEW),
     LayerSpec(
         "InnerProduct",
@@ -234,9 +273,7 @@ _TABLE = (
         one_blob_only=False,
         inplace=True,
     ),
-    LayerSpec(
-        "Log", 17, params=parse_params("0 base=-1.0, 1 scale=1.0, 2 shift=0.0"), inplace=True, traits=Trait.ELEMENTWISE
-    ),
+    _elementwise("Log", 17, "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
     LayerSpec(
         "LRN",
         18,
@@ -267,13 +304,7 @@ _TABLE = (
         params=parse_params(f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
         enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
-    LayerSpec(
-        "Power",
-        22,
-        params=parse_params("0 power=1.0, 1 scale=1.0, 2 shift=0.0"),
-        inplace=True,
-        traits=Trait.ELEMENTWISE,
-    ),
+    _elementwise("Power", 22, "0 power=1.0, 1 scale=1.0, 2 shift=0.0"),
     LayerSpec(
         "PReLU",
         23,
@@ -298,7 +329,7 @@ _TABLE = (
         params=parse_params("0 operation, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0"),
         enums={"operation": Reduction},
     ),
-    LayerSpec("ReLU", 26, params=parse_params("0 slope=0.0"), inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("ReLU", 26, "0 slope=0.0"),
     LayerSpec(
         "Reshape",
         27,
@@ -333,7 +364,7 @@ _TABLE = (
         one_blob_only=lambda p: p["scale_data_size"] != -233,
         inplace=True,
     ),
-    LayerSpec("Sigmoid", 30, inplace=True, traits=Trait.ELEMENTWISE, bounds=(0, 1)),
+    _elementwise("Sigmoid", 30, bounds=(0, 1)),
     LayerSpec(
         "Slice",
         31,
@@ -345,10 +376,8 @@ _TABLE = (
     LayerSpec("Softmax", 32, params=parse_params("0 axis, 1 fixbug0"), inplace=True, bounds=(0, 1)),
     LayerSpec("Split", 33, outputs=(1, None), one_blob_only=False, traits=Trait.SHARES),
     LayerSpec("SPP", 34, params=parse_params("0 pooling_type, 1 pyramid_height=1"), in_runtime=False),
-    LayerSpec("TanH", 35, inplace=True, traits=Trait.ELEMENTWISE, bounds=(-1, 1)),
-    LayerSpec(
-        "Threshold", 36, params=parse_params("0 threshold=0.0"), inplace=True, traits=Trait.ELEMENTWISE, bounds=(0, 1)
-    ),
+    _elementwise("TanH", 35, bounds=(-1, 1)),
+    _elementwise("Threshold", 36, "0 threshold=0.0", bounds=(0, 1)),
     LayerSpec("Tile", 37, params=parse_params("0 axis, 1 tiles=1, 2 repeats:int[]"), traits=Trait.MOVES),
     LayerSpec(
         "RNN",
@@ -424,25 +453,15 @@ _TABLE = (
         enums={"op_type": UnaryOp},
         traits=Trait.ELEMENTWISE,
     ),
-    LayerSpec(
+    _convolution(
         "ConvolutionDepthWise",
         42,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
-            "18 pad_value=0.0, 19 dynamic_weight"
-        ),
-        weights=(
-            *_DYNAMIC_WEIGHTS,
-            WeightSpec(
-                "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
-            ),
-            WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
-            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
-            WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
-        ),
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
+        "18 pad_value=0.0, 19 dynamic_weight",
+        WeightSpec("weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)),
+        WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
+        WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
+        WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
     ),
     LayerSpec(
         "Padding",
@@ -511,16 +530,10 @@ _TABLE = (
         one_blob_only=lambda p: p["dynamic_target_size"] != 1 and _last_blob(p["size_expr"]) == 0,
         enums={"resize_type": Interp},
     ),
-    LayerSpec(
+    _convolution(
         "DeconvolutionDepthWise",
         51,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"
-        ),
-        weights=_DYNAMIC_WEIGHTS,
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}",
     ),
     LayerSpec("ShuffleChannel", 52, params=parse_params("0 group=1, 1 reverse"), traits=Trait.MOVES),
     LayerSpec(
@@ -533,13 +546,7 @@ _TABLE = (
         ),
         inplace=True,
     ),
-    LayerSpec(
-        "Clip",
-        54,
-        params=parse_params("0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
-        inplace=True,
-        traits=Trait.ELEMENTWISE,
-    ),
+    _elementwise("Clip", 54, "0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
     LayerSpec("Reorg", 55, params=parse_params("0 stride=1, 1 mode"), traits=Trait.MOVES),
     LayerSpec(
         "YoloDetectionOutput",
@@ -613,28 +620,15 @@ _TABLE = (
         params=parse_params("0 type_from, 1 type_to"),
         enums={"type_from": Elements, "type_to": Elements},
     ),
-    LayerSpec(
-        "HardSigmoid",
-        65,
-        params=parse_params("0 alpha=0.2, 1 beta=0.5"),
-        inplace=True,
-        traits=Trait.ELEMENTWISE,
-        bounds=(0, 1),
-    ),
-    LayerSpec(
-        "SELU",
-        66,
-        params=parse_params("0 alpha=1.67326324, 1 lambda=1.050700987"),
-        inplace=True,
-        traits=Trait.ELEMENTWISE,
-    ),
-    LayerSpec("HardSwish", 67, params=parse_params("0 alpha=0.2, 1 beta=0.5"), inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("HardSigmoid", 65, "0 alpha=0.2, 1 beta=0.5", bounds=(0, 1)),
+    _elementwise("SELU", 66, "0 alpha=1.67326324, 1 lambda=1.050700987"),
+    _elementwise("HardSwish", 67, "0 alpha=0.2, 1 beta=0.5"),
     LayerSpec("Noop", 68, inputs=(1, None), outputs=(1, None), one_blob_only=False, inplace=True, traits=Trait.SHARES),
     LayerSpec("PixelShuffle", 69, params=parse_params("0 upscale_factor=1, 1 mode"), traits=Trait.MOVES),
     LayerSpec("DeepCopy", 70, traits=Trait.MOVES),
-    LayerSpec("Mish", 71, inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("Mish", 71),
     LayerSpec("StatisticsPooling", 72, params=parse_params("0 include_stddev")),
-    LayerSpec("Swish", 73, inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("Swish", 73),
     LayerSpec(
         "Gemm",
         74,
@@ -711,7 +705,7 @@ _TABLE = (
         ),
         inplace=True,
     ),
-    LayerSpec("Softplus", 77, inplace=True, traits=Trait.ELEMENTWISE, bounds=(0, inf)),
+    _elementwise("Softplus", 77, bounds=(0, inf)),
     LayerSpec(
         "GRU",
         78,
@@ -744,108 +738,17 @@ _TABLE = (
             "6 scale=0.0, 7 kv_cache, 18 quantize_term",
             {"scale": _attention_scale},
         ),
-        weights=(
-            WeightSpec(
-                "q_weight_data",
-                lambda p: p["embed_dim"] * _qdim(p),
-                tagged=True,
-                when=_is_not_block_quantised,
-            ),
-            WeightSpec(
-                "q_weight_data_packed_bytes",
-                lambda p: p["embed_dim"] * _ceil_div(_qdim(p) * _bits(p), 8),
-                packed=True,
-                when=_is_block_quantised,
-            ),
-            WeightSpec("q_bias_data", lambda p: p["embed_dim"]),
-            WeightSpec(
-                "k_weight_data",
-                lambda p: p["embed_dim"] * p["kdim"],
-                tagged=True,
-                when=_is_not_block_quantised,
-            ),
-            WeightSpec(
-                "k_weight_data_packed_bytes",
-                lambda p: p["embed_dim"] * _ceil_div(p["kdim"] * _bits(p), 8),
-                packed=True,
-                when=_is_block_quantised,
-            ),
-            WeightSpec("k_bias_data", lambda p: p["embed_dim"]),
-            WeightSpec(
-                "v_weight_data",
-                lambda p: p["embed_dim"] * p["vdim"],
-                tagged=True,
-                when=_is_not_block_quantised,
-            ),
-            WeightSpec(
-                "v_weight_data_packed_bytes",
-                lambda p: p["embed_dim"] * _ceil_div(p["vdim"] * _bits(p), 8),
-                packed=True,
-                when=_is_block_quantised,
-            ),
-            WeightSpec("v_bias_data", lambda p: p["embed_dim"]),
-            WeightSpec(
-                "out_weight_data",
-                lambda p: _qdim(p) * p["embed_dim"],
-                tagged=True,
-                when=_is_not_block_quantised,
-            ),
-            WeightSpec(
-                "out_weight_data_packed_bytes",
-                lambda p: _qdim(p) * _ceil_div(p["embed_dim"] * _bits(p), 8),
-                packed=True,
-                when=_is_block_quantised,
-            ),
-            WeightSpec("out_bias_data", lambda p: _qdim(p)),
-            WeightSpec("q_weight_data_int8_scales", lambda p: p["embed_dim"], when=_is_int8),
-            WeightSpec("k_weight_data_int8_scales", lambda p: p["embed_dim"], when=_is_int8),
-            WeightSpec("v_weight_data_int8_scales", lambda p: p["embed_dim"], when=_is_int8),
-            WeightSpec("out_weight_data_int8_scale", lambda p: 1, when=_is_int8),
-            WeightSpec(
-                "q_quantize_scales",
-                lambda p: p["embed_dim"] * _ceil_div(_qdim(p), _block(p)),
-                when=_is_block_quantised,
-            ),
-            WeightSpec(
-                "k_quantize_scales",
-                lambda p: p["embed_dim"] * _ceil_div(p["kdim"], _block(p)),
-                when=_is_block_quantised,
-            ),
-            WeightSpec(
-                "v_quantize_scales",
-                lambda p: p["embed_dim"] * _ceil_div(p["vdim"], _block(p)),
-                when=_is_block_quantised,
-            ),
-            WeightSpec(
-                "out_quantize_scales",
-                lambda p: _qdim(p) * _ceil_div(p["embed_dim"], _block(p)),
-                when=_is_block_quantised,
-            ),
-            WeightSpec("q_input_scales", lambda p: _qdim(p), when=_has_input_scales),
-            WeightSpec("k_input_scales", lambda p: p["kdim"], when=_has_input_scales),
-            WeightSpec("v_input_scales", lambda p: p["vdim"], when=_has_input_scales),
-            WeightSpec(
-                "out_input_scales",
-                lambda p: p["embed_dim"],
-                when=_has_input_scales,
-            ),
-        ),
+        weights=tuple(_attention_weights()),
         inputs=(1, 6),
         outputs=(1, 3),
         one_blob_only=False,
     ),
-    LayerSpec("GELU", 80, params=parse_params("0 fast_gelu"), inplace=True, traits=Trait.ELEMENTWISE),
-    LayerSpec(
+    _elementwise("GELU", 80, "0 fast_gelu"),
+    _convolution(
         "Convolution1D",
         81,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, 15 pad_right=pad_left, 18 pad_value=0.0, "
-            "19 dynamic_weight"
-        ),
-        weights=_DYNAMIC_WEIGHTS,
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, 15 pad_right=pad_left, 18 pad_value=0.0, "
+        "19 dynamic_weight",
     ),
     LayerSpec(
         "Pooling1D",
@@ -853,17 +756,11 @@ _TABLE = (
         params=parse_params(f"{_POOLING}, 14 pad_right=pad_left"),
         enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
-    LayerSpec(
+    _convolution(
         "ConvolutionDepthWise1D",
         83,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, 15 pad_right=pad_left, "
-            "18 pad_value=0.0, 19 dynamic_weight"
-        ),
-        weights=_DYNAMIC_WEIGHTS,
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, 15 pad_right=pad_left, "
+        "18 pad_value=0.0, 19 dynamic_weight",
     ),
     LayerSpec(
         "Convolution3D",
@@ -895,23 +792,9 @@ _TABLE = (
         enums={"pooling_type": Pooling, "pad_mode": PadMode},
     ),
     LayerSpec("MatMul", 87, params=parse_params("0 transB"), inputs=(2, 2), one_blob_only=False),
-    LayerSpec(
-        "Deconvolution1D",
-        88,
-        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_DECONV_1D}"),
-        weights=_DYNAMIC_WEIGHTS,
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
-    ),
-    LayerSpec(
-        "DeconvolutionDepthWise1D",
-        89,
-        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_DECONV_1D}"),
-        weights=_DYNAMIC_WEIGHTS,
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+    _convolution("Deconvolution1D", 88, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_DECONV_1D}"),
+    _convolution(
+        "DeconvolutionDepthWise1D", 89, f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_DECONV_1D}"
     ),
     LayerSpec(
         "Deconvolution3D",
@@ -971,10 +854,10 @@ _TABLE = (
         one_blob_only=False,
         traits=Trait.MOVES,
     ),
-    LayerSpec("Erf", 100, inplace=True, traits=Trait.ELEMENTWISE, bounds=(-1, 1)),
+    _elementwise("Erf", 100, bounds=(-1, 1)),
     LayerSpec("Diag", 101, params=parse_params("0 diagonal")),
-    LayerSpec("CELU", 102, params=parse_params("0 alpha=1.0"), inplace=True, traits=Trait.ELEMENTWISE),
-    LayerSpec("Shrink", 103, params=parse_params("0 bias=0.0, 1 lambd=0.5"), inplace=True, traits=Trait.ELEMENTWISE),
+    _elementwise("CELU", 102, "0 alpha=1.0"),
+    _elementwise("Shrink", 103, "0 bias=0.0, 1 lambd=0.5"),
     LayerSpec(
         "RMSNorm",
         104,
