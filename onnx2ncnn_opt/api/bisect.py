@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import Files, convert, reconverted
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.minimal_pair import Pair, PairFiles, Part, Place, write_pair
@@ -151,7 +151,7 @@ def bisect(
         report = replace(report, notes=(note, *report.notes))
     if report.ok:
         return Bisection(report, None, None)
-    graph = read_net(param, bin, plugins.layer_types()).graph
+    graph = read_net(param, bin, entry_points.layer_types()).graph
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         step("converting the model anew")
         fresh = _converted(source, known, Path(folder)) if known else None
@@ -175,7 +175,7 @@ def bisect(
 
 def _not_fed(message: str, manifest: Manifest | None, param: Path, bin: Path) -> tuple[VerifyReport, Located | None]:
     """The report of a net with an input that nothing is known for, and its Input layer."""
-    graph = read_net(param, bin, plugins.layer_types()).graph
+    graph = read_net(param, bin, entry_points.layer_types()).graph
     known = {entry.blob for entry in manifest.inputs} if manifest else set()
     names = [entry.name for entry in manifest.outputs] if manifest else [blob.name for blob in graph.outputs]
     report = VerifyReport(tuple(OutputReport(name, None, "refused", message) for name in names), None)
@@ -203,7 +203,7 @@ def _converted(model: Path | bytes, manifest: Manifest, folder: Path) -> _Fresh 
         return None
     files = conversion.save(folder / "fresh")
     origins = {clean_name(layer.name): layer.origin for layer in conversion.graph}
-    graph = read_net(files.param, files.bin, plugins.layer_types()).graph
+    graph = read_net(files.param, files.bin, entry_points.layer_types()).graph
     return _Fresh(files, graph, conversion.manifest(), origins)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import __version__, passes, plugins
+from onnx2ncnn_opt import __version__, entry_points, passes
 from onnx2ncnn_opt.errors import (
     ConversionError,
     Error,
@@ -272,18 +272,18 @@ def convert(
     )
     for name, sizes in (shapes or {}).items():
         check_options(lists={f"shapes['{name}']": sizes})
-    chosen = plugins.select(skip=skip)
+    chosen = entry_points.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
     requested = parse_custom(custom)
-    plugins.installed_ops()
+    entry_points.installed_ops()
     source = exported(model, inputs, dynamic_shapes)
     loaded = load_model(
         source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
     )
     if source is not model and isinstance(model, (str, os.PathLike)):
         loaded = replace(loaded, source_sha256=hashlib.sha256(Path(model).read_bytes()).hexdigest())
-    imported = import_model(loaded, batch_axes=batch_axes, types=plugins.layer_types(), custom=requested)
+    imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
     take_pixels(imported, wanted)
     before = len(list_layers(imported.graph).lines)
@@ -326,7 +326,7 @@ def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
             values={value.name: value.array() for value in manifest.values},
             batch_axes={name: entry.batch_axis for name, entry in named.items()},
             images={name: entry.image for name, entry in named.items() if entry.image},
-            skip=[p.name for p in plugins.pipeline() if p.name not in manifest.passes],
+            skip=[p.name for p in entry_points.pipeline() if p.name not in manifest.passes],
             release=int(manifest.ncnn),
         )
     except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not

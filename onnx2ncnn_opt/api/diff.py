@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.correspondence import corresponding, digest, parameters, plain_value
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -133,7 +133,7 @@ def diff(
 
     Raises ParamError, BinError and UsageError for files that are broken or not there.
     """
-    types = plugins.layer_types(custom)
+    types = entry_points.layer_types(custom)
     graphs = [
         _graph(param, bin, types) for param, bin in zip((a, b), bins or (bin_beside(a), bin_beside(b)), strict=True)
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.optimize import infer_net
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
@@ -80,7 +80,7 @@ def inspect(
 
 def _model(path: Path, shapes: GivenShapes | None, values: Mapping[str, Any] | None) -> Inspection:
     source = exported(path)
-    plugins.installed_ops()
+    entry_points.installed_ops()
     model = load_model(source, shapes=shapes, values=values)
     refused: tuple[Unsupported, ...] = ()
     advice, graph, outputs = "", None, _declared(model)
@@ -117,7 +117,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
     numbers = {name: [size for size in sizes if isinstance(size, int)] for name, sizes in shapes.items()}
     if any(len(numbers[name]) < len(sizes) for name, sizes in shapes.items()):
         raise UsageError("sizes of a net's inputs are numbers")
-    graph = read_graph(path, plugins.layer_types())
+    graph = read_graph(path, entry_points.layer_types())
     infer_net(graph, numbers)
     weights = bin_beside(path)
     return Inspection(

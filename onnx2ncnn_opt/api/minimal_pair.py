@@ -15,7 +15,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from onnx2ncnn_opt import __version__, plugins
+from onnx2ncnn_opt import __version__, entry_points
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.releases import NEWEST
@@ -93,7 +93,7 @@ def write_pair(
     constant. Raises UsageError where the files cannot be written.
     """
     piece = _Piece(model, part, values)
-    graph = read_net(param, bin, plugins.layer_types()).graph
+    graph = read_net(param, bin, entry_points.layer_types()).graph
     blobs = {blob.name: blob for layer in graph for blob in layer.outputs}
     cut(graph, {name: blobs[name] for name in part.starts}, {part.end: blobs[part.end]})
     layers = sum(layer.type not in ("Input", "Split") for layer in graph)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import passes, plugins
+from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError, check_options
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
@@ -389,8 +389,8 @@ def optimize(
         tables={"shapes": shapes},
         counts={"limit": limit},
     )
-    types = plugins.layer_types(custom)
-    chosen = plugins.select(only, skip)
+    types = entry_points.layer_types(custom)
+    chosen = entry_points.select(only, skip)
     check_release(release)
     encoding = encoding_of(storage, release)
     net = read_net(param, bin, types)

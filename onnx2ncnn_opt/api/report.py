@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from onnx2ncnn_opt import __version__, plugins
+from onnx2ncnn_opt import __version__, entry_points
 from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimised
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.optimize import Optimized, Verification, infer_net
@@ -140,7 +140,7 @@ def report_conversion(
     run = LayerRun({})
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         files = conversion.save(Path(folder) / "net")
-        after = read_net(files.param, files.bin, plugins.layer_types()).graph
+        after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
             names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}
             net = _Net(files.param, files.bin, after, on, timeout, step)
@@ -229,7 +229,7 @@ def report_net(
     loaded = load_converted(model, manifest, shapes=shapes, values=values)
     facts = [("model", f"opset {loaded.opsets.get('', 1)}, {loaded.producer}"), ("net", os.fspath(param))]
     try:
-        after = read_net(param, bin, plugins.layer_types()).graph
+        after = read_net(param, bin, entry_points.layer_types()).graph
     except Error as error:
         return _record(title, verified, LayerRun({}), {}, facts, [f"the net cannot be read: {error}"])
     net = _Net(param, bin, after, on, timeout, step)

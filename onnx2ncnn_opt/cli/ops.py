@@ -11,8 +11,8 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 @output_options(quiet=False)
 def ops(output: Output) -> None:
     """List the ONNX operators that can be converted, those of plug-ins included."""
+    from onnx2ncnn_opt.entry_points import installed_ops
     from onnx2ncnn_opt.onnx.ops import all_ops
-    from onnx2ncnn_opt.plugins import installed_ops
     from onnx2ncnn_opt.report.console import Table
 
     installed_ops()

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 @output_options(quiet=False)
 def passes(output: Output) -> None:
     """List the optimisation passes, in the order in which they run, those of plug-ins first."""
-    from onnx2ncnn_opt.plugins import pipeline
+    from onnx2ncnn_opt.entry_points import pipeline
     from onnx2ncnn_opt.report.console import Table
 
     found = pipeline()

@@ -14,7 +14,7 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any
 
-from onnx2ncnn_opt import __version__, plugins
+from onnx2ncnn_opt import __version__, entry_points
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
@@ -165,7 +165,7 @@ class _Judgement:
         self.step = "accuracy"
         accuracy = self.accuracy(examples, before)
         self.step = "net"
-        graph = read_net(self.request.param, self.request.bin, plugins.layer_types()).graph
+        graph = read_net(self.request.param, self.request.bin, entry_points.layer_types()).graph
         size = self.request.param.stat().st_size + self.request.bin.stat().st_size
         self.cost("layers", len(graph), before.layers if before else None)
         self.cost("size", size, before.size if before else None)
@@ -297,7 +297,7 @@ class _Judgement:
 
     def compared(self, graph: Graph) -> Changes:
         """What changed from the baseline's net."""
-        found = diff_graphs(read_net(self.place.param, self.place.bin, plugins.layer_types()).graph, graph)
+        found = diff_graphs(read_net(self.place.param, self.place.bin, entry_points.layer_types()).graph, graph)
         return Changes(
             files=True,
             gone=dict(Counter(layer.type for layer in found.gone)),

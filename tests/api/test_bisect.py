@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from command import SMALL, run, write_model
 from plant_faults import FAULTS, places, plant
 
-from onnx2ncnn_opt import convert, plugins
+from onnx2ncnn_opt import convert, entry_points
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
 from onnx2ncnn_opt.api.minimal_pair import Pair
 from onnx2ncnn_opt.ir.graph import Layer
@@ -258,7 +258,7 @@ def test_the_rewrite_that_breaks_a_net_is_found(tmp_path: Path, monkeypatch: pyt
     assert right.report.ok
     assert (right.number, right.event) == (None, None)
     assert right.rewrites > 0
-    monkeypatch.setattr(plugins, "installed_passes", lambda: (break_sigmoid,))
+    monkeypatch.setattr(entry_points, "installed_passes", lambda: (break_sigmoid,))
     found = bisect_passes(model)
     assert not found.report.ok
     assert found.event is not None

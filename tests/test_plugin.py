@@ -46,8 +46,13 @@ def net(folder: Path) -> None:
     write_net(folder, *lines, weights=raw(rng.standard_normal(2), [0.25, 0.5]), stem="in")
 
 
+def importable(site: Path) -> str:
+    """PYTHONPATH with the plug-in before what is on it already."""
+    return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+
+
 def optimize(folder: Path, *options: str) -> Ended:
-    site = str(folder / "site")
+    site = importable(folder / "site")
     return run(folder, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", *options, PYTHONPATH=site)
 
 
@@ -61,7 +66,7 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     ]
     assert "MyTanhTwice" in (tmp_path / "out.param").read_text()
     assert (tmp_path / "out.bin").read_bytes() == (tmp_path / "in.bin").read_bytes()
-    listed = run(tmp_path, "passes", PYTHONPATH=str(tmp_path / "site"))
+    listed = run(tmp_path, "passes", PYTHONPATH=importable(tmp_path / "site"))
     assert listed.out.split()[0] == "fuse_my_tanh"
     assert optimize(tmp_path, "--skip", "fuse_my_tanh").lines("rewrite") == []
     assert optimize(tmp_path, "--only", "fuse_my_tanh").code == 0
@@ -80,20 +85,17 @@ def test_without_the_plug_in(tmp_path: Path) -> None:
 def test_convert_knows_the_passes(tmp_path: Path) -> None:
     install(tmp_path / "site", python_of_the_page(), {"passes": "my_plugin:PASSES"})
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { t = Tanh(x) y = Tanh(t) }")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=importable(tmp_path / "site"))
     assert (ended.code, ended.err) == (0, "")
     assert "MyTanhTwice" in (tmp_path / "model.ncnn.param").read_text()
-    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", PYTHONPATH=str(tmp_path / "site"))
+    failed = run(tmp_path, "convert", "model.onnx", "-o", "other", PYTHONPATH=importable(tmp_path / "site"))
     assert failed.code == 3  # ncnn does not have the layer
     assert not list(tmp_path.glob("other*"))
 
 
 LAYER_OF_A_PASS = """
 import numpy as np
-from onnx2ncnn_opt.ir.custom import custom_layer
-from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import rewrite
+from onnx2ncnn_opt.plugin import Layer, custom_layer, op, rewrite
 
 LAYER = custom_layer("MyTanh:p0")
 
@@ -106,7 +108,7 @@ def replace_tanh(tanh, x):
 def test_a_pass_may_make_layers_that_the_package_declares(tmp_path: Path) -> None:
     install(tmp_path / "site", LAYER_OF_A_PASS, {"passes": "my_plugin:replace_tanh", "layers": "my_plugin:LAYER"})
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Tanh(x) }")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=importable(tmp_path / "site"))
     assert (ended.code, ended.err) == (0, "")
     assert np.fromfile(tmp_path / "model.ncnn.bin", np.float32).tolist() == [0, 1, 2]
 
@@ -121,7 +123,7 @@ def test_importers_of_the_page(tmp_path: Path) -> None:
     code = python_of_the_page().replace("my.domain", "made.up")
     install(tmp_path / "site", code, {"ops": "my_plugin:OPS", "layers": "my_plugin:MY_LAYER"})
     write_model(tmp_path, CUSTOM_OPERATORS)
-    site = {"PYTHONPATH": str(tmp_path / "site")}
+    site = {"PYTHONPATH": importable(tmp_path / "site")}
     ended = run(tmp_path, "convert", "model.onnx", "--no-verify", **site)
     assert (ended.code, ended.err) == (0, "")
     lines = [line.split() for line in (tmp_path / "model.ncnn.param").read_text().splitlines()[2:]]
@@ -136,9 +138,7 @@ def test_importers_of_the_page(tmp_path: Path) -> None:
 
 
 OUR_RELU = """
-from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Tensor
+from onnx2ncnn_opt.plugin import ImportContext, Tensor, onnx_op
 
 @onnx_op("Relu", since={since})
 def relu(im: ImportContext, x: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def relu(im: ImportContext, x: Tensor) -> Tensor:
 def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> None:
     install(tmp_path / "site", OUR_RELU.format(since=since), {"ops": "my_plugin:relu"})
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")  # of opset 18
-    ended = run(tmp_path, "convert", "model.onnx", "--no-optimize", PYTHONPATH=str(tmp_path / "site"))
+    ended = run(tmp_path, "convert", "model.onnx", "--no-optimize", PYTHONPATH=importable(tmp_path / "site"))
     assert (ended.code, ended.err) == (0, "")
     assert layer in (tmp_path / "model.ncnn.param").read_text()
 
@@ -167,7 +167,7 @@ def test_importers_of_plug_ins_win(tmp_path: Path, since: int, layer: str) -> No
 def test_broken_importers_are_named(tmp_path: Path, code: str, message: str) -> None:
     install(tmp_path / "site", code, {"ops": "my_plugin:X"})
     write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Relu(x) }")
-    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=str(tmp_path / "site"))
+    ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=importable(tmp_path / "site"))
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
 
@@ -226,11 +226,7 @@ FRAMES = {
     "OP": "@onnx_op('Op', domain='made.up')\ndef broken(im, x: Tensor):\n    {body}\n",
 }
 IMPORTS = """
-from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Tensor
-from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import graph_pass, rewrite
+from onnx2ncnn_opt.plugin import Blob, Layer, Tensor, graph_pass, onnx_op, op, rewrite
 """
 
 
@@ -240,7 +236,7 @@ def test_a_broken_plug_in_is_one_error(tmp_path: Path, how: str) -> None:
     name = "PASSES" if kind == "PASSES" else "broken"
     group = "ops" if kind == "OP" else "passes"
     install(tmp_path / "site", IMPORTS + FRAMES[kind].format(body=body), {group: f"my_plugin:{name}"})
-    site = os.pathsep.join([str(tmp_path / "site"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    site = importable(tmp_path / "site")
     if kind == "OP":
         write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }")
         ended = run(tmp_path, "convert", "model.onnx", "--no-verify", PYTHONPATH=site)
@@ -253,3 +249,9 @@ def test_a_broken_plug_in_is_one_error(tmp_path: Path, how: str) -> None:
     assert "my_plugin" in ended.err
     assert said in ended.err
     assert not {path.name for path in tmp_path.iterdir()} & {"out.param", "model.ncnn.param"}
+
+
+def test_the_page_names_one_module() -> None:
+    """What a plug-in imports stays where it is, whatever moves behind it."""
+    named = re.findall(r"^from (onnx2ncnn_opt\S*) import", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) == {"onnx2ncnn_opt.plugin"}

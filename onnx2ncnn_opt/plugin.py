@@ -1,0 +1,72 @@
+"""All that a plug-in needs: importers, passes and layers of another package (docs/plugins.md)."""
+
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.codes import (
+    Activation,
+    BinaryOp,
+    Direction,
+    Eltwise,
+    EpsMode,
+    GemmC,
+    Interp,
+    Padding,
+    PadMode,
+    Pooling,
+    Reduction,
+    Sample,
+    SamplePadding,
+    UnaryOp,
+)
+from onnx2ncnn_opt.ir.custom import custom_layer
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import CUSTOM, LayerSpec, Trait, WeightSpec, parse_params
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, Sizes, Tensor, Tensors, Value
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import Replacement, attempt, graph_pass, require, rewrite
+
+__all__ = [
+    "CUSTOM",
+    "Activation",
+    "Array",
+    "BinaryOp",
+    "Blob",
+    "Constant",
+    "Direction",
+    "Eltwise",
+    "EpsMode",
+    "Error",
+    "GemmC",
+    "Graph",
+    "ImportContext",
+    "Interp",
+    "Ints",
+    "Item",
+    "Layer",
+    "LayerSpec",
+    "Operand",
+    "PadMode",
+    "Padding",
+    "Pooling",
+    "Reduction",
+    "Replacement",
+    "Sample",
+    "SamplePadding",
+    "Sizes",
+    "Tensor",
+    "Tensors",
+    "Trait",
+    "UnaryOp",
+    "Value",
+    "WeightSpec",
+    "attempt",
+    "custom_layer",
+    "graph_pass",
+    "onnx_op",
+    "op",
+    "parse_params",
+    "require",
+    "rewrite",
+]
