@@ -8,15 +8,15 @@ from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 # Swaps the last two axes, whatever the rank; of vectors it changes nothing.
 _SWAP = op("Permute", "permute", order_type=1)
-_GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
+GEMM = op("Gemm", "gemm", output_N1M=0, output_elempack=0)
 
 
 @rewrite(
-    _GEMM(_SWAP("x")),
-    _GEMM(_SWAP("x"), "other"),
-    _GEMM("other", _SWAP("x")),
-    _GEMM(_SWAP("x"), "other", "c"),
-    _GEMM("other", _SWAP("x"), "c"),
+    GEMM(_SWAP("x")),
+    GEMM(_SWAP("x"), "other"),
+    GEMM("other", _SWAP("x")),
+    GEMM(_SWAP("x"), "other", "c"),
+    GEMM("other", _SWAP("x"), "c"),
     exact=False,
     purpose="one blob less; Gemm reads either way at the same cost",
 )
@@ -35,7 +35,7 @@ def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
     return new
 
 
-@rewrite(_SWAP(_GEMM), exact=False, purpose="MLP-Mixer and models with channels last; one blob less")
+@rewrite(_SWAP(GEMM), exact=False, purpose="MLP-Mixer and models with channels last; one blob less")
 def fuse_gemm_permute(gemm: Layer) -> Layer:
     """x ── Gemm ── Permute ──   ⇒   x ── Gemm (output_transpose) ──"""
     known_shape(gemm.output, 2)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.ir.view import Reorder
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._constants import data_params
 from onnx2ncnn_opt.passes._views import (
@@ -27,6 +27,7 @@ from onnx2ncnn_opt.passes._views import (
     view_layers,
     viewed,
 )
+from onnx2ncnn_opt.passes.fuse_permute_matrix import GEMM
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
 # These work along the innermost axis; all others may be in any form.
@@ -57,12 +58,14 @@ class _Region:
 class _Edge:
     """A blob at the border of a region, and the views between it and the rest of the net that would vanish.
 
-    `steps` lead from the far end to the region's shape, or from the region to the far end.
+    `steps` lead from the far end to the region's shape, or from the region to the far end. Where a Gemm is at the far
+    end, it transposes its matrix at no cost.
     """
 
     blob: Blob
     chain: tuple[Layer, ...]
     steps: Steps
+    gemm: Layer | None = None
 
 
 @graph_pass(exact=False, purpose="transformers and models with channels last")
@@ -72,16 +75,18 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     What elementwise layers connect may lie in any form, if all of it does. The form is chosen that needs the fewest
     views on all ways in and out. Constants take it at once.
     """
-    order = {layer: i for i, layer in enumerate(graph)}
-    for region in _regions(graph):
-        yield from attempt(next(iter(region.layers)), _reform, region, order)
+    for rowwise in (_ROWWISE, frozenset[str]()):
+        order = {layer: i for i, layer in enumerate(graph)}
+        for region in _regions(graph, rowwise):
+            yield from attempt(next(iter(region.layers)), _reform, region, order)
 
 
-def _regions(graph: Graph) -> list[_Region]:
+def _regions(graph: Graph, rowwise: Collection[str]) -> list[_Region]:
+    """The regions of elementwise layers and of `rowwise` types: the latter bind more together, but to their rows."""
     seen: set[Layer] = set()
     regions: list[_Region] = []
     for first in graph.layers:
-        if first in seen or not _fits(first):
+        if first in seen or not _fits(first, rowwise):
             continue
         region, front = _Region(), [first]
         seen.add(first)
@@ -90,7 +95,7 @@ def _regions(graph: Graph) -> list[_Region]:
             region.layers[layer] = None
             region.inner.add(layer.output)
             for near in _neighbours(layer):
-                if near not in seen and _fits(near) and _same_form(layer, near):
+                if near not in seen and _fits(near, rowwise) and _same_form(layer, near):
                     seen.add(near)
                     front.append(near)
         regions.append(region)
@@ -108,7 +113,7 @@ def _same_form(a: Layer, b: Layer) -> bool:
     return a.output.shape == b.output.shape and a.output.batch == b.output.batch
 
 
-def _fits(layer: Layer) -> bool:
+def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
     """Whether a layer does the same in every form of its one shape."""
     if len(layer.outputs) != 1 or any(not isinstance(name, str) for name in layer.params):
         return False
@@ -117,7 +122,7 @@ def _fits(layer: Layer) -> bool:
         return False
     if layer.type == "Eltwise" or (layer.type == "BinaryOp" and not layer["with_scalar"]):
         return _operands_fit(layer, shape)
-    if not layer.has(Trait.ELEMENTWISE) and layer.type not in _ROWWISE | {"BinaryOp"}:
+    if not layer.has(Trait.ELEMENTWISE) and layer.type != "BinaryOp" and layer.type not in rowwise:
         return False
     # A constant that is the only operand has to keep its size: nothing would broadcast it.
     if layer.input.shape != shape or _is_constant(layer.input):
@@ -160,7 +165,9 @@ def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
     entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
     ways_in = list(entries.values())
     ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
-    old = _total(cost(edge.steps) for edge in (*ways_in, *ways_out))
+    old = _total(
+        (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
+    )
     forms = _forms(shape, ways_in, ways_out)
     fitting = [form for form in forms if not region.is_rowwise or _keeps_rows(shape, form)]
     best = _best(fitting, old, shape, ways_in, ways_out)
@@ -205,7 +212,13 @@ def _way_in(region: _Region, blob: Blob) -> _Edge:
     source = chain[0].input if chain else blob
     if source in region.inner:
         return _Edge(blob, (), ())  # a way from the region into itself counts as a way out
-    return _Edge(source, tuple(chain), steps_of(chain))
+    gemm = source.producer if source.uses == 1 else None
+    return _Edge(source, tuple(chain), steps_of(chain), gemm if _is_gemm(gemm) else None)
+
+
+def _is_gemm(layer: Layer | None) -> bool:
+    """Whether a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
+    return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
 
 
 def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
@@ -220,7 +233,9 @@ def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
         chain = [user]
         while chain[-1].output.uses == 1 and chain[-1].output.users and step_of(chain[-1].output.users[0]) is not None:
             chain.append(chain[-1].output.users[0])
-        yield _Edge(blob, tuple(chain), steps_of(chain))
+        last = chain[-1].output
+        gemm = last.users[0] if last.uses == 1 and last.users and len(last.users[0].inputs) == 1 else None
+        yield _Edge(blob, tuple(chain), steps_of(chain), gemm if _is_gemm(gemm) else None)
     if others:
         yield _Edge(blob, (), ())
 
@@ -249,18 +264,29 @@ def _keeps_rows(shape: Shape, steps: Steps) -> bool:
 def _cost_of(form: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> tuple[int, int] | None:
     costs = []
     for edge in ways_in:
-        costs.append(_shortest_cost(edge.blob.known_shape, (*edge.steps, *form)))
+        steps = shortest(edge.blob.known_shape, (*edge.steps, *form))
+        if steps is None:
+            return None
+        costs.append(_cost(() if _is_there(edge, steps) else steps, edge))
     back = inverse(shape, form)
     start = shape_after(shape, form)
-    costs += [_shortest_cost(start, (*back, *edge.steps)) for edge in ways_out]
-    found = [c for c in costs if c is not None]
-    return _total(found) if len(found) == len(costs) else None
+    for edge in ways_out:
+        steps = shortest(start, (*back, *edge.steps))
+        if steps is None:
+            return None
+        costs.append(_cost(steps[::-1], edge))
+    return _total(costs)
 
 
-@lru_cache(maxsize=4096)
-def _shortest_cost(shape: Shape, steps: Steps) -> tuple[int, int] | None:
-    found = shortest(shape, steps)
-    return None if found is None else cost(found)
+def _is_there(edge: _Edge, steps: Steps) -> bool:
+    """Whether somebody else reads the blob through the same view already: equal layers are merged."""
+    return not edge.chain and len(steps) == 1 and any(step_of(user) == steps[0] for user in edge.blob.users)
+
+
+def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
+    """What views cost, given from the far end of an edge on."""
+    is_free = edge.gemm is not None and bool(steps) and steps[0] == Reorder((1, 0))
+    return cost(steps[1:] if is_free else steps)
 
 
 def _reformed(
