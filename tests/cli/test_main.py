@@ -141,5 +141,11 @@ def test_odd_arguments(tmp_path: Path) -> None:
         assert (ended.code, ended.out) == (2, "")
         assert message in ended.err
     assert names(tmp_path) == {"model.onnx"}
+    with (tmp_path / "model.onnx").open("rb") as model:  # which another process would not see under that name
+        command = [*COMMAND, "convert", "/dev/stdin", "-o", "net"]
+        done = subprocess.run(command, cwd=tmp_path, stdin=model, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "/dev/stdin is not a plain file" in done.stderr
+    assert names(tmp_path) == {"model.onnx"}
     assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", "x.ncnn").code == 0
     assert names(tmp_path) == {"model.onnx"} | net_files("x")

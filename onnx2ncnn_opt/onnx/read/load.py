@@ -154,7 +154,9 @@ def _open_path(path: Path) -> _Source:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
-        if not stat.S_ISREG(status.st_mode):
+        # /dev/stdin may be a plain file, but ONNX Runtime's process has another one of that name.
+        is_own = str(path.absolute().parent) in ("/dev", "/dev/fd") or path.absolute().parts[1:2] == ("proc",)
+        if not stat.S_ISREG(status.st_mode) or is_own:
             raise ModelError(f"{path} is not a plain file; save the model to one, as it is read more than once")
         if status.st_size > LARGEST_MESSAGE:
             raise ModelError(
