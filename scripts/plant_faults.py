@@ -17,7 +17,7 @@ A large difference counts as far as it is more than rounding errors make of the 
 
 With `--bisect` each net is bisected in place of verified, and the layer that is named compared with the faulty one:
 
-    named            it is the first wrong layer that `bisect` tells
+    named            the layers that `bisect` blames are the faulty one, or what was planted there
     one of several   it is among the layers that are to blame
     NOT NAMED        it is not, or none is
 
@@ -39,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -577,7 +577,7 @@ def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, p
     (work := folder / "pnnx").mkdir()
     (work / "m.onnx").symlink_to(path.resolve())
     shapes = [f"[{','.join(map(str, array.shape))}]{_PNNX_TYPES[array.dtype.name]}" for array in feeds.values()]
-    command = [str(pnnx), "m.onnx", f"inputshape={','.join(shapes)}"]
+    command = [str(pnnx), "m.onnx", f"inputshape={','.join(shapes)}", "fp16=0"]
     subprocess.run(command, cwd=work, capture_output=True, check=False, timeout=300)
     param, bin = work / "m.ncnn.param", work / "m.ncnn.bin"
     if not param.exists() or not bin.exists():
@@ -752,10 +752,10 @@ class Campaign:
         return replace(planted, outcome=outcome, detail=detail, named="")
 
 
-def _named(found: Bisection, blamed: Collection[str]) -> str:
+def _named(found: Bisection, blamed: set[str]) -> str:
     """Whether bisection named one of the layers that are to blame."""
     located = found.located
-    if located is not None and located.suspects == (located.layer,) and located.layer.name in blamed:
+    if located is not None and blamed.issuperset(ref.name for ref in located.suspects):
         return "named"
     return "one of several" if located and any(ref.name in blamed for ref in located.suspects) else "NOT NAMED"
 

@@ -51,6 +51,13 @@ from onnx2ncnn_opt.verification.verify import (
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
 
 
+# What converters fuse into the layer before it, and the layers that it becomes where they do not.
+_ACTIVATIONS = frozenset(
+    ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Sigmoid", "Tanh")
+)
+_FUNCTIONS = frozenset(("Clip", "ELU", "GELU", "HardSigmoid", "HardSwish", "Mish", "ReLU", "Sigmoid", "Swish", "TanH"))
+
+
 @dataclass(frozen=True)
 class Read:
     """An input of a layer: the blob, the layer that gives it, its shape as ncnn has it, and whether it is right.
@@ -547,6 +554,14 @@ class _Search:
         if not order:
             return None
         first = order[0]
+        if not expected and (before := self.without_function(first, verdicts)):
+            maker, message = before
+            order.insert(0, maker)
+            first = maker
+            verdicts = {
+                **verdicts,
+                maker.outputs[0]: replace(verdicts[maker.outputs[0]], status="unknown", message=message),
+            }
         suspects: list[Layer] = []
         for layer in order:
             if layer is first or _depends(layer, suspects):
@@ -582,6 +597,46 @@ class _Search:
             arrays=arrays,
         )
         return _Found(located, end, order, verdicts, results, way, expected)
+
+    def without_function(self, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
+        """What gives a layer the argument of a function in place of its result, as without a fused activation.
+
+        The argument is a value of the model, and so a right one; but nothing in the net is the result. A layer of one
+        input may be the function itself, and is to blame first.
+        """
+        known = {verdict.value for verdict in verdicts.values() if verdict.status == "right"}
+        for blob in layer.inputs:
+            value = verdicts[blob].value
+            if (
+                verdicts[blob].status != "right"
+                or blob.producer is None
+                or blob.is_input
+                or len(blob.producer.outputs) > 1
+            ):
+                continue
+            results = self.functions.get(value or "", [])
+            if results and layer.type not in _FUNCTIONS and known.isdisjoint(results):
+                return (
+                    blob.producer,
+                    f"it is '{value}' of the model, and nothing is '{results[0]}', which is made of that",
+                )
+        return None
+
+    @cached_property
+    def functions(self) -> dict[str, list[str]]:
+        """The results of the functions of one value that read a value, where nothing else reads it."""
+        found: dict[str, list[str]] = {}
+        others: set[str] = set()
+        for node in self.loaded.graph:
+            names = [
+                value.name for value in node.inputs if value is not None and value.const_value is None and value.name
+            ]
+            for name in names:
+                if len(names) == 1 and len(node.outputs) == 1 and node.op_type in _ACTIVATIONS:
+                    found.setdefault(name, []).append(node.outputs[0].name or "")
+                else:
+                    others.add(name)
+        return {name: results for name, results in found.items() if name not in others}
 
     def array(self, blob: Blob, way: Sequence[Slot], results: _Results) -> Array | Failure | None:
         """What a blob held."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import VerificationError
@@ -27,7 +27,7 @@ def output_rows(outputs: Sequence[OutputReport]) -> list[OutputRow]:
     """The outputs as the report shows them."""
     from onnx2ncnn_opt.report.verification import OutputRow
 
-    return [OutputRow(o.name, o.status, o.max_abs, o.max_rel, o.cosine, o.message, o.mode) for o in outputs]
+    return [OutputRow(**{f.name: getattr(o, f.name) for f in fields(OutputRow)}) for o in outputs]
 
 
 def output_sizes(report: VerifyReport) -> list[str]:

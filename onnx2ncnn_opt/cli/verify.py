@@ -58,6 +58,7 @@ def verify(
                 **vars(given),
                 **vars(runs),
                 **vars(allowed),
+                explain=True,
                 step=step,
             )
         if report.path is not None:

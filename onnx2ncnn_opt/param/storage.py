@@ -186,6 +186,13 @@ def _rows(layer: Layer, block: Block) -> int:
     return count if count > 0 and block.count % count == 0 else 1
 
 
+def rounded(array: Array, encoding: Encoding) -> Array:
+    """An array of float32 as it comes out of a file with that encoding."""
+    values = np.ascontiguousarray(array, np.float32)
+    with np.errstate(over="ignore"):
+        return Weight(_encoded(values.reshape(-1), encoding), encoding).array.reshape(values.shape)
+
+
 def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]:
     """The stored form, and why it must not be used (empty where it may)."""
     values = array.astype(np.float32, copy=False).reshape(-1)

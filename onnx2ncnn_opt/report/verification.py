@@ -12,7 +12,8 @@ from onnx2ncnn_opt.report.console import Table
 class OutputRow:
     """One output of the model: `status` is "ok" or what is wrong, `message` says more; numbers are None without any.
 
-    `mode` is how ncnn computed: "fp32", "fp16" or "bf16".
+    `mode` is how ncnn computed: "fp32", "fp16" or "bf16". `rounding`, `bits` and `cause` say where an error comes from,
+    see `verification.budget`.
     """
 
     name: str
@@ -22,6 +23,9 @@ class OutputRow:
     cosine: float | None
     message: str = ""
     mode: str = "fp32"
+    rounding: float | None = None
+    bits: float | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,23 +68,30 @@ def mask_lines(masks: Sequence[str], estimated: str) -> list[str]:
 
 
 def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
-    """The outputs as a table, with a column of modes where there are others than fp32."""
+    """The outputs as a table, with columns of modes where there are others than fp32, and of causes where known."""
     modes = any(row.mode != "fp32" for row in rows)
+    causes = any(row.cause for row in rows)
     first = ("output", "mode", "result") if modes else ("output", "result")
+    numbers = ("max error", "relative error", "cosine", *(("rounding", "bits") if causes else ()))
     return Table(
-        columns=(*first, "max error", "relative error", "cosine", ""),
+        columns=(*first, *numbers, *(("cause",) if causes else ()), ""),
         rows=tuple(
             (
                 row.name,
                 *((row.mode,) if modes else ()),
                 row.status,
-                "-" if row.max_abs is None else f"{row.max_abs:.2e}",
-                "-" if row.max_rel is None else f"{row.max_rel:.2e}",
+                _number(row.max_abs),
+                _number(row.max_rel),
                 "-" if row.cosine is None else f"{row.cosine:.6f}",
+                *((_number(row.rounding), _number(row.bits), row.cause or "-") if causes else ()),
                 row.message,
             )
             for row in rows
         ),
         label=label,
-        named=tuple(range(len(first), len(first) + 3)),
+        named=tuple(range(len(first), len(first) + len(numbers) + causes)),
     )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2e}"

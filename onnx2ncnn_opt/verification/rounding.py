@@ -5,11 +5,15 @@ that is all that is seen of it. But where a model compares, rounds to whole numb
 takes the difference of equal numbers, the last bit may decide. A wider tolerance would hide faults there; so ONNX
 Runtime is asked instead, with the model and errors of that size put into it. The sign of a zero counts as such an
 error: whether 0 or -0.0 is left of a sum depends on its order.
+
+The model in float64 says how large ONNX Runtime's own errors are, and the model with rounded weights how much of a
+difference comes of a net's weights in 16 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,17 @@ import numpy as np
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
+from onnx.shape_inference import InferenceError
 
 from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model
 from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE
+from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20
@@ -45,11 +54,43 @@ class Rounding:
     ) -> None:
         self._model, self._outputs, self._values, self._threads = model, outputs, values, threads
         self._runner: OrtRunner | None = None
+        self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
+
+    def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The outputs in float64; none where the model cannot be computed so."""
+        if self._exact is None or self._exact[0] is not feeds:
+            self._exact = feeds, self._rewritten(feeds, lambda: InDouble(self._model, tuple(self._outputs)).data)
+        return self._exact[1]
+
+    def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
+        """How far the reference is from float64, in units of an output's largest value, where that is known."""
+        return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
+
+    def stored(
+        self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
+    ) -> dict[str, float]:
+        """How far the outputs move if the model's weights are rounded to an encoding, as `measured`."""
+        results = self._rewritten(feeds, lambda: with_rounded_weights(self._model, self._outputs, encoding))
+        return {name: _relative(array, reference[name]) for name, array in results.items()}
+
+    def _rewritten(self, feeds: Mapping[str, Array], rewrite: Callable[[], bytes]) -> Mapping[str, Array]:
+        """What a rewritten model gives; nothing where it cannot be rewritten, or ONNX Runtime does not take it."""
+        folder = self._model.absolute().parent if isinstance(self._model, Path) else None
+        try:
+            runner = OrtRunner(rewrite(), folder=folder, values=self._values, threads=self._threads)
+            known = set(runner.input_names())
+            try:
+                return runner.run({name: array for name, array in feeds.items() if name in known})
+            finally:
+                runner.close()
+        except (RunError, EncodeError, InferenceError):
+            return {}
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """How far each element of the reference moves with the errors, infinite where it becomes infinite or NaN.
 
-        Nothing moves in a model that ONNX Runtime does not take with errors in it.
+        Where its distance from float64 is finite, it moves by as much at least. No errors move a model that ONNX
+        Runtime does not take with them.
         """
         moved = {name: np.zeros(array.shape) for name, array in reference.items()}
         try:
@@ -69,7 +110,10 @@ class Rounding:
                 for name, array in results.items():
                     moved[name] = np.maximum(moved[name], _ROOM * _distance(array, reference[name]))
         except (RunError, EncodeError):
-            return {name: np.zeros(array.shape) for name, array in reference.items()}
+            moved = {name: np.zeros(array.shape) for name, array in reference.items()}
+        for name, array in self.exact(feeds).items():
+            distance = _ROOM * _distance(array, reference[name])
+            moved[name] = np.maximum(moved[name], np.where(np.isfinite(distance), distance, 0.0))
         return moved
 
 
@@ -84,6 +128,29 @@ def _distance(a: Array, b: Array) -> Array:
     return np.where(same, 0.0, np.where(finite, difference, np.inf))
 
 
+def _relative(a: Array, b: Array) -> float:
+    """The largest distance of numbers that are finite, in units of the largest of `b`."""
+    distance, size = _distance(a, b), np.abs(b.astype(np.float64))
+    finite = np.isfinite(distance) & (size < INFINITE)
+    return float(distance[finite].max(initial=0.0)) / (float(size[finite].max(initial=0.0)) or 1.0)
+
+
+def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding) -> bytes:
+    """The model with its weights of two dims or more rounded, as converters store them."""
+    folder = model.absolute().parent if isinstance(model, Path) else None
+    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    if outputs:
+        cut_model(proto, outputs, folder)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                load_external_data_for_tensor(tensor, os.fspath(folder or ""))
+                tensor.data_location = TensorProto.DEFAULT
+            array = rounded(numpy_helper.to_array(tensor), encoding)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return bytes(proto.SerializeToString())
+
+
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     """The model with rounding errors in it, and two more inputs that scale them: the own ones, and one for all.
 
@@ -93,7 +160,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
     if outputs:
         cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
-    types = _types(proto)
+    types = element_types(proto, inferred_values(proto))
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}
     written = _Written()
@@ -161,17 +228,3 @@ class _Written:
         largest = self.add("ReduceMax", self.add("Where", finite, size, self.number(0, dtype)), keepdims=0)
         error = self.add("Mul", self.errors(name, dtype), self.add("Mul", largest, self.number(_DECIDING, dtype)))
         return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
-
-
-def _types(proto: onnx.ModelProto) -> dict[str, int]:
-    """The element types of a model's values, as far as ONNX can tell."""
-    inferred = onnx.ModelProto()
-    inferred.CopyFrom(proto)
-    for tensor in inferred.graph.initializer:  # which would be copied once more
-        if len(tensor.raw_data) > 1024:
-            tensor.ClearField("raw_data")
-            tensor.data_location = TensorProto.EXTERNAL
-            tensor.external_data.add(key="location", value="none")
-    graph = onnx.shape_inference.infer_shapes(inferred).graph
-    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +21,13 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.param.storage import ROUNDING
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.verification.budget import ROOM, Budget, budgets, weights_encoding
 from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, chosen, compare, in_mode, with_quantisation
 from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
@@ -65,6 +68,10 @@ class OutputReport:
     `max_abs`, `max_rel` and `cosine` are those of `compare`, None where nothing could be compared. `message` says
     what is wrong, and is empty where nothing is. `blob` is None where the net has none for it. `mode` is how ncnn was
     told to compute.
+
+    `rounding`, `bits` and `cause` are those of `budget.Budget`: how far ONNX Runtime's float32 is from float64, how
+    much 16 or 8 bits explain, both in units of the output's largest value, and where the error comes from. They are
+    None and empty where that was not asked for, or could not be found out.
     """
 
     name: str
@@ -75,6 +82,9 @@ class OutputReport:
     max_rel: float | None = None
     cosine: float | None = None
     mode: str = "fp32"
+    rounding: float | None = None
+    bits: float | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,7 @@ def verify_net(
     on: str | None = None,
     modes: Sequence[str] = (),
     worker: NcnnWorker | None = None,
+    explain: bool = False,
     step: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
@@ -152,8 +163,10 @@ def verify_net(
     "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU by default. `modes` are
     of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does by itself on phones
     and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds, and ten times as
-    many on an emulated CPU. `worker` is a process to use again, in place of one of its own. `step` is told what is
-    being done.
+    many on an emulated CPU. `worker` is a process to use again, in place of one of its own. `explain` finds out
+    where errors come from, on the inputs on which a net is wrong, or on the first. `step` is told what is being done.
+
+    A net whose weights have 16 bits may be off by `budget.ROOM` times what rounding the model's own weights does.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
@@ -188,18 +201,25 @@ def verify_net(
             options: dict[str, Any] = {"mode": mode, "timeout": timeout, "threads": None, "worker": process}
             runner = NcnnRunner(param, bin, exact=exact, **options)
             reports: list[list[OutputReport]] = []
+            worst: tuple[_Comparison, Sequence[Slot]] | None = None
             for run in tuple(done) or _kept(runs, done):
                 step(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
                 passes = chosen(in_mode(mode, allowed), rtol, atol)
                 comparison = _Comparison(runner, run.feeds, run.reference, manifest, passes, rounding)
-                found = comparison.outputs()
+                way, found = comparison.best()
+                worst = worst or (comparison, way)
                 if is_usual and mode == "fp32" and _is_suspect(found):
                     found = comparison.closer(NcnnRunner(param, bin, exact=True, **options)).outputs()
                 reports.append([found_at(output, str(run)) for output in found])
                 if any(output.status not in ("ok", "unproven") for output in reports[-1]):
                     wrong = wrong or (mode, run.feeds)
+                    worst = comparison, way
                     break  # it is wrong, whatever else it does
-            merged += [replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
+            rows = [replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
+            if explain and worst is not None:
+                step("ONNX Runtime runs the model in float64")
+                rows = _explained(rows, *worst, mode)
+            merged += rows
         checked = process.checked(modes)
     return VerifyReport(
         outputs=tuple(merged),
@@ -211,6 +231,22 @@ def verify_net(
         wrong=wrong,
         manifest=manifest,
     )
+
+
+def _explained(
+    rows: Sequence[OutputReport], comparison: _Comparison, way: Sequence[Slot], mode: str
+) -> list[OutputReport]:
+    """The reports with where their errors come from."""
+    net = comparison.runner.param, comparison.runner.bin
+    blobs = {row.name: row.blob for row in rows}
+    found = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode)
+
+    def explained(row: OutputReport, budget: Budget) -> OutputReport:
+        cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven"))
+        bits = budget.bits if budget.bits is None or math.isfinite(budget.bits) else None
+        return replace(row, rounding=budget.rounding, bits=bits, cause=cause)
+
+    return [explained(row, found[row.name]) for row in rows]
 
 
 def _is_suspect(outputs: Sequence[OutputReport]) -> bool:
@@ -495,6 +531,14 @@ class _Comparison:
         """How far the reference moves with rounding errors; found out only where a net differs."""
         return self.rounding.spread(self.feeds, self.reference)
 
+    @cached_property
+    def by_weights(self) -> Mapping[str, float]:
+        """How far the reference moves if weights are rounded as the net's are."""
+        encoding = weights_encoding(self.runner.param, self.runner.bin)
+        if encoding is None or encoding not in ROUNDING:
+            return {}
+        return self.rounding.stored(encoding, self.feeds, self.reference)
+
     def outputs(self) -> list[OutputReport]:
         """The reports of the likeliest way to feed the net that works best."""
         return self.best()[1]
@@ -560,6 +604,9 @@ class _Comparison:
         difference = compare(result, reference, self.tolerance)
         if not difference.ok:
             difference = compare(result, reference, self.tolerance, self.spread[slot.name])
+        if difference.excess and (moved := self.by_weights.get(slot.name)):
+            wider = replace(self.tolerance, relative=max(self.tolerance.relative, ROOM * moved), slices=False)
+            difference = compare(result, reference, wider, self.spread[slot.name])
         status: Status = "ok"
         message = ""
         if difference.special:

@@ -197,6 +197,22 @@ def test_a_pair_begins_in_the_layout_of_the_net(tmp_path: Path) -> None:
     assert not again(found.pair).ok
 
 
+def test_a_missing_activation_of_a_layer_whose_own_numbers_are_right(tmp_path: Path) -> None:
+    """Without its ReLU the layer gives a value of the model, but not the one that the next layer is to read."""
+    graph = (
+        "(float[1, 6, 4] x) => (float[1, 6, 1] y) <int64[1] axes = {2}> { a = Neg(x) r = Relu(a) "
+        "y = ReduceSum<keepdims = 1>(r, axes) }"
+    )
+    lines = ("Input in 0 1 x", "UnaryOp n 1 1 x 1 0=1", "Reduction s 1 1 1 y 0=0 1=0 -23303=1,-1 4=1 5=1")
+    found = bisect(write_model(tmp_path, graph), *write_net(tmp_path, *lines), write=tmp_path / "pair")
+    assert found.located is not None
+    assert [ref.name for ref in found.located.suspects] == ["n", "s"]
+    assert found.located.layer.name == "n"
+    assert found.located.message.startswith("it is 'a' of the model, and nothing is 'r', which is made of that")
+    assert found.pair is not None
+    assert (found.pair.nodes, found.pair.layers) == (3, 2)
+
+
 NAMED = "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3, 4] z) { y = Relu(x) z = Neg(y) }"
 
 

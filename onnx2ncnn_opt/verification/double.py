@@ -1,0 +1,220 @@
+"""A model whose numbers are float64: what it would give if rounding errors did not count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.runtime.ort import cut_model
+
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+# ONNX's operators for which ONNX Runtime 1.31 has float64 on the CPU; tests/verification/test_double.py tries them.
+_DOUBLE_NAMES = """
+    Abs Add ArgMax ArgMin BatchNormalization Cast Ceil Celu Clip Concat Cos CumSum DepthToSpace Div Dropout Einsum
+    Equal Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gemm Greater GreaterOrEqual GridSample
+    GroupNormalization Identity IsInf IsNaN LSTM LayerNormalization Less LessOrEqual Log LogSoftmax LpNormalization
+    MatMul Max MaxPool Min Mod Mul Neg Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ReverseSequence
+    Round ScatterElements ScatterND Shape Shrink Sigmoid Sign Sin Size Slice Softmax SpaceToDepth Split Sqrt Squeeze
+    Sub Sum Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
+"""
+DOUBLE = frozenset(_DOUBLE_NAMES.split())
+# Operators that add up no more than a few numbers: float32 rounds these once or so, less than the errors of any sum.
+_ONE_ROUNDING_NAMES = """
+    Acos Acosh Asin Asinh Atan Atanh BiasGelu Constant ConstantOfShape Cosh DequantizeLinear Elu Erf FastGelu Gelu
+    GlobalMaxPool HardSigmoid HardSwish LeakyRelu Mish NonZero OneHot PRelu QuantizeLinear QuickGelu Resize Selu
+    Sinh Softplus Softsign Tan ThresholdedRelu Upsample
+"""
+_ONE_ROUNDING = frozenset(_ONE_ROUNDING_NAMES.split())
+_OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs
+_END = np.iinfo(np.int64).max
+
+
+class InDouble:
+    """The model in float64, of `outputs` if there are any: `data`, and the operators that stay `single`.
+
+    Its inputs have the types that they had, its outputs are float64 where they were floats. Convolutions and average
+    pooling, which ONNX Runtime has not in float64, become products of slices. Operators that it has not are computed in
+    float32; `single` are those of them that add up numbers, whose rounding errors stay. Raises RunError for a model
+    that cannot be rewritten, with the reason.
+    """
+
+    def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:
+        folder = model.absolute().parent if isinstance(model, Path) else None
+        proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+        if outputs:
+            cut_model(proto, outputs, folder)
+        self._opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
+        if self._opset < _OLDEST_OPSET:
+            raise RunError(f"float64: opset {self._opset} is not rewritten, {_OLDEST_OPSET} is the oldest")
+        if any(attribute.HasField("g") for node in proto.graph.node for attribute in node.attribute):
+            raise RunError("float64: a model with branches or loops is not rewritten")
+        inferred = inferred_values(proto)
+        self._types = element_types(proto, inferred)
+        self._ranks = {
+            v.name: len(v.type.tensor_type.shape.dim) for v in inferred if v.type.tensor_type.HasField("shape")
+        }
+        self._shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+        self._nodes: list[onnx.NodeProto] = []
+        self._single: dict[str, None] = {}
+        self._double: dict[str, str] = {}
+        for value in (*proto.graph.input, *proto.graph.initializer):
+            if self._types.get(value.name) in FLOATS and value.name not in self._double:
+                self._double[value.name] = self._cast(value.name, TensorProto.DOUBLE)
+        for node in proto.graph.node:
+            self._add(node)
+        del proto.graph.node[:], proto.graph.value_info[:]
+        proto.graph.node.extend(self._nodes)
+        for value in proto.graph.output:
+            if self._types.get(value.name) in FLOATS:
+                value.type.tensor_type.elem_type = TensorProto.DOUBLE
+            else:
+                value.ClearField("type")
+            if value.name in self._double:
+                raise RunError(f"float64: output {value.name} is an input")
+        self.data = bytes(proto.SerializeToString())
+        self.single = tuple(self._single)
+
+    def _add(self, node: onnx.NodeProto) -> None:
+        """A node of the model, in float64 as far as there is that."""
+        inputs = [self._double.get(name, name) for name in node.input]
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if not node.domain and node.op_type == "Conv" and self._convolution(node, inputs, attributes):
+            return
+        if not node.domain and node.op_type == "AveragePool" and self._average(node, inputs, attributes):
+            return
+        if not node.domain and node.op_type == "GlobalAveragePool" and (rank := self._ranks.get(node.input[0])):
+            self._mean(inputs[0], rank, node.output[0])
+            return
+        is_double = not node.domain and node.op_type in DOUBLE
+        floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        if not floats or is_double:
+            made.input[:] = inputs
+            for attribute in made.attribute:
+                if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
+                    attribute.i = TensorProto.DOUBLE
+            self._nodes.append(made)
+            return
+        if node.op_type not in _ONE_ROUNDING:
+            self._single[node.op_type] = None
+        made.input[:] = [
+            self._cast(read, self._types[name]) if self._types.get(name) in FLOATS else read
+            for name, read in zip(node.input, inputs, strict=True)
+        ]
+        floating = [name for name in node.output if self._types.get(name) in FLOATS]
+        made.output[:] = [f"{name}.single" if name in floating else name for name in node.output]
+        self._nodes.append(made)
+        for name in floating:
+            self._node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
+
+    def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
+        """A convolution as one product for each place of its kernel; False where its padding is not known."""
+        shape = self._shapes.get(node.input[1])
+        padded = self._padded(inputs[0], attributes, len(shape) - 2) if shape else None
+        if shape is None or padded is None:
+            return False
+        groups, axes = attributes.get("group", 1), range(2, len(shape))
+        kernel = self._node("Reshape", inputs[1], self._ints(groups, shape[0] // groups, shape[1], *shape[2:]))
+        total = ""
+        for place in product(*(range(size) for size in shape[2:])):
+            tap = self._tap(padded, place, shape[2:], attributes)
+            rows = self._node("Reshape", tap, self._ints(0, groups, shape[1], -1))
+            ends = [index + 1 for index in place]
+            weight = self._node(
+                "Slice", kernel, self._ints(*place), self._ints(*ends), self._ints(*(a + 1 for a in axes))
+            )
+            matrix = self._node("Reshape", weight, self._ints(groups, shape[0] // groups, shape[1]))
+            part = self._node("MatMul", matrix, rows)
+            total = self._node("Add", total, part) if total else part
+        sizes = self._node("Slice", self._node("Shape", tap), self._ints(2), self._ints(_END))
+        sizes = self._node("Concat", self._ints(0, shape[0]), sizes, axis=0)
+        has_bias = len(inputs) > 2 and bool(inputs[2])
+        result = self._node("Reshape", total, sizes, out="" if has_bias else node.output[0])
+        if has_bias:
+            bias = self._node("Reshape", inputs[2], self._ints(shape[0], *(1 for _ in axes)))
+            self._node("Add", result, bias, out=node.output[0])
+        return True
+
+    def _average(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
+        """Average pooling as a sum of slices; False where not all windows count as many numbers."""
+        kernel = attributes["kernel_shape"]
+        pads = any(attributes.get("pads", ()))
+        if attributes.get("ceil_mode") or (pads and not attributes.get("count_include_pad")):
+            return False
+        padded = self._padded(inputs[0], attributes, len(kernel))
+        if padded is None:
+            return False
+        taps = [self._tap(padded, place, kernel, attributes) for place in product(*(range(size) for size in kernel))]
+        self._node("Div", self._node("Sum", *taps), self._constant(np.array(float(len(taps)))), out=node.output[0])
+        return True
+
+    def _mean(self, name: str, rank: int, out: str) -> None:
+        """The mean of all axes but the first two."""
+        axes = list(range(2, rank))
+        if self._opset < 18:
+            self._node("ReduceMean", name, out=out, axes=axes)
+        else:
+            self._node("ReduceMean", name, self._ints(*axes), out=out)
+
+    def _padded(self, name: str, attributes: dict[str, Any], rank: int) -> str | None:
+        if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+            return None
+        pads = list(attributes.get("pads", ()))
+        if not any(pads):
+            return name
+        return self._node("Pad", name, self._ints(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
+
+    def _tap(self, name: str, place: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> str:
+        """What a place of a kernel meets, for all places of the kernel in the image."""
+        steps = attributes.get("strides", [1] * len(kernel))
+        apart = attributes.get("dilations", [1] * len(kernel))
+        starts = [index * dilation for index, dilation in zip(place, apart, strict=True)]
+        ends = [
+            -(size - 1 - index) * dilation or _END for index, size, dilation in zip(place, kernel, apart, strict=True)
+        ]
+        axes = self._ints(*range(2, 2 + len(kernel)))
+        return self._node("Slice", name, self._ints(*starts), self._ints(*ends), axes, self._ints(*steps))
+
+    def _cast(self, name: str, to: int) -> str:
+        return self._node("Cast", name, to=to)
+
+    def _ints(self, *numbers: int) -> str:
+        return self._constant(np.array(numbers, np.int64))
+
+    def _constant(self, array: np.ndarray[Any, Any]) -> str:
+        return self._node("Constant", value=numpy_helper.from_array(array))
+
+    def _node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
+        """A node of one output, whose name it gives back."""
+        name = out or f"onnx2ncnn_opt.double{len(self._nodes)}"
+        self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
+
+def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What ONNX can tell about the values of a model's graph."""
+    inferred = onnx.ModelProto()
+    inferred.CopyFrom(proto)
+    for tensor in inferred.graph.initializer:  # which would be copied once more
+        if len(tensor.raw_data) > 1024:
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="none")
+    graph = onnx.shape_inference.infer_shapes(inferred).graph
+    return [*graph.input, *graph.output, *graph.value_info]
+
+
+def element_types(proto: onnx.ModelProto, inferred: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
+    """The element types of a model's values, as far as ONNX can tell."""
+    types = {value.name: value.type.tensor_type.elem_type for value in inferred}
+    return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

@@ -1,0 +1,119 @@
+"""Models in float64 against ONNX Runtime's float32, and against sums that float32 loses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnx2ncnn_opt.errors import RunError
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verification.double import InDouble
+
+
+def model(graph: str, opset: int = 20, **weights: Array) -> bytes:
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {graph}')
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    return bytes(proto.SerializeToString())
+
+
+def both(data: bytes, *inputs: Array) -> tuple[Array, Array, InDouble]:
+    feeds = dict(zip(OrtRunner(data).input_names(), inputs, strict=True))
+    double = InDouble(data)
+    return OrtRunner(data).run(feeds)["y"], OrtRunner(double.data).run(feeds)["y"], double
+
+
+def random(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+CONVOLUTIONS = [
+    ("pads = [1, 0, 2, 1], strides = [2, 1]", (6, 4, 3, 2), (2, 4, 9, 7)),
+    ('group = 2, dilations = [2, 3], auto_pad = "VALID"', (6, 2, 3, 2), (1, 4, 9, 8)),
+    ("group = 4, pads = [1, 1, 1, 1]", (8, 1, 3, 3), (3, 4, 5, 6)),
+    ("strides = [3]", (5, 4, 4), (2, 4, 17)),
+    ("pads = [1, 1, 1, 0, 0, 0], strides = [1, 2, 1]", (2, 3, 2, 3, 2), (1, 3, 5, 6, 4)),
+]
+
+
+@pytest.mark.parametrize(("attributes", "kernel", "shape"), CONVOLUTIONS)
+def test_convolutions(attributes: str, kernel: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    sizes = ",".join(map(str, shape))
+    data = model(
+        f"(float[{sizes}] x) => (float[{','.join('?' * len(shape))}] y) {{ y = Conv<{attributes}>(x, w, b) }}".replace(
+            "?,", "M,"
+        ).replace("?]", "N]"),
+        w=random(*kernel),
+        b=random(kernel[0]),
+    )
+    single, exact, double = both(data, random(*shape))
+    assert not double.single
+    assert exact.dtype == np.float64
+    assert exact.shape == single.shape
+    assert 0 < np.abs(exact - single).max() < 1e-5
+
+
+def test_what_float32_loses() -> None:
+    weights = np.array([1e8, 1.0, -1e8], np.float32).reshape(1, 3, 1, 1)
+    data = model("(float[1, 3, 1, 2] x) => (float[1, 1, 1, 2] y) { y = Conv(x, w) }", w=weights)
+    single, exact, _ = both(data, np.ones((1, 3, 1, 2), np.float32))
+    assert (exact == 1).all()
+    assert (single == 0).all()
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "AveragePool<kernel_shape = [2, 3], strides = [2, 1]>(x)",
+        "AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(x)",
+        "AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x)",
+        "GlobalAveragePool(x)",
+        "Gelu(x)",
+        "Softmax<axis = 1>(x)",
+    ],
+)
+@pytest.mark.parametrize("opset", [17, 20])
+def test_other_operators(node: str, opset: int) -> None:
+    if node.startswith("Gelu"):
+        opset = 20
+    data = model(f"(float[2, 3, 6, 7] x) => (float[A, B, C, D] y) {{ y = {node} }}", opset)
+    single, exact, _ = both(data, random(2, 3, 6, 7))
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_types_of_other_values_stay() -> None:
+    graph = (
+        "(float[4, 5] x) => (int64[4] y, float[4, 5] z) <float a = {0.5}> { c = Greater(x, a) w = Where(c, x, a) "
+        "y = ArgMax<axis = 1, keepdims = 0>(w) i = Cast<to = 7>(w) z = Cast<to = 1>(i) }"
+    )
+    single, exact, double = both(model(graph), random(4, 5))
+    assert exact.dtype == np.int64
+    assert (single == exact).all()
+    assert not double.single
+
+
+def test_what_adds_up_in_float32_is_told() -> None:
+    data = model("(float[1, 2, 3, 3] x) => (float[A, B, C, D] y) { y = ConvTranspose(x, w) }", w=random(2, 4, 2, 2))
+    _, exact, double = both(data, random(1, 2, 3, 3))
+    assert double.single == ("ConvTranspose",)
+    assert exact.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("graph", "opset", "reason"),
+    [
+        ("(float[2] x) => (float[2] y) { y = Relu(x) }", 9, "opset 9"),
+        (
+            "(float[2] x, bool c) => (float[2] y) { y = If(c)<then_branch = t () => (float[2] a) { a = Relu(x) }, "
+            "else_branch = e () => (float[2] b) { b = Neg(x) }> }",
+            20,
+            "branches or loops",
+        ),
+    ],
+)
+def test_models_that_are_not_rewritten(graph: str, opset: int, reason: str) -> None:
+    with pytest.raises(RunError, match=reason):
+        InDouble(model(graph, opset))
