@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnx2ncnn_opt import plugins
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -56,7 +56,7 @@ class Budget:
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:
     """The encoding that rounds a net's weights most; None where they have 32 bits, or it cannot be read."""
     try:
-        graph = read_net(param, bin, plugins.layer_types()).graph
+        graph = read_net(param, bin, entry_points.layer_types()).graph
     except (ParamError, BinError, GraphError, UsageError):  # which ncnn will say more about
         return None
     found = {weight.encoding for layer in graph for _, weight in layer.weights.stored_items()}
@@ -80,7 +80,7 @@ def budgets(
     if mode != "fp32":
         kind, by_bits = mode, _estimated(net, feeds, way, blobs, mode)
     elif encoding is Encoding.INT8:
-        layers = _int8_layers(read_net(*net, plugins.layer_types()).graph)
+        layers = _int8_layers(read_net(*net, entry_points.layer_types()).graph)
         kind, by_bits = "int8", dict.fromkeys(reference, with_quantisation([8] * layers).relative)
     elif encoding is not None:
         kind, by_bits = f"weights in {encoding.value}", rounding.stored(encoding, feeds, reference)
@@ -97,7 +97,7 @@ def _estimated(
     """What rounding every blob to 16 bits does to the outputs here; nothing where ncnn cannot run the net so."""
     found: dict[str, float] = {}
     try:
-        graph = read_net(*net, plugins.layer_types()).graph
+        graph = read_net(*net, entry_points.layer_types()).graph
         inputs = {blob.name: blob for blob in graph.inputs}
         given = {inputs[name]: feed for name, feed in feeds_of(way, feeds).items() if name in inputs}
         with Estimator(graph, given) as estimator:
