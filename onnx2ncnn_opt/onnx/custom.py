@@ -115,7 +115,10 @@ def import_custom(
     params = _params(im, op, node)
     counts = {blob.batch for blob, _ in inputs} - {1}
     if len(counts) > 1:
-        raise im.refuse(f"its inputs have batches of {' and '.join(sorted(map(str, counts)))}")
+        raise im.refuse(
+            f"its inputs have batches of {' and '.join(sorted(map(str, counts)))}",
+            "give the operator's inputs the same batch, or none",
+        )
     count = next(iter(counts), 1)
     axis = next((axis for blob, axis in inputs if axis is not None and blob.batch == count), None)
     views = [_result(im, value, axis, count) if im.is_used(i) else None for i, value in enumerate(node.outputs)]
@@ -130,7 +133,10 @@ def import_custom(
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
     """An operand with every axis as a dim, but for its batch axis, which is returned too; a constant has none."""
     if operand is None:
-        raise im.refuse("an input is left out before others, and a layer's inputs have no gaps")
+        raise im.refuse(
+            "an input is left out before others, and a layer's inputs have no gaps",
+            "give the operator every input up to the last one that it has",
+        )
     if isinstance(operand, Tensors):
         raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
     if isinstance(operand, Formula):
@@ -160,13 +166,16 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
             )
         if attribute.type not in _KINDS:
             raise im.refuse(
-                f"attribute {name} is {attribute.type.name}; a layer has numbers, lists of them and strings"
+                f"attribute {name} is {attribute.type.name}; a layer has numbers, lists of them and strings",
+                "write an importer for the operator (docs/plugins.md)",
             )
         value = tuple(attribute.value) if isinstance(attribute.value, (list, tuple)) else attribute.value
         try:
             format_value(op.attributes.index(name), None, value)
         except ValueError as error:
-            raise im.refuse(f"attribute {name} is {value!r}: {error}") from None
+            raise im.refuse(
+                f"attribute {name} is {value!r}: {error}", "write an importer for the operator (docs/plugins.md)"
+            ) from None
         params[op.attributes.index(name)] = value
     return params
 
@@ -185,10 +194,16 @@ def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Di
     shape = tuple(symbol(f"{value.name}.{i}") if size is None else size for i, size in enumerate(declared))
     batch = axis if axis is not None and axis < len(shape) > 1 and shape[axis] == count else None
     if batch is None and count != 1:
-        raise im.refuse(f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs")
+        raise im.refuse(
+            f"its output {value.name} has no axis {axis} of {count}, which is the batch of its inputs",
+            "write an importer for the operator (docs/plugins.md)",
+        )
     dims = [[other] for other in range(len(shape)) if other != batch] or [[]]
     if len(dims) > MAX_DIMS:
-        raise im.refuse(f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch")
+        raise im.refuse(
+            f"its output {value.name} has rank {len(shape)}: ncnn has four dims and a batch",
+            "write an importer for the operator (docs/plugins.md)",
+        )
     return View.of(shape, dims, [] if batch is None else [batch])
 
 

@@ -290,7 +290,10 @@ class _Walk(ImportContext):
             raise Incomplete
         if self._inlined > MOST_INLINED:
             count = "its trips" if trips is None else f"its {trips} trips"
-            raise self.refuse(f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all")
+            raise self.refuse(
+                f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all",
+                "export the loop with fewer iterations",
+            )
         return done
 
     @staticmethod

@@ -21,6 +21,8 @@ from onnx2ncnn_opt.onnx.lower.layout import Form, separations
 from onnx2ncnn_opt.onnx.lower.names import Names
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
+_FIT = "give sizes that fit with --shape, or check how the model was exported"
+
 
 class Refusal(Exception):
     """Raised inside an importer: this node has no exact ncnn form."""
@@ -34,7 +36,7 @@ class Misfit(Refusal):
     """Operands whose sizes do not fit together, so that no runtime takes the model at these; `sizes` are the two."""
 
     def __init__(self, reason: str, sizes: Sequence[int]) -> None:
-        super().__init__(reason)
+        super().__init__(reason, _FIT)
         self.sizes = tuple(sizes)
 
 
@@ -68,12 +70,19 @@ class Builder:
         """The exception to raise where the node has no exact form: why, and what the user can do."""
         return Refusal(reason, hint)
 
+    def invalid(self, reason: str) -> Refusal:
+        """As `refuse`, for operands and attributes that do not fit the operator's definition.
+
+        They may fit at the sizes that dynamic dimensions have at run time.
+        """
+        return Refusal(reason, "check how the model was exported, and bind its dynamic dimensions with --shape")
+
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
         """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""
         for a, b in pairs:
             if isinstance(a, int) and isinstance(b, int) and a != b:
                 return Misfit(reason, (a, b))
-        return Refusal(reason)
+        return Refusal(reason, _FIT)
 
     def layer(
         self, kind: str, /, *inputs: Blob, weights: Mapping[str, Array] | None = None, outputs: int = 1, **params: Any
@@ -168,7 +177,7 @@ class Builder:
 
     def _channel_dims(self, x: Value) -> list[list[int]]:
         if not 2 <= x.rank <= MAX_DIMS + 1:
-            raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here")
+            raise self.refuse(f"the operand has rank {x.rank}, ncnn takes rank 2 to 5 here", "reshape it in the model")
         return [[axis] for axis in range(1, x.rank)]
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
@@ -376,7 +385,7 @@ class Builder:
         """The constant broadcast to a shape; refused where it does not broadcast so."""
         fits = zip(reversed(array.shape), reversed(shape), strict=False)
         if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
-            raise self.refuse(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
+            raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
         return np.broadcast_to(array, shape)
 
     def f32(self, array: Array) -> Array:
@@ -384,18 +393,18 @@ class Builder:
         if array.dtype in (np.float32, np.int32):
             return array
         if array.dtype.kind not in "iub" and not is_float(array.dtype):
-            raise self.refuse(f"a constant of type {array.dtype}")
+            raise self.refuse(f"a constant of type {array.dtype}", "cast it to float32 in the model")
         with np.errstate(over="ignore"):
             result = array.astype(np.float32)
         if not np.array_equal(np.isfinite(result), np.isfinite(array.astype(np.float64))):
-            raise self.refuse("a constant does not fit into float32")
+            raise self.refuse("a constant does not fit into float32", "clip it in the model")
         return result
 
     def i32(self, array: Array) -> Array:
         """The constant as int32; refused where a number does not fit."""
         limits = np.iinfo(np.int32)
         if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise self.refuse("an integer constant does not fit into int32")
+            raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
         return array.astype(np.int32)
 
 

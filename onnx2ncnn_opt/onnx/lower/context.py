@@ -40,14 +40,14 @@ class ImportContext(Builder, ABC):
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from the front; refused where a tensor of `rank` has none of that number."""
         if not -rank <= axis < rank:
-            raise self.refuse(f"axis {axis} of a tensor of rank {rank}")
+            raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
         return axis % rank
 
     def axes(self, axes: Sequence[int], rank: int) -> list[int]:
         """Axes counted from the front, in the given order; refused where one is named twice."""
         result = [self.axis(axis, rank) for axis in axes]
         if len(set(result)) != len(result):
-            raise self.refuse(f"axes {list(axes)} of a tensor of rank {rank}")
+            raise self.invalid(f"axes {list(axes)} of a tensor of rank {rank}")
         return result
 
     def demand(self, size: Dim, least: int) -> None:

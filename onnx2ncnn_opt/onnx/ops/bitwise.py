@@ -25,13 +25,13 @@ _EXACT_BITS = 24
 def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value:
     """BinaryOp mul by a power of two, and UnaryOp floor to the right."""
     if direction not in ("LEFT", "RIGHT"):
-        raise im.refuse(f"direction {direction} is not known")
+        raise im.invalid(f"direction {direction} is not known")
     width = 8 * x.dtype.itemsize
     within = (y >= 0) & (y < width)
     places = np.where(within, y, width).astype(np.float64)
     moved = number_value(im, x)
     if direction == "LEFT" and width > _MOST_BITS and (y[within] > _EXACT_BITS).any():
-        raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds")
+        raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds", "shift by fewer bits")
     if direction == "LEFT":
         return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**places, 0))), x)
     return _of_type(

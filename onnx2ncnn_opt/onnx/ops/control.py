@@ -29,7 +29,7 @@ def loop(
 ) -> tuple[Item | None, ...]:
     """As many copies of the body as there are trips."""
     if len(body.inputs) != 2 + len(initial) or len(body.outputs) <= len(initial):
-        raise im.refuse(f"its body takes {len(body.inputs)} and gives {len(body.outputs)} values")
+        raise im.invalid(f"its body takes {len(body.inputs)} and gives {len(body.outputs)} values")
     trips = None if m is None else _trip_count(im, m)
     going = Constant(np.array(True)) if cond is None else cond
     state: Sequence[Item] = initial
@@ -114,7 +114,7 @@ def _scan(
     results_backwards: Ints,
 ) -> tuple[Item | None, ...]:
     if not len(body.inputs) == len(initial) + len(scanned) == len(initial) + len(axes) == len(initial) + len(backwards):
-        raise im.refuse(f"its body takes {len(body.inputs)} values, not {len(initial) + len(scanned)}")
+        raise im.invalid(f"its body takes {len(body.inputs)} values, not {len(initial) + len(scanned)}")
     places = [im.axis(axis, x.rank) for axis, x in zip(axes, scanned, strict=True)]
     lengths = {x.shape[axis] for axis, x in zip(places, scanned, strict=True)}
     if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
@@ -158,7 +158,7 @@ def _stacks(
 def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value:
     values = [im.tensor(x) if isinstance(x, Formula) else x for x in column if isinstance(x, Operand)]
     if len(values) < len(column):
-        raise im.refuse("it stacks sequences")
+        raise im.refuse("it stacks sequences", "stack tensors instead")
     return stacked(im, values, axis)
 
 
@@ -166,5 +166,7 @@ def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
     """What no trip gives: no elements, of the shape that the body declares."""
     shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
     if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
-        raise im.refuse("it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors")
+        raise im.refuse(
+            "it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors", "remove the loop"
+        )
     return Constant(np.zeros((0, *shape), declared.dtype.numpy()))

@@ -21,7 +21,10 @@ def det(im: ImportContext, x: Tensor) -> Value:
     """Products of elements, by the first row."""
     n = x.shape[-1] if x.rank > 1 else None
     if not isinstance(n, int) or x.shape[-2] != n or not 1 <= n <= _LARGEST:
-        raise im.refuse(f"a matrix of shape {list(x.shape[-2:])}: only square ones up to {_LARGEST} x {_LARGEST}")
+        raise im.refuse(
+            f"a matrix of shape {list(x.shape[-2:])}: only square ones up to {_LARGEST} x {_LARGEST}",
+            "compute it outside the net",
+        )
     rows = [pick(im, x, x.rank - 2, np.array(i)) for i in range(n)]
     return _det(im, [[pick(im, row, row.rank - 1, np.array(i)) for i in range(n)] for row in rows])
 

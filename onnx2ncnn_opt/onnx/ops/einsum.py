@@ -31,7 +31,7 @@ def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
     for x, axes in zip(xs, terms, strict=True):
         for axis, size in zip(axes, x.shape, strict=True):
             if size != 1 and sizes.setdefault(axis, size) != size:
-                raise im.refuse(f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}")
+                raise im.invalid(f"axis {axis} of '{equation}' is both {sizes[axis]} and {size}")
         operands.append(_without_ones(im, *_diagonal(im, x, axes)))
     value, axes = operands[0]
     for i, (other, axes_of_other) in enumerate(operands[1:], 1):
@@ -48,13 +48,13 @@ def _parse(im: ImportContext, equation: str, xs: Sequence[Value]) -> tuple[list[
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(xs) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", t) for t in (*terms, right)):
-        raise im.refuse(f"equation '{equation}' for {len(xs)} operands")
+        raise im.invalid(f"equation '{equation}' for {len(xs)} operands")
     axes = []
     most = 0
     for term, x in zip(terms, xs, strict=True):
         more = x.rank - len(term.replace("...", ""))
         if more < 0 or (more and "..." not in term):
-            raise im.refuse(f"'{term}' of equation '{equation}' for an operand of rank {x.rank}")
+            raise im.invalid(f"'{term}' of equation '{equation}' for an operand of rank {x.rank}")
         most = max(most, more)
         axes.append(_letters(term, more))
     if not arrow:
@@ -62,7 +62,9 @@ def _parse(im: ImportContext, equation: str, xs: Sequence[Value]) -> tuple[list[
         right = "..." * bool(most) + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     result = _letters(right, most)
     if len(set(result)) != len(result) or not set(result) <= {axis for term in axes for axis in term}:
-        raise im.refuse(f"the result '{right}' of equation '{equation}'")
+        raise im.refuse(
+            f"the result '{right}' of equation '{equation}'", "name axes of the operands in the result, each once"
+        )
     return axes, result
 
 
@@ -79,7 +81,7 @@ def _diagonal(im: ImportContext, x: Value, axes: _Axes) -> tuple[Value, _Axes]:
         return x, axes
     first, size = axes.index(axes[twice]), x.shape[twice]
     if not isinstance(size, int) or x.shape[first] != size:
-        raise im.refuse(f"the diagonal of sizes {x.shape[first]} and {size}")
+        raise im.invalid(f"the diagonal of sizes {x.shape[first]} and {size}")
     others = [i for i in range(len(axes)) if i not in (first, twice)]
     turned = _permuted(im, x, [*others, first, twice])
     flat = im.reshape(turned, (*(x.shape[i] for i in others), size * size))

@@ -29,7 +29,7 @@ def causal_conv_with_state(
 ) -> tuple[Value | None, ...]:
     """ConvolutionDepthWise1D after a Concat with the past, or Padding."""
     if activation not in ("none", "silu", "swish"):
-        raise im.refuse(f"activation {activation} is not known")
+        raise im.invalid(f"activation {activation} is not known")
     channels, length = x.shape[1], weight.shape[-1]
     if x.rank != 3 or not isinstance(channels, int) or not isinstance(length, int):
         raise im.refuse(f"operands of shapes {list(x.shape)} and {list(weight.shape)}", "bind sizes with --shape")
@@ -69,7 +69,7 @@ def linear_attention(
     """Step by step: MatMul for what the state holds of a key, what is added to it, and what a query reads."""
     rules = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
     if rules.get(update_rule) != (decay is not None, beta is not None):
-        raise im.refuse(f"update_rule {update_rule} with these operands")
+        raise im.refuse(f"update_rule {update_rule} with these operands", "give decay and beta as the rule needs them")
     batch, steps, width = query.shape
     if not isinstance(steps, int) or not isinstance(width, int):
         raise im.refuse("a dynamic number of steps", "bind it with --shape")
@@ -78,7 +78,7 @@ def linear_attention(
             f"{steps} steps one after the other, more than {MOST_STEPS}", "feed the sequence in shorter parts"
         )
     if kv_num_heads < 1 or q_num_heads % kv_num_heads or width % q_num_heads:
-        raise im.refuse(f"{q_num_heads} heads of {width} elements, which share {kv_num_heads} of keys")
+        raise im.invalid(f"{q_num_heads} heads of {width} elements, which share {kv_num_heads} of keys")
     shared, size = q_num_heads // kv_num_heads, width // q_num_heads
 
     def each_step(x: Value | None, rows: int) -> list[Value | None]:
@@ -88,7 +88,7 @@ def linear_attention(
         columns = x.shape[-1]
         heads = 1 if columns == 1 else kv_num_heads
         if x.rank != 3 or not isinstance(columns, int) or columns % (heads * rows):
-            raise im.refuse(f"an operand of shape {list(x.shape)} for {kv_num_heads} heads")
+            raise im.invalid(f"an operand of shape {list(x.shape)} for {kv_num_heads} heads")
         parts = split(im, im.tensor(x), 1, (1,) * steps)
         return [im.reshape(part, (batch, heads, rows, columns // (heads * rows))) for part in parts]
 

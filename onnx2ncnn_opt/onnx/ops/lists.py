@@ -53,7 +53,7 @@ def sequence_length(im: ImportContext, sequence: Tensors) -> Constant:
 def _position(im: ImportContext, position: Ints, length: int, beyond: int = 0) -> int:
     (at,) = position
     if not -length <= at < length + beyond:
-        raise im.refuse(f"position {at} of a sequence of {length}")
+        raise im.invalid(f"position {at} of a sequence of {length}")
     return at + length if at < 0 else at
 
 
@@ -85,7 +85,7 @@ def split_to_sequence(
 def sequence_map(im: ImportContext, sequence: Tensors, *others: Item, body: onnx_ir.Graph) -> tuple[Tensors, ...]:
     """The body for each tensor."""
     if any(isinstance(other, Tensors) and len(other.items) != len(sequence.items) for other in others):
-        raise im.refuse("its sequences have different lengths")
+        raise im.invalid("its sequences have different lengths")
     rows = []
     for i, first in enumerate(sequence.items):
         further = (other.items[i] if isinstance(other, Tensors) else other for other in others)
@@ -98,7 +98,7 @@ def sequence_map(im: ImportContext, sequence: Tensors, *others: Item, body: onnx
 def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndShape | None = None) -> Item:
     """Nothing; refused where it is empty."""
     if x is None:
-        raise im.refuse("it is empty")
+        raise im.refuse("it is empty", "remove the node")
     return x
 
 

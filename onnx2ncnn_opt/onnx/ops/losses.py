@@ -32,9 +32,9 @@ def nll_loss(
 ) -> Value:
     """GridSample of the targets' classes; elements to ignore count as 0."""
     if reduction not in _REDUCTIONS:
-        raise im.refuse(f"reduction {reduction} is not known")
+        raise im.invalid(f"reduction {reduction} is not known")
     if x.rank < 2 or target.rank != x.rank - 1:
-        raise im.refuse(f"targets of shape {list(target.shape)} for classes of shape {list(x.shape)}")
+        raise im.invalid(f"targets of shape {list(target.shape)} for classes of shape {list(x.shape)}")
     ignored: Value | None = None
     if isinstance(target, Constant):
         target = Constant(target.array.astype(np.int64))

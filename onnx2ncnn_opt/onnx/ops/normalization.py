@@ -91,7 +91,10 @@ def _in_training(
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
     """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are computed."""
     if not 3 <= x.rank <= 5:
-        raise im.refuse(f"the operand has rank {x.rank}")
+        raise im.refuse(
+            f"the operand has rank {x.rank}",
+            "reshape it in the model: ncnn takes images and, for some layers, rows and volumes",
+        )
     # A 2-D Mat would be one single channel.
     dims = [[1], [], [2]] if x.rank == 3 else [[axis] for axis in range(1, x.rank)]
     params: dict[str, Any] = {"affine": 0}
@@ -116,10 +119,10 @@ def group_norm(
     """GroupNorm, and BinaryOps where scale and bias are computed; before opset 21 they are those of whole groups."""
     channels = x.shape[1] if x.rank > 1 else None
     if not isinstance(channels, int) or num_groups < 1 or channels % num_groups:
-        raise im.refuse(f"{channels} channels do not divide into {num_groups} groups")
+        raise im.invalid(f"{channels} channels do not divide into {num_groups} groups")
     size = channels if im.opset >= 21 else num_groups
     if scale.shape != (size,) or bias.shape != (size,):
-        raise im.refuse(f"scale and bias of shapes {list(scale.shape)} and {list(bias.shape)}, not [{size}]")
+        raise im.invalid(f"scale and bias of shapes {list(scale.shape)} and {list(bias.shape)}, not [{size}]")
     gamma, beta = (_of_each(im, param, channels // size) for param in (scale, bias))
     params: dict[str, Any] = {"affine": 0}
     if isinstance(gamma, Constant) and isinstance(beta, Constant):
@@ -168,6 +171,9 @@ def lrn(
             f"size {size} is even: ncnn's window is symmetric around its channel", "export it with an odd size"
         )
     if x.rank != 4:
-        raise im.refuse(f"the operand has rank {x.rank}")
+        raise im.refuse(
+            f"the operand has rank {x.rank}",
+            "reshape it in the model: ncnn takes images and, for some layers, rows and volumes",
+        )
     blob = im.layer("LRN", im.channels(x), local_size=size, alpha=alpha, beta=beta, bias=bias)
     return im.wrap(blob, x.shape, [[axis] for axis in range(1, x.rank)], [0])

@@ -24,9 +24,9 @@ def slice10(
     """Crop; other steps than 1 as Pooling of one element, negative ones after a Flip."""
     lengths = {len(starts), len(ends), *(len(given) for given in (axes, steps) if given is not None)}
     if len(lengths) > 1 or (axes is None and len(starts) > x.rank):
-        raise im.refuse(f"its starts, ends, axes and steps differ in number, or are more than {x.rank}")
+        raise im.invalid(f"its starts, ends, axes and steps differ in number, or are more than {x.rank}")
     if steps is not None and 0 in steps:
-        raise im.refuse("the step is 0")
+        raise im.invalid("the step is 0")
     which = im.axes(axes if axes is not None else range(len(starts)), x.rank)
     cuts = list(zip(which, starts, ends, steps or (1,) * len(starts), strict=True))
     counts = {axis: slice_count(x.shape[axis], start, end, step) for axis, start, end, step in cuts}
@@ -64,7 +64,7 @@ def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = (
     """Crop of the axes that shrink, Padding of those that grow."""
     places = im.axes(axes or range(x.rank), x.rank)
     if len(places) != len(shape) or min(shape) < 1:
-        raise im.refuse(f"the shape {shape} for {len(places)} axes")
+        raise im.invalid(f"the shape {shape} for {len(places)} axes")
     before, after = [], []
     for axis, wanted in zip(places, shape, strict=True):
         size = x.shape[axis]

@@ -109,7 +109,7 @@ def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
     if exponent in range(2, _LARGEST_PRODUCT + 1):
         return _whole_power(im, x, int(exponent))
     if not np.isfinite(np.float32(exponent)):
-        raise im.refuse(f"the exponent is {exponent}")
+        raise im.refuse(f"the exponent is {exponent}", "use a finite exponent")
     return im.unary(x, "Power", power=exponent)
 
 

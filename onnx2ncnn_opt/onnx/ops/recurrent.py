@@ -63,7 +63,7 @@ def lstm(
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
     node = _Node(im, _LSTM, x, w, r, b, sequence_lens, direction, layout, activations, clip)
     if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
-        raise im.refuse(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
+        raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
     states = [initial_h, initial_c]
     plain = p is None or (isinstance(p, Constant) and not p.array.any())
     if plain and node.fits:
@@ -143,15 +143,15 @@ class _Node:
 
     def __post_init__(self) -> None:
         if self.x.rank != 3:
-            raise self.im.refuse(f"the operand has rank {self.x.rank}, not 3")
+            raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
         if self.direction not in _DIRECTIONS:
-            raise self.im.refuse(f"direction {self.direction} is not known")
+            raise self.im.invalid(f"direction {self.direction} is not known")
         hidden, size = self.r.shape[-1], self.kind.gates
         rows = hidden * len(size)
         expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
         for name, value, shape in zip("WRB", (self.w, self.r, self.b), expected, strict=True):
             if value is not None and value.shape != shape:
-                raise self.im.refuse(f"input {name} has shape {list(value.shape)}, not {list(shape)}")
+                raise self.im.invalid(f"input {name} has shape {list(value.shape)}, not {list(shape)}")
 
     @property
     def count(self) -> int:
@@ -182,7 +182,7 @@ class _Node:
         """The node with its steps written out."""
         names = self.activations or self.kind.activations * self.count
         if len(names) < len(self.kind.activations) * self.count:
-            raise self.im.refuse(f"activations {', '.join(names)} for {self.count} directions")
+            raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
         backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.direction]
         steps = self.x.shape[1 if self.layout else 0]
         lengths = None if self.lengths is None or (self.lengths == steps).all() else self.lengths
@@ -285,7 +285,7 @@ def _nonzero(
     expected = (items, count, hidden) if layout else (count, items, hidden)
     for state in states:
         if state is not None and state.shape != expected:
-            raise im.refuse(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
+            raise im.invalid(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
     kept = [None if _is_zero(state) else state for state in states]
     return [im.tensor(state) if isinstance(state, Formula) else state for state in kept]
 

@@ -116,9 +116,9 @@ def resize11(
         sampling = replace(sampling, region=region, outside=extrapolation_value)
     given = sizes if sizes else scales
     if np.ndim(() if scales is None else scales) != 1:
-        raise im.refuse("its scales are not a list")
+        raise im.invalid("its scales are not a list")
     if given is not None and len(given) not in (0, len(which)):
-        raise im.refuse(f"{len(given)} sizes or scales for {len(which)} axes")
+        raise im.invalid(f"{len(given)} sizes or scales for {len(which)} axes")
     if sizes and keep_aspect_ratio_policy != "stretch":
         return _resize(im, x, _in_proportion(im, x, which, sizes, keep_aspect_ratio_policy), sampling)
     if sizes:
@@ -127,7 +127,7 @@ def resize11(
             full[axis] = size
         return _resize(im, x, [_sized(a, n, m) for a, (n, m) in enumerate(zip(x.shape, full, strict=True))], sampling)
     if scales is None or not scales.size:
-        raise im.refuse("it has neither sizes nor scales")
+        raise im.invalid("it has neither sizes nor scales")
     factors = np.ones(x.rank, np.float32)
     factors[which] = scales
     return _by_scales(im, x, factors, sampling)
@@ -135,7 +135,7 @@ def resize11(
 
 def _region(im: ImportContext, rank: int, which: Sequence[int], roi: Array | None) -> tuple[tuple[float, float], ...]:
     if roi is None or roi.size != 2 * len(which):
-        raise im.refuse(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
+        raise im.invalid(f"a region of {0 if roi is None else roi.size} numbers for {len(which)} axes")
     region = [(0.0, 1.0)] * rank
     for axis, begin, end in zip(which, *roi.astype(np.float64).reshape(2, -1).tolist(), strict=True):
         region[axis] = (begin, end)
@@ -146,7 +146,7 @@ def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Si
     """All axes by one scale, at which none gets larger (or none smaller) than its size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
-        raise im.refuse(f"keep_aspect_ratio_policy {policy} is not known")
+        raise im.invalid(f"keep_aspect_ratio_policy {policy} is not known")
     if any(isinstance(size, Sym) for size in (*sizes, *x.shape)):
         raise im.refuse("keep_aspect_ratio_policy with dynamic dimensions", "bind them with --shape")
     shape = known(x.shape)
@@ -167,11 +167,11 @@ def _sized(axis: int, size: Dim, out: Dim) -> _Axis:
 
 def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sampling: _Sampling) -> Value:
     if np.ndim(scales) != 1:
-        raise im.refuse("its scales are not a list")
+        raise im.invalid("its scales are not a list")
     if len(scales) != x.rank:
-        raise im.refuse(f"{len(scales)} scales for rank {x.rank}")
+        raise im.invalid(f"{len(scales)} scales for rank {x.rank}")
     if not all(0 < factor < np.inf for factor in scales):
-        raise im.refuse(f"scales {[float(factor) for factor in scales]} are not all positive")
+        raise im.invalid(f"scales {[float(factor) for factor in scales]} are not all positive")
     axes = []
     for axis, (size, factor) in enumerate(zip(x.shape, (np.float32(s) for s in scales), strict=True)):
         if isinstance(size, int):
@@ -192,24 +192,26 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
 def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
     cut = [a for a in axes if sampling.crops and sampling.region[a.axis] != (0.0, 1.0)]
     if any(a.out == a.size for a in cut):
-        raise im.refuse("a region that becomes as large as all: ONNX Runtime does not cut it out")
+        raise im.refuse(
+            "a region that becomes as large as all: ONNX Runtime does not cut it out", "resize without a region"
+        )
     # As ONNX Runtime does: a scale that changes no size moves nothing where no other size changes, nor with antialias.
     changed = [a for a in axes if a.out != a.size or (a.scale != 1 and not sampling.antialias)]
     if all(a.out == a.size for a in axes):
         return x
     if not is_float(x.dtype):
         if sampling.mode != "nearest" or sampling.crops:
-            raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between integers")
+            raise im.refuse(f"mode {sampling.mode} of {x.dtype}: ncnn's is between integers", "cast to float before")
         if x.dtype.itemsize > 2 and not is_held_as_float(x.dtype):
-            raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly")
+            raise im.refuse(f"numbers of {x.dtype}, not all of which float32 holds exactly", "cast to float before")
         y = _resize(im, as_float(im, x), axes, sampling)
         return Tensor(y.blob, y.view, held_as_float(x.dtype))
     if sampling.mode not in ("nearest", "linear", "cubic"):
-        raise im.refuse(f"mode {sampling.mode}")
+        raise im.invalid(f"mode {sampling.mode}")
     if sampling.coordinates not in (*_COORDINATES, "tf_crop_and_resize") or sampling.nearest not in _ROUNDING:
-        raise im.refuse(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
+        raise im.invalid(f"modes {sampling.coordinates} and {sampling.nearest} are not known")
     if any(isinstance(a.out, int) and a.out > _LONGEST for a in changed):
-        raise im.refuse(f"an axis of more than {_LONGEST} elements")
+        raise im.refuse(f"an axis of more than {_LONGEST} elements", "resize to fewer elements")
     if any(isinstance(a.out, int) and a.out < 1 for a in changed):
         raise im.refuse("an axis shrinks to nothing, and ncnn has no empty tensors", "use a larger scale or size")
     if all(a.axis >= 2 for a in changed) and x.rank in (3, 4):

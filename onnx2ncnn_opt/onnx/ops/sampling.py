@@ -64,9 +64,11 @@ def grid_sample20(
 def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, mode: str, padding_mode: str) -> Tensor:
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
-        raise im.refuse(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
+        raise im.invalid(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
     if mode not in _SAMPLE_TYPES or padding_mode not in _PADDINGS or (n == 3 and _SAMPLE_TYPES[mode] == Sample.BICUBIC):
-        raise im.refuse(f"mode {mode} with padding_mode {padding_mode} in {n} dimensions")
+        raise im.refuse(
+            f"mode {mode} with padding_mode {padding_mode} in {n} dimensions", "use bilinear or nearest in volumes"
+        )
     if mode == "nearest":
         grid = _rounded(im, grid, x.shape[:1:-1], align_corners)
     if padding_mode == "reflection":
@@ -89,7 +91,10 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
     `sizes` are those of the axes that the coordinates x, y(, z) go along.
     """
     if not all(isinstance(size, int) for size in sizes) or (align_corners and 1 in sizes):
-        raise im.refuse(f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}")
+        raise im.refuse(
+            f"mode nearest in an image whose sizes are {', '.join(map(str, reversed(sizes)))}",
+            "bind its sizes with --shape; with align_corners each has to be 2 or more",
+        )
     size = np.array(known(sizes), np.float32)
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
@@ -127,7 +132,7 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
     """A constant grid of corners times theta."""
     n = len(size) - 2
     if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1):
-        raise im.refuse(f"theta of shape {list(theta.shape)} for the size {list(size)}")
+        raise im.invalid(f"theta of shape {list(theta.shape)} for the size {list(size)}")
     if align_corners and 1 in size[2:]:
         raise im.refuse(
             "align_corners of an axis with one pixel, which has no two corners", "export it with align_corners = 0"
@@ -159,9 +164,12 @@ def deform_conv(
     """DeformableConv2D, one for each group of channels and of offsets."""
     channels = x.shape[1]
     if w.ndim != 4 or x.rank != 4:
-        raise im.refuse(f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only")
-    if not isinstance(channels, int) or channels != w.shape[1] * group or w.shape[0] % group or channels % offset_group:
         raise im.refuse(
+            f"a kernel of rank {w.ndim} for an operand of rank {x.rank}: ncnn has images only",
+            "write it as a convolution of images",
+        )
+    if not isinstance(channels, int) or channels != w.shape[1] * group or w.shape[0] % group or channels % offset_group:
+        raise im.invalid(
             f"a kernel of shape {list(w.shape)}, {group} groups and {offset_group} of offsets for {channels} channels"
         )
     params: dict[str, Any] = spatial("kernel", w.shape[2:]) | spatial("dilation", dilations or (1, 1))
@@ -250,7 +258,7 @@ def roi_align16(
 ) -> Tensor:
     """One ROIAlign for each region, and Concat; maxima in constant regions are those of constant pixels."""
     if mode not in ("avg", "max"):
-        raise im.refuse(f"mode {mode} is not known")
+        raise im.invalid(f"mode {mode} is not known")
     if mode == "max" and not isinstance(rois, Constant):
         raise im.refuse(
             "mode max in regions that are computed at run time: ncnn averages only",
@@ -265,7 +273,7 @@ def roi_align16(
         )
     which = batch_indices.array.reshape(-1) if isinstance(batch_indices, Constant) else np.zeros(count, int)
     if which.shape != (count,) or which.min() < 0 or (isinstance(x.shape[0], int) and which.max() >= x.shape[0]):
-        raise im.refuse(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
+        raise im.invalid(f"regions in images {which.tolist()} for {count} regions of {x.shape[0]} images")
     is_centred = coordinate_transformation_mode == "half_pixel"
     if mode == "max" and isinstance(rois, Constant):
         ends = rois.array.astype(np.float32) * np.float32(spatial_scale) - np.float32(0.5 if is_centred else 0)
@@ -310,7 +318,10 @@ def _largest(
         weights.append((of_rows[:, None, :, None] * of_columns[None, :, None, :]).reshape(places[-1].shape))
     most = max(1, *(place.shape[1] for place in places))
     if len(places) * size[0] * size[1] * most > _MOST_PIXELS:
-        raise im.refuse(f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(places)} regions")
+        raise im.refuse(
+            f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(places)} regions",
+            "use fewer or smaller regions, or sampling_ratio 1",
+        )
     # Cells of fewer pixels look at the first one again, without weight where they have none at all.
     place = np.concatenate([_widened(place, most) for place in places])
     weight = np.concatenate([_widened(weight, most) for weight in weights])
@@ -358,7 +369,7 @@ def col2im(
     """Fold, of rows too."""
     n = len(image_shape)
     if n > 2:
-        raise im.refuse(f"an image of {n} dimensions: ncnn folds two")
+        raise im.refuse(f"an image of {n} dimensions: ncnn folds two", "fold it in two dimensions")
     if n == 1:
         row = col2im(
             im,
@@ -377,9 +388,9 @@ def col2im(
     ]
     channels = x.shape[1]
     if x.rank != 3 or x.shape[2] != blocks[0] * blocks[1] or not isinstance(channels, int):
-        raise im.refuse(f"columns of shape {list(x.shape)} for {blocks[0]} x {blocks[1]} blocks")
+        raise im.invalid(f"columns of shape {list(x.shape)} for {blocks[0]} x {blocks[1]} blocks")
     if channels % (block_shape[0] * block_shape[1]):
-        raise im.refuse(f"{channels} rows do not divide into blocks of {block_shape[0]} x {block_shape[1]}")
+        raise im.invalid(f"{channels} rows do not divide into blocks of {block_shape[0]} x {block_shape[1]}")
     params: dict[str, Any] = spatial("kernel", block_shape) | spatial("dilation", dilation)
     params |= spatial("stride", stride) | pad_params(pad)
     params |= {"output_w": image_shape[1], "output_h": image_shape[0]}

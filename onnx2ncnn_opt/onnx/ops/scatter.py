@@ -49,7 +49,7 @@ def scatter_nd16(im: ImportContext, data: Value, indices: Value, updates: Value,
     _check_reduction(im, reduction)
     depth = indices.shape[-1]
     if not isinstance(depth, int) or not 1 <= depth <= data.rank:
-        raise im.refuse(f"indices of {depth} axes into rank {data.rank}")
+        raise im.invalid(f"indices of {depth} axes into rank {data.rank}")
     if isinstance(indices, Constant):
         return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
     return _scatter_rows(im, data, flat_places(im, indices, data.shape[:depth], 0), updates, depth, reduction)
@@ -74,7 +74,7 @@ def scatter_elements16(
     """Concat of what stays and what is new, or the reduction of both."""
     _check_reduction(im, reduction)
     if indices.rank != data.rank:
-        raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
+        raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
     axis = im.axis(axis, data.rank)
     if isinstance(indices, Tensor):
         return _scatter_cells(im, data, indices, updates, axis, reduction)
@@ -97,7 +97,7 @@ def tensor_scatter(
     along = im.axis(axis, past_cache.rank)
     [batch, length], new = (_size(past_cache, a) for a in (0, along)), _size(update, along)
     if along == 0:
-        raise im.refuse("it writes along the axis of the batch")
+        raise im.refuse("it writes along the axis of the batch", "give it another axis")
     perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
     cache, rows = _transposed(past_cache, perm), _transposed(update, perm)
     if isinstance(write_indices, Tensor):
@@ -120,7 +120,7 @@ def tensor_scatter(
 
 def _check_reduction(im: ImportContext, reduction: str) -> None:
     if reduction not in ("none", *_REDUCTIONS):
-        raise im.refuse(f"reduction {reduction} is not known")
+        raise im.invalid(f"reduction {reduction} is not known")
 
 
 def _transposed(x: Value, perm: Sequence[int]) -> Value:
@@ -135,10 +135,10 @@ def _scatter(
     sizes = fixed(im, outer)
     for index, size in zip(places, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
-            raise im.refuse(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
+            raise im.invalid(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
     inner = data.shape[data.rank - rest :]
     if updates.shape != (*places.shape[1:], *inner):
-        raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*places.shape[1:], *inner]}")
+        raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*places.shape[1:], *inner]}")
     if not places.size:
         return data
     rows = [np.where(index < 0, index + size, index).reshape(-1) for index, size in zip(places, sizes, strict=True)]
@@ -157,7 +157,7 @@ def _scatter_rows(im: ImportContext, data: Value, places: Tensor, updates: Value
     """Rows of data and updates, whose `places` are in the first axes as one."""
     sizes, inner, count = fixed(im, data.shape[:depth]), fixed(im, data.shape[depth:]), fixed(im, places.shape)
     if updates.shape != (*count, *inner):
-        raise im.refuse(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
+        raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
     old, new = math.prod(sizes), math.prod(count)
     row = im.tensor(im.reshape(places, (1, new)))
     if reduction != "none":
@@ -224,7 +224,8 @@ def _hits(im: ImportContext, places: Tensor, size: int, elements: int) -> Tensor
     rows, count = fixed(im, places.shape)
     if rows * count * size * elements > _MOST_PAIRS:
         raise im.refuse(
-            f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare"
+            f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare",
+            "scatter fewer indices, or make them constant",
         )
     column = as_float(im, places)
     column = column.viewed(column.view.with_axes((*column.view.axes, ())))
@@ -244,7 +245,9 @@ def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inne
     turn = np.empty_like(places)
     turn[order] = np.arange(places.size) - np.searchsorted(places[order], places[order])
     if turn.max() >= _MOST_TURNS:
-        raise im.refuse(f"its constant indices name one element {turn.max() + 1} times")
+        raise im.refuse(
+            f"its constant indices name one element {turn.max() + 1} times", "add up the updates of an element before"
+        )
     outer = data.shape[: data.rank - len(inner)]
     rows = im.reshape(data, (product(outer), *inner))
     new = im.reshape(updates, (places.size, *inner))
@@ -273,7 +276,10 @@ def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, ax
     source[rows] = size + np.arange(rows.size)  # of two values for one place the later one stays
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
     if len(runs) > _MOST_PIECES:
-        raise im.refuse(f"its constant indices cut the operand into more than {_MOST_PIECES} pieces")
+        raise im.refuse(
+            f"its constant indices cut the operand into more than {_MOST_PIECES} pieces",
+            "scatter fewer runs of elements",
+        )
     parts = [_rows(im, data, run, axis) if run[0] < size else _rows(im, updates, run - size, axis) for run in runs]
     return concat(im, *parts, axis=axis)
 
@@ -293,7 +299,7 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     """Bounds of zero outside the triangle, for whatever number stands there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
-        raise im.refuse(f"a triangle of a tensor of rank {x.rank}")
+        raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
     if not isinstance(shape[0], int) or not isinstance(shape[1], int):
         to_the_right = place(0) - place(1)
         beyond = to_the_right - offset if upper else offset - to_the_right
@@ -352,10 +358,10 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
 def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
     """1 where the distance to a number of the row is 0."""
     if indices.dtype == np.bool_:
-        raise im.refuse("indices of type bool")
+        raise im.invalid("indices of type bool")
     count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
     if count < 1:
-        raise im.refuse(f"depth {count}: ncnn has no empty tensors")
+        raise im.refuse(f"depth {count}: ncnn has no empty tensors", "keep one element at least")
     axis = im.axis(axis, rank)
     numbers = as_float(im, indices)
     if not np.issubdtype(indices.dtype, np.unsignedinteger):

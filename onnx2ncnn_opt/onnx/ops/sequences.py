@@ -22,7 +22,7 @@ def reverse_sequence(
 ) -> Value:
     """Gather along both axes as one; its places are constant or computed, as the lengths are."""
     if sorted((batch_axis, time_axis)) != [0, 1]:
-        raise im.refuse(f"batch_axis {batch_axis} and time_axis {time_axis}")
+        raise im.invalid(f"batch_axis {batch_axis} and time_axis {time_axis}")
     steps, batch = x.shape[time_axis], x.shape[batch_axis]
     if not isinstance(steps, int) or not isinstance(batch, int):
         raise im.refuse("the sequences have dynamic dimensions", "bind them with --shape")
@@ -60,5 +60,5 @@ def compress(im: ImportContext, x: Tensor, condition: Array, *, axis: int | None
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if isinstance(size, int) and condition.size > size:
-        raise im.refuse(f"a condition of {condition.size} elements for an axis of {size}")
+        raise im.invalid(f"a condition of {condition.size} elements for an axis of {size}")
     return pick(im, x, axis, np.flatnonzero(condition))

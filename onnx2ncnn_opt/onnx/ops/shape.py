@@ -23,7 +23,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """A regrouping of axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
-        raise im.refuse(f"{shape_text(shape)} copies sizes that {shape_text(x.shape)} does not have")
+        raise im.invalid(f"{shape_text(shape)} copies sizes that {shape_text(x.shape)} does not have")
     wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
     if -1 in wanted:
         whole, others = product(x.shape), product(size for size in wanted if size != -1)
@@ -78,7 +78,7 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     """Another order of axes; Permute when somebody needs it."""
     order = perm or tuple(reversed(range(x.rank)))
     if sorted(order) != list(range(x.rank)):
-        raise im.refuse(f"perm {perm} does not fit rank {x.rank}")
+        raise im.invalid(f"perm {perm} does not fit rank {x.rank}")
     return x.viewed(x.view.transpose(order))
 
 
@@ -138,9 +138,9 @@ def expand_op(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
 def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     """Tile."""
     if len(repeats) != x.rank:
-        raise im.refuse(f"{len(repeats)} repeats for rank {x.rank}")
+        raise im.invalid(f"{len(repeats)} repeats for rank {x.rank}")
     if any(isinstance(n, int) and n < 1 for n in repeats):
-        raise im.refuse(f"repeats {shape_text(repeats)}: ncnn has no empty tensors")
+        raise im.refuse(f"repeats {shape_text(repeats)}: ncnn has no empty tensors", "keep one element at least")
     grown = [axis for axis, n in enumerate(repeats) if isinstance(n, Sym)]
     x = repeated(im, x, [1 if isinstance(n, Sym) else n for n in repeats])
     for axis in grown:
@@ -168,7 +168,7 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     b = blocksize
     depth = exact_div(c, b * b)
     if depth is None:
-        raise im.refuse(f"{c} channels do not divide by the block of {b} x {b}")
+        raise im.invalid(f"{c} channels do not divide by the block of {b} x {b}")
     order = (n, depth, b, b, h, w) if mode == "CRD" else (n, b, b, depth, h, w)
     parts = im.reshape(x, order)
     assert isinstance(parts, Tensor)
@@ -183,7 +183,7 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     b = blocksize
     rows, columns = exact_div(h, b), exact_div(w, b)
     if rows is None or columns is None:
-        raise im.refuse(f"an image of {h} x {w} does not divide into blocks of {b}")
+        raise im.invalid(f"an image of {h} x {w} does not divide into blocks of {b}")
     parts = im.reshape(x, (n, c, rows, b, columns, b))
     assert isinstance(parts, Tensor)
     perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
@@ -192,5 +192,5 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
 
 def _image(im: ImportContext, x: Tensor) -> Shape:
     if x.rank != 4:
-        raise im.refuse(f"the operand has rank {x.rank}, not 4")
+        raise im.invalid(f"the operand has rank {x.rank}, not 4")
     return x.shape

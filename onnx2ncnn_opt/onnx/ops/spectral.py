@@ -44,11 +44,14 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     axis = im.axis(axis, x.rank)
     size, parts = x.shape[axis], x.shape[-1]
     if axis == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
-        raise im.refuse(f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers")
+        raise im.refuse(
+            f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers",
+            "bind its sizes with --shape, and keep the complex numbers on the last axis",
+        )
     to_real = bool(inverse and onesided)
     count = length[0] if length else 2 * (size - 1) if to_real else size
     if count < 1:
-        raise im.refuse(f"a length of {count}")
+        raise im.invalid(f"a length of {count}")
     # [results, re and im, operands, re and im]; operands after the length do not count.
     if to_real:
         if parts != 2 or size != count // 2 + 1:
@@ -77,7 +80,10 @@ def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: i
     """What real and imaginary samples add to those of each frequency: [frequencies, 2, samples, 2]."""
     frequencies = count // 2 + 1 if onesided else count
     if frequencies * samples * 4 > _MOST_NUMBERS:
-        raise im.refuse(f"a transform of length {count} would be a matrix of {frequencies * samples * 4} numbers")
+        raise im.refuse(
+            f"a transform of length {count} would be a matrix of {frequencies * samples * 4} numbers",
+            "transform shorter signals",
+        )
     # Whole turns are taken off before the angle is a float.
     turns = np.outer(np.arange(frequencies), np.arange(samples)) % count
     angle = 2 * np.pi * turns / count
@@ -115,7 +121,7 @@ def stft(
         or signal.rank not in (2, 3)
         or (window is not None and len(window) != count)
     ):
-        raise im.refuse(f"a signal of shape {list(signal.shape)} in frames of {count}")
+        raise im.invalid(f"a signal of shape {list(signal.shape)} in frames of {count}")
     weight = _fourier(im, count, count, onesided, 1)[..., :parts]
     if window is not None:
         weight = weight * window.reshape(-1, 1)
@@ -140,7 +146,7 @@ def _register(name: str, terms: tuple[float, ...]) -> None:
     def window(im: ImportContext, size: Ints, *, output_datatype: int = _FLOAT, periodic: int = 1) -> Constant:
         count = size[0]
         if not 1 <= count <= _MOST_NUMBERS:
-            raise im.refuse(f"a size of {count}")
+            raise im.refuse(f"a size of {count}", "use a window of 1 to 2**24 elements")
         angle = 2 * math.pi * np.arange(count) / (count if periodic else max(count - 1, 1))
         numbers = np.sum([term * np.cos(i * angle) for i, term in enumerate(terms)], axis=0)
         return Constant(numbers.astype(onnx_ir.DataType(output_datatype).numpy()))

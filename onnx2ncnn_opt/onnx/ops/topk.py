@@ -50,7 +50,7 @@ def top_k11(
     axis, x, count = im.axis(axis, x.rank), as_numbers(im, x), k[0]
     size = x.shape[axis]
     if count < 1 or (isinstance(size, int) and count > size):
-        raise im.refuse(f"k is {count}, for an axis of {size} elements")
+        raise im.refuse(f"k is {count}, for an axis of {size} elements", "ask for 1 up to as many as there are")
     order = x if largest else im.unary(x, "UnaryOp", op_type=UnaryOp.NEG)
     if count == 1:
         found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)

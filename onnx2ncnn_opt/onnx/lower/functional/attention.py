@@ -105,7 +105,7 @@ def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:
         return x
     width = x.shape[-1]
     if x.rank != 3 or not count or not isinstance(width, int) or width % count:
-        raise im.refuse(f"an operand of shape {list(x.shape)} in {count} heads")
+        raise im.invalid(f"an operand of shape {list(x.shape)} in {count} heads")
     apart = im.tensor(im.reshape(x, (*x.shape[:2], count, width // count)))
     return apart.viewed(apart.view.transpose(_HEADS))
 
@@ -210,10 +210,10 @@ def any_key(im: ImportContext, mask: Value) -> Value:
 def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
     q, k, v = heads
     if any(x.rank != 4 for x in heads) or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
-        raise im.refuse(f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}")
+        raise im.invalid(f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}")
     groups = q.shape[1], k.shape[1]
     if not isinstance(groups[0], int) or not isinstance(groups[1], int) or groups[0] % groups[1]:
-        raise im.refuse(f"{groups[0]} heads cannot share {groups[1]} of keys")
+        raise im.invalid(f"{groups[0]} heads cannot share {groups[1]} of keys")
 
 
 def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
@@ -223,7 +223,7 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
         shape = (1,) * (4 - mask.rank) + mask.shape
         mask = im.reshape(mask, shape)
     if mask.rank != 4 or any(n not in (1, m) for n, m in zip(mask.shape, full, strict=True)):
-        raise im.refuse(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}")
+        raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}")
     if mask.shape[2:] != full[2:]:
         if not all(isinstance(n, int) for n in full[2:]):
             raise im.refuse("a mask that broadcasts to a dynamic length", "bind it with --shape")
@@ -248,10 +248,10 @@ def rotate(
     if position_ids is not None:
         tables = [gather(im, table, position_ids, axis=0) for table in tables]
     if not isinstance(size, int) or not 0 <= rotated <= size:
-        raise im.refuse(f"{rotated} of {size} elements to rotate")
+        raise im.invalid(f"{rotated} of {size} elements to rotate")
     part = heads if rotated in (0, size) else crop(im, heads, 3, 0, rotated)
     if any(t.rank != 3 or t.shape[1:] != (part.shape[2], (rotated or size) // 2) for t in tables):
-        raise im.refuse(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}")
+        raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}")
     caches = [im.mat(table, [[1], [2]], [] if table.shape[0] == 1 else [0]) for table in tables]
     blob = im.layer("RotaryEmbed", im.mat(part, [[1], [2], [3]], [0]), *caches, interleaved=int(bool(interleaved)))
     turned: Value = im.wrap(blob, part.shape, [[1], [2], [3]], [0], x.dtype)

@@ -38,7 +38,7 @@ def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tenso
         if x.dtype == np.bool_ or np.can_cast(x.dtype, target) or target.itemsize >= _NARROW:
             return Tensor(x.blob, x.view, held_as_float(target) if is_held_as_float(x.dtype) else target)
         return turned_over(im, Tensor(as_float(im, x).blob, x.view, held_as_float(target)))
-    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time")
+    raise im.refuse(f"ncnn cannot cast {x.dtype} to {target} at run time", "cast to float32, int32 or bool instead")
 
 
 def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
@@ -67,7 +67,7 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
     if is_held_as_float(x.dtype):
         return Tensor(x.blob, x.view, _FLOAT)
     if x.dtype.kind not in "iub":
-        raise im.refuse(f"ncnn cannot read {x.dtype}")
+        raise im.refuse(f"ncnn cannot read {x.dtype}", "cast it to float32 in the model")
     scale = {"scale_data": np.ones(1, np.float32)}
     return Tensor(im.layer("Dequantize", x.blob, weights=scale, scale_data_size=1, featmask=_ON_CPU), x.view, _FLOAT)
 

@@ -18,7 +18,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     rank = xs[0].rank
     axis = im.axis(axis, rank)
     if any(x.rank != rank for x in xs):
-        raise im.refuse(f"ranks differ: {', '.join(shape_text(x.shape) for x in xs)}")
+        raise im.invalid(f"ranks differ: {', '.join(shape_text(x.shape) for x in xs)}")
     for other in range(rank):
         fixed = {x.shape[other] for x in xs if isinstance(x.shape[other], int)}
         if other != axis and len(fixed) > 1:
@@ -39,7 +39,7 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
     form = common_form(views, origin, [partial(im.cost, x) for x in tensors], whole)
     if form is None:
-        raise im.refuse("the operands have no common layout of at most four dims")
+        raise im.refuse("the operands have no common layout of at most four dims", "reshape the operands in the model")
     made = [im.formed(x, form) for x in tensors]
     dim = form.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)

@@ -76,7 +76,7 @@ def conv_transpose(
     dilation, stride = dilations or (1,) * n, strides or (1,) * n
     extra = output_padding or (0,) * n
     if any(p < 0 for p in pads):
-        raise im.refuse(f"pads {pads} are negative")
+        raise im.refuse(f"pads {pads} are negative", "crop the operand before")
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         sizes = output_shape[-n:] if output_shape else None
         pads = _transposed_pads(im, x, kernel, dilation, stride, extra, auto_pad, sizes)
@@ -151,24 +151,27 @@ def _check(
     """The kernel's sizes; refused where operands and attributes do not fit together."""
     n = w.rank - 2
     if not 1 <= n <= 3:
-        raise im.refuse(f"a kernel of {n} dimensions, ncnn has 1 to 3")
+        raise im.refuse(
+            f"a kernel of {n} dimensions, ncnn has 1 to 3",
+            "write it as several convolutions of at most three dimensions",
+        )
     if x.rank != w.rank:
-        raise im.refuse(f"the operand has rank {x.rank}, the weight rank {w.rank}")
+        raise im.invalid(f"the operand has rank {x.rank}, the weight rank {w.rank}")
     if not all(isinstance(size, int) for size in w.shape[2:]):
         raise im.refuse("a kernel of dynamic size", "bind it with --shape")
     kernel = known(w.shape[2:])
     if kernel_shape and tuple(kernel_shape) != kernel:
-        raise im.refuse(f"kernel_shape {kernel_shape} is not the weight's {kernel}")
+        raise im.invalid(f"kernel_shape {kernel_shape} is not the weight's {kernel}")
     if any(values and (len(values) != n or min(values) < 1) for values in per_axis) or len(pads) not in (0, 2 * n):
-        raise im.refuse(f"its attributes do not give one positive number for each of {n} dimensions")
+        raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if group < 1 or (isinstance(w.shape[0], int) and w.shape[0] % group):
-        raise im.refuse(f"{w.shape[0]} kernels do not divide into {group} groups")
+        raise im.invalid(f"{w.shape[0]} kernels do not divide into {group} groups")
     return kernel
 
 
 def _check_channels(im: ImportContext, x: Tensor, channels: Dim, group: int = 1) -> None:
     if isinstance(x.shape[1], int) and isinstance(channels, int) and x.shape[1] != channels * group:
-        raise im.refuse(f"the operand has {x.shape[1]} channels, the weight is for {channels * group}")
+        raise im.invalid(f"the operand has {x.shape[1]} channels, the weight is for {channels * group}")
 
 
 def _transposed_pads(
@@ -192,7 +195,9 @@ def _transposed_pads(
         wanted = size * stride[i] if sizes is None else sizes[i]
         total = stride[i] * (size - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted
         if total < 0 and (sizes is None or total <= -stride[i]):
-            raise im.refuse(f"an axis of {wanted} elements, {-total} more than its windows reach")
+            raise im.refuse(
+                f"an axis of {wanted} elements, {-total} more than its windows reach", "pad the result in the model"
+            )
         half = max(total, 0) // 2
         first = half if auto_pad == "SAME_UPPER" else max(total, 0) - half
         begins.append(first)

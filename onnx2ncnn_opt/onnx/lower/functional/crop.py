@@ -38,7 +38,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
             last = -1 - end if end > -(2**31) + 1 else 2**31 - 1
             return sliced(im, flip(im, x, axis), axis, first, last, -step)
         if end == 0:  # the whole axis to ncnn
-            raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors")
+            raise im.refuse(f"[{start}:0] is empty, and ncnn has no empty tensors", "slice one element at least")
         if start < 0 and not at_least(size + start, 0):  # ncnn would take elements before the axis
             bounds = cut(size, start, end)
             assert bounds is not None
@@ -116,10 +116,10 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
     flat = indices.reshape(-1)
     if isinstance(size, int):
         if flat.size and (flat.min() < -size or flat.max() >= size):
-            raise im.refuse(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
+            raise im.invalid(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
         flat = np.where(flat < 0, flat + size, flat)
     if not flat.size:
-        raise im.refuse("no indices: ncnn has no empty tensors")
+        raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
     picked = _picked(im, x, axis, [int(i) for i in flat])
     shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     result = im.reshape(picked, shape)

@@ -195,7 +195,7 @@ def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
     if not isinstance(b, Constant):
         return binary(im, BinaryOp.DIV, a, b)
     if not b.array.all():
-        raise im.refuse("it divides integers by 0")
+        raise im.refuse("it divides integers by 0", "divide by another constant")
     return binary(im, BinaryOp.MUL, a, Constant(1 / b.array.astype(np.float64)))
 
 

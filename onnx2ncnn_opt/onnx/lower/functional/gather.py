@@ -107,7 +107,10 @@ def _sizes(im: ImportContext, *sizes: Dim) -> Value:
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
     """What a place in a row is multiplied by, and what is added, for x and y from -1 to 1 between the outer borders."""
     if size * rows > _LARGEST_IMAGE:
-        raise im.refuse(f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart")
+        raise im.refuse(
+            f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart",
+            "look up in a smaller table",
+        )
     shift = np.stack([np.full(rows, 1 / size - 1), (2 * np.arange(rows) + 1) / rows - 1])
     return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
 
@@ -144,7 +147,7 @@ def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
 def check_indices(im: ImportContext, indices: Tensor) -> None:
     """Indices are integers."""
     if is_float(indices.dtype) or indices.dtype == np.bool_:
-        raise im.refuse(f"indices of type {indices.dtype}")
+        raise im.invalid(f"indices of type {indices.dtype}")
 
 
 def _type(data: Value) -> np.dtype[np.generic]:
@@ -156,7 +159,7 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
     """Crop and Concat of constant indices, each of which may stand for a whole row; else GridSample."""
     axis = im.axis(axis, data.rank)
     if indices.rank != data.rank:
-        raise im.refuse(f"indices of rank {indices.rank} for rank {data.rank}")
+        raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
     if isinstance(indices, Constant):
         return _constant_elements(im, data, indices.array, axis)
     check_indices(im, indices)
@@ -176,14 +179,14 @@ def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int
 def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int) -> Value:
     shape = fixed(im, data.shape)
     if indices.size and (indices.min() < -shape[axis] or indices.max() >= shape[axis]):
-        raise im.refuse(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
+        raise im.invalid(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
     indices = np.where(indices < 0, indices + shape[axis], indices)
     if isinstance(data, Constant):
         places: list[Array] = list(np.indices(indices.shape, sparse=True))
         places[axis] = indices
         return Constant(data.array[tuple(places)])
     if not indices.size:
-        raise im.refuse("no indices: ncnn has no empty tensors")
+        raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
     others = [a for a in range(data.rank) if a != axis]
     for other in others:
         if indices.shape[other] < shape[other]:
@@ -209,7 +212,7 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
         indices = im.tensor(indices)
     depth = indices.shape[-1] if indices.rank else None
     if not isinstance(depth, int) or depth + batch_dims > data.rank:
-        raise im.refuse(f"indices of shape {list(indices.shape)} into rank {data.rank}")
+        raise im.invalid(f"indices of shape {list(indices.shape)} into rank {data.rank}")
     picked = batch_dims + depth
     if isinstance(indices, Tensor):
         return _gather_nd(im, data, indices, data.shape[:picked], batch_dims)
@@ -217,7 +220,7 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
     limits = np.array(sizes[batch_dims:])
     places = indices.array
     if (places < -limits).any() or (places >= limits).any():
-        raise im.refuse(f"indices are not all in axes of sizes {limits.tolist()}")
+        raise im.invalid(f"indices are not all in axes of sizes {limits.tolist()}")
     places = np.where(places < 0, places + limits, places)
     outer = np.indices(places.shape[:-1], sparse=True)[:batch_dims]
     return _take(im, im.tensor(data), [*outer, *np.moveaxis(places, -1, 0)], sizes)

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 def matmul(im: ImportContext, a: Value, b: Value) -> Tensor:
     """numpy.matmul of two values."""
     if a.rank == 0 or b.rank == 0:
-        raise im.refuse("an operand is a scalar")
+        raise im.invalid("an operand is a scalar")
     inner = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
     if all(isinstance(n, int) for n in inner) and inner[0] != inner[1]:
         raise im.misfit(f"the inner sizes {inner[0]} and {inner[1]} differ", [inner])
@@ -112,7 +112,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     """
     outputs, inputs = weight.shape
     if isinstance(x.shape[-1], int) and x.shape[-1] != inputs:
-        raise im.refuse(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
+        raise im.invalid(f"the operand's last axis has size {x.shape[-1]}, the matrix takes {inputs}")
     last, batch = x.view.axes[-1], x.view.batch
     outer = set(flat(x.view.axes[:-1]))
     if outer in (set(), set(batch)):
@@ -177,7 +177,7 @@ def gemm(
 ) -> Value:
     """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
     if a.rank != 2 or b.rank != 2:
-        raise im.refuse(f"its operands have ranks {a.rank} and {b.rank}, not 2")
+        raise im.invalid(f"its operands have ranks {a.rank} and {b.rank}, not 2")
     a, b = transposed(a) if transA else a, transposed(b) if transB else b
     if isinstance(a, Tensor) and isinstance(b, Constant):
         weight = im.f32(b.array).T

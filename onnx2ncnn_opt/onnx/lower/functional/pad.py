@@ -26,10 +26,10 @@ def pad(
 ) -> Tensor:
     """ONNX's Pad by the amounts before, then after the axes (all by default); negative ones are cropped."""
     if mode not in _MODES and mode != "wrap":
-        raise im.refuse(f"mode {mode} is not known")
+        raise im.invalid(f"mode {mode} is not known")
     n = len(pads) // 2
     if len(pads) != 2 * (x.rank if axes is None else len(axes)):
-        raise im.refuse(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
+        raise im.invalid(f"{len(pads)} pads for {x.rank if axes is None else len(axes)} axes")
     which = im.axes(axes, x.rank) if axes is not None else list(range(n))
     open_ = {a: (pads[i], pads[n + i]) for i, a in enumerate(which) if not _are_fixed(pads[i], pads[n + i])}
     for axis, sides in open_.items():
@@ -44,13 +44,15 @@ def pad(
         if begin < 0 or end < 0:
             size = x.shape[axis]
             if isinstance(size, int) and -min(begin, 0) - min(end, 0) >= size:
-                raise im.refuse(f"pads {pads} take away all of an axis")
+                raise im.refuse(f"pads {pads} take away all of an axis", "keep one element at least")
             x = crop(im, x, axis, max(0, -begin), min(end, 0) or TO_END)
     amounts = grown
     for axis, (begin, end) in amounts.items():
         size = x.shape[axis]
         if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
-            raise im.refuse(f"reflecting {max(begin, end)} elements of an axis of size {size}")
+            raise im.refuse(
+                f"reflecting {max(begin, end)} elements of an axis of size {size}", "pad by less than the axis"
+            )
     if mode == "wrap":
         for axis, (begin, end) in amounts.items():
             x = _wrapped(im, x, axis, begin, end)
@@ -98,7 +100,9 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
     """The last elements of an axis before it, and the first ones after it."""
     size = x.shape[axis]
     if not isinstance(size, int) or max(begin, end) > size:
-        raise im.refuse(f"{max(begin, end)} elements wrapped around an axis of size {size}")
+        raise im.refuse(
+            f"{max(begin, end)} elements wrapped around an axis of size {size}", "pad by less than the axis"
+        )
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again

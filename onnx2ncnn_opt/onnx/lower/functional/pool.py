@@ -96,7 +96,7 @@ def _window(
     n = len(kernel)
     dilations, strides = dilations or (1,) * n, strides or (1,) * n
     if n not in _SUFFIX or x.rank != n + 2:
-        raise im.refuse(f"a window of {n} dimensions over a tensor of rank {x.rank}")
+        raise im.invalid(f"a window of {n} dimensions over a tensor of rank {x.rank}: ncnn pools 1 to 3 dimensions")
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
         # ONNX Runtime pads as if there were no dilations.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
@@ -151,7 +151,9 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
     assert isinstance(padded, Tensor)
     reach = (taps - 1) * dilation
     if isinstance(size := padded.shape[axis], int) and size <= reach:
-        raise im.refuse(f"a window of {reach + 1} elements over an axis of {size}")
+        raise im.refuse(
+            f"a window of {reach + 1} elements over an axis of {size}", "use a smaller window, or a larger --shape"
+        )
     largest: Value = crop(im, padded, axis, 0, -reach)
     for tap in range(1, taps):
         # -233: to the end.
@@ -216,6 +218,9 @@ def global_pool(im: ImportContext, x: Tensor, kind: int) -> Tensor:
     """Pooling over all of each channel; `kind` as in ncnn's pooling_type."""
     n = x.rank - 2
     if n not in _SUFFIX:
-        raise im.refuse(f"the operand has rank {x.rank}")
+        raise im.refuse(
+            f"the operand has rank {x.rank}",
+            "reshape it in the model: ncnn takes images and, for some layers, rows and volumes",
+        )
     blob = im.layer(f"Pooling{_SUFFIX[n]}", im.channels(x), pooling_type=kind, global_pooling=1)
     return im.wrap(blob, (x.shape[0], x.shape[1], *(1,) * n), [[1]], [0])

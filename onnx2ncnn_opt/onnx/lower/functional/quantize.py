@@ -94,7 +94,7 @@ def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0)
         return im.reshape(param, (*param.shape, *(1,) * (x.rank - axis - 1)))
     size = x.shape[axis]
     if not block or param.rank != x.rank or not isinstance(size, int):
-        raise im.refuse(f"a scale or zero point of shape {list(param.shape)} beside {list(x.shape)}")
+        raise im.invalid(f"a scale or zero point of shape {list(param.shape)} beside {list(x.shape)}")
     if isinstance(param, Constant):
         return Constant(np.repeat(param.array, block, axis).take(range(size), axis))
     before, behind = param.shape[: axis + 1], param.shape[axis + 1 :]
@@ -111,7 +111,9 @@ def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
 def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.dtype[np.generic]) -> Tensor:
     """Numbers in units of the scale, rounded, moved by the zero point, and cut off to what the type holds."""
     if dtype.name not in _RANGES:
-        raise im.refuse(f"quantised to {dtype.name}: ncnn computes in integers and floats only")
+        raise im.refuse(
+            f"quantised to {dtype.name}: ncnn computes in integers and floats only", "quantise to int8 or uint8"
+        )
     low, high = _RANGES[dtype.name]
     x, zero = im.tensor(x), number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():

@@ -127,7 +127,7 @@ class Unrolled:
 
     def _function(self, name: str, lists: list[list[float]]) -> Callable[[Tensor], Value]:
         if name not in _ACTIVATIONS:
-            raise self.im.refuse(f"activation {name}")
+            raise self.im.refuse(f"activation {name}", "use one of ONNX's activations of LSTM, GRU and RNN")
         function, defaults = _ACTIVATIONS[name]
         params = [given.pop(0) if given else default for given, default in zip(lists, defaults, strict=False)]
         return lambda x: function(self.im, x, *params)

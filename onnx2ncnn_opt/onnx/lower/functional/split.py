@@ -14,9 +14,9 @@ def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tupl
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     if isinstance(size, int) and sum(sizes) != size:
-        raise im.refuse(f"parts of {tuple(sizes)} do not make up the axis of size {size}")
+        raise im.invalid(f"parts of {tuple(sizes)} do not make up the axis of size {size}")
     if any(part < 0 for part in sizes):
-        raise im.refuse(f"parts of {tuple(sizes)}")
+        raise im.invalid(f"parts of {tuple(sizes)}")
     if 0 in sizes:
         whole = iter(split(im, x, axis, [part for part in sizes if part]))
         empty = im.empty((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)

@@ -18,7 +18,7 @@ def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple
     if isinstance(x, Tensor):
         return split(im, x, axis, tuple(sizes))
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
-        raise im.refuse(f"parts of {sizes} do not make up the axis of size {x.shape[axis]}")
+        raise im.invalid(f"parts of {sizes} do not make up the axis of size {x.shape[axis]}")
     return tuple(Constant(part) for part in np.split(x.array, np.cumsum(sizes)[:-1], axis))
 
 
@@ -36,7 +36,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
     """The tensors one after the other along an axis."""
     if not xs:
-        raise im.refuse("the sequence is empty, and ncnn has no empty tensors")
+        raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     constants = [x.array for x in xs if isinstance(x, Constant)]
     if len(constants) == len(xs):
         return Constant(np.concatenate(constants, axis))
@@ -46,7 +46,7 @@ def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
 def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
     """The tensors one after the other along a new axis."""
     if not xs:
-        raise im.refuse("the sequence is empty, and ncnn has no empty tensors")
+        raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     shape = xs[0].shape
     axis = im.axis(axis, len(shape) + 1)
     if axis == len(shape):

@@ -40,7 +40,7 @@ def squeeze(im: ImportContext, x: Tensor, axes: Sequence[int] | None) -> Tensor:
             im.demand(size, 2)
     gone = set(im.axes(axes, x.rank))
     if any(x.shape[axis] != 1 for axis in gone):
-        raise im.refuse(f"axes {sorted(gone)} of {shape_text(x.shape)} are not all of size 1")
+        raise im.invalid(f"axes {sorted(gone)} of {shape_text(x.shape)} are not all of size 1")
     return x.viewed(x.view.with_axes(group for axis, group in enumerate(x.view.axes) if axis not in gone))
 
 

@@ -284,7 +284,10 @@ def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
     rows, columns = sides = _sides(shape)
     for size in sides:
         if isinstance(size, int) and size > _LARGEST_SIDE:
-            raise im.refuse(f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart")
+            raise im.refuse(
+                f"a choice among {size} numbers in a row, whose indices float32 cannot tell apart",
+                "choose among fewer numbers",
+            )
     halves = [_plane(im, x, shape, sides) for x in (a, b)]
     image = im.layer("Concat", *halves, axis=1)
     grid = _grid(im, first, shape, sides)

@@ -44,7 +44,7 @@ def same_pads(
     if auto_pad == "VALID":
         return (0,) * 2 * n
     if auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        raise im.refuse(f"auto_pad {auto_pad} is not known")
+        raise im.invalid(f"auto_pad {auto_pad} is not known")
     begins, ends = [], []
     for size, k, d, s in zip(shape, kernel, dilation, stride, strict=True):
         extent = (k - 1) * d + 1

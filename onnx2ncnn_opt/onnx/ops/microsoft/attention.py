@@ -75,7 +75,7 @@ def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tenso
         return [query, key, value]
     packed, count = (query, 3) if key is None else (key, 2)
     if value is not None or packed.rank != 5 or packed.shape[3] != count:
-        raise im.refuse(f"{count} operands packed in one of shape {list(packed.shape)}")
+        raise im.invalid(f"{count} operands packed in one of shape {list(packed.shape)}")
     parts = [im.tensor(gather(im, packed, Constant(np.array(i)), axis=3)) for i in range(count)]
     heads: list[Value] = [part.viewed(part.view.transpose((0, 2, 1, 3))) for part in parts]
     return heads if key is None else [query, *heads]
@@ -131,7 +131,7 @@ def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float)
     elif mask.rank in (2, 3) and mask.shape[0] == items and mask.shape[-1] == length:
         mask, above = im.reshape(mask, (items, 1, *(mask.shape[1:-1] or (1,)), length)), np.zeros((), np.float32)
     else:
-        raise im.refuse(f"a mask of shape {list(mask.shape)}")
+        raise im.refuse(f"a mask of shape {list(mask.shape)}", "give it a 0 or a 1 for each key")
     if isinstance(mask, Constant):
         return Constant(np.where(mask.array > above, 0, hidden).astype(np.float32))
     return where(im, greater(im, mask, Constant(above)), number(0), number(hidden))
@@ -141,7 +141,8 @@ def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], 
     """What hides later keys from a query."""
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
         raise im.refuse(
-            "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last"
+            "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last",
+            "let the queries be the last of the keys",
         )
     return Sight(causal=bool(unidirectional)).bias(im, heads, past)
 
@@ -173,7 +174,7 @@ def group_query_attention(
         size = width // (num_heads + 2 * kv_num_heads) if isinstance(width, int) else 0
         query, key, value = (im.tensor(x) for x in split(im, query, 2, (num_heads * size, *(kv_num_heads * size,) * 2)))
     if local_window_size == 0:
-        raise im.refuse("a window of no keys")
+        raise im.refuse("a window of no keys", "use a window of one key at least")
     length, before = query.shape[1], 0 if past_key is None else past_key.shape[2]
     if not isinstance(length, int) or not isinstance(before, int):
         raise im.refuse("a dynamic length", "bind it with --shape")
@@ -185,7 +186,9 @@ def group_query_attention(
                 f"make the mask that they are counted in a constant: ones for all {total} keys",
             )
         if ((lengths.array if isinstance(lengths, Constant) else lengths.cells) != most).any():
-            raise im.refuse(f"items of other lengths than {total}, as many as there are keys")
+            raise im.refuse(
+                f"items of other lengths than {total}, as many as there are keys", "pad the items to one length"
+            )
     heads = [split_heads(im, x, n) for x, n in ((query, num_heads), (key, kv_num_heads), (value, kv_num_heads))]
     if do_rotary:
         if cos_cache is None or sin_cache is None:

@@ -93,7 +93,7 @@ def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float
     if activation == "HardSigmoid":
         alpha, beta = params
         return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
-    raise im.refuse(f"activation {activation} is not known")
+    raise im.invalid(f"activation {activation} is not known")
 
 
 @onnx_op("FusedConv", domain=MICROSOFT, batch=0)
@@ -170,5 +170,5 @@ def fused_gemm(
     product = gemm(im, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
     params = tuple(value for value in (activation_alpha, activation_beta) if value is not None)
     if activation_gamma is not None:
-        raise im.refuse(f"activation {activation} with gamma")
+        raise im.refuse(f"activation {activation} with gamma", "use an activation without gamma")
     return _activated(im, product, activation, params)

@@ -271,7 +271,7 @@ def matmul_nbits(
         raise im.refuse(f"{bits} bits: only 2, 4 and 8, without g_idx and weight_prepacked", "quantise it without them")
     blocks = -(-K // block_size)
     if b.size * 8 != N * blocks * block_size * bits or scales.size != N * blocks:
-        raise im.refuse(f"a weight of shape {list(b.shape)} and scales of shape {list(scales.shape)}")
+        raise im.invalid(f"a weight of shape {list(b.shape)} and scales of shape {list(scales.shape)}")
     zeros: Array = np.full((N, blocks), 2 ** (bits - 1), np.float32)
     if zero_points is not None and zero_points.dtype == np.uint8:
         zeros = _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks]
