@@ -76,10 +76,10 @@ def _match(root: Layer) -> Replacement | None:
     if core.gate is None:
         return Replacement(tuple(layers), takes={root: new})
     x, gate = gemms[1].input, core.gate
-    require(x.shape is not None and gate.shape == (x.shape[0], 1), f"'{gate.name}' has not one number for each key")
-    gated = Layer(
-        "BinaryOp", f"{root.name}_gate", [x, gate], [Blob(f"{x.name}_gate", x.shape)], {"op_type": BinaryOp.MUL}
-    )
+    fits = x.shape is not None and (gate.shape, gate.batch) == ((x.shape[0], 1), x.batch)
+    require(fits, f"'{gate.name}' has not one number for each key")
+    out = Blob(f"{x.name}_gate", x.shape, x.batch)
+    gated = Layer("BinaryOp", f"{root.name}_gate", [x, gate], [out], {"op_type": BinaryOp.MUL})
     new = new.having(inputs=[gemms[0].input, gated.output, gemms[2].input, new.inputs[-1]])
     return Replacement(tuple(layers), takes={root: new}, added=[(gated, root)])
 

@@ -17,6 +17,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
+from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
 # Their output is in 32 bits whatever the options are: nothing converts what a program feeds, or a file holds.
@@ -27,6 +28,7 @@ _HALF_WEIGHTS = frozenset(
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )
 # With infinity in the place of a large number their results are wrong only where they are too large themselves.
+_EXP_LIMIT = 11.0  # exp(11.09) is 65504
 _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
 
 
@@ -59,9 +61,12 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
 
     for layer, reason in inexact_layers(graph, integers, fixed=fixed):
         add(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
+    ranges = Ranges()
     for layer in graph:
         if reason := faulty_kernel(layer, fixed=fixed):
             add(layer, Feature.NO_FP16_ARITHMETIC, reason)
+        if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
+            add(layer, Feature.NO_FP16_ARITHMETIC, f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs")
         if layer.type in _HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:
             add(layer, FP32, f"a weight is {size:.3g}, and fp16 ends at {LARGEST:g}")
         if layer.type == "MemoryData" and (size := _largest_weight(layer)) > LARGEST:

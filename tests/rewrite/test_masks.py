@@ -114,3 +114,9 @@ def test_the_faulty_kernel_is_proved() -> None:
     (mask,) = prove_masks(graph, fixed=True).values()
     assert mask.features == Feature.NO_FP16_ARITHMETIC
     assert "wrong row" in mask.reason
+
+
+def test_softplus_keeps_its_exp_in_fp32() -> None:
+    graph = net("Input x 0 1 x 0=8", "Softplus y 1 1 x y", "Sigmoid s 1 1 y s", "Softplus z 1 1 s z")
+    found = prove_masks(graph, fixed=True)
+    assert {each.name: mask.features for each, mask in found.items()} == {"y": Feature.NO_FP16_ARITHMETIC}
