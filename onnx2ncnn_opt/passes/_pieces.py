@@ -291,7 +291,7 @@ def _before_move(piece: Piece) -> list[Piece] | None:
     if cut is None:
         return None
     axis, starts = cut
-    if any(size != 1 for size in whole[:axis]):
+    if any(size != 1 for size in whole[:axis]) or not all(isinstance(size, int) for size in whole[axis + 1 :]):
         return None
     inner = prod(known(whole[axis + 1 :]))
     if layer.type == "Concat":

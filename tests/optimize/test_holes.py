@@ -363,3 +363,16 @@ def test_other_sizes_than_the_stated_ones(tmp_path: Path, worker: NcnnWorker) ->
     feeds = {"data": values(2, 6, 5)}
     before, after = (NcnnRunner(*paths, exact=True, worker=worker) for paths in (files, (saved.param, saved.bin)))
     assert np.array_equal(before.run(feeds)["out"], after.run(feeds)["out"])
+
+
+def test_a_part_of_rows_of_a_dynamic_size(tmp_path: Path, worker: NcnnWorker) -> None:
+    """What looks like the cell of a recurrent layer is a part of what is not known."""
+    lines = (
+        "Input x 0 1 x 0=3 1=1 2=6",
+        "Crop c 1 1 x c -23309=1,0 -23310=1,1 -23311=1,0",
+        "Slice s 1 2 c s t -23300=2,2,1 1=2",
+        "TanH y 1 1 s y",
+        "TanH z 1 1 t z",
+    )
+    _, text = optimised(tmp_path, worker, *lines)
+    assert line_of(text, "Slice")
