@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from types import NoneType
 
 _MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
@@ -121,19 +122,37 @@ _DETAILS = re.compile(r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?")
 def check_options(
     *,
     lists: Mapping[str, object] | None = None,
+    names: Mapping[str, object] | None = None,
     tables: Mapping[str, object] | None = None,
     counts: Mapping[str, object] | None = None,
+    seconds: Mapping[str, object] | None = None,
+    paths: Mapping[str, object] | None = None,
 ) -> None:
     """UsageError for an option from Python that is of another type: a str is not a list of names.
 
-    `lists`, `tables` (mappings) and `counts` (0 or more) are values by the options' names; None is none.
+    `lists`, `names` (lists of str), `tables` (mappings by str), `counts` (0 or more), `seconds` (more than 0) and
+    `paths` are values by the options' names; None is none.
     """
+    lists = {**(lists or {}), **(names or {})}
     for name, value in (lists or {}).items():
         if isinstance(value, (str, bytes)) or not isinstance(value, (Iterable, NoneType)):
             raise UsageError(f"{name} has to be a list, not {value!r:.80}; did you mean [{value!r:.80}]?")
     for name, value in (tables or {}).items():
         if not isinstance(value, (Mapping, NoneType)):
             raise UsageError(f"{name} has to be a dict by the names of inputs, not {value!r:.80}")
+        for key in value or ():
+            if not isinstance(key, str):
+                raise UsageError(f"{name} has to be a dict by names, and {key!r:.80} is no name")
+    for name, value in (names or {}).items():
+        for item in value or ():  # type: ignore[attr-defined]
+            if not isinstance(item, str):
+                raise UsageError(f"{name} has to be a list of names, and {item!r:.80} is no name")
+    for name, value in (seconds or {}).items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise UsageError(f"{name} has to be a number of seconds above 0, not {value!r:.80}")
+    for name, value in (paths or {}).items():
+        if value is not None and not isinstance(value, (str, PathLike)):
+            raise UsageError(f"{name} has to be a path, not {value!r:.80}")
     for name, value in (counts or {}).items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise UsageError(f"{name} has to be a whole number of 0 or more, not {value!r:.80}")

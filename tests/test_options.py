@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import onnx.parser
 import pytest
 
 import onnx2ncnn_opt
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.verification.verify import VerifyOptions, verify_net
 
 
 def model() -> onnx.ModelProto:
@@ -28,6 +30,10 @@ def model() -> onnx.ModelProto:
         ({"skip": "fuse_swish"}, "skip has to be a list"),
         ({"custom": "a::b"}, "custom has to be a list"),
         ({"outputs": 3}, "outputs has to be a list, not 3"),
+        ({"outputs": [3]}, "outputs has to be a list of names, and 3 is no name"),
+        ({"custom": [3]}, "custom has to be a list of names, and 3 is no name"),
+        ({"batch_axes": {"x": "0"}}, r"batch_axes\['x'\] has to be an axis or None"),
+        ({"values": {3: 1}}, "values has to be a dict by names, and 3 is no name"),
         ({"shapes": [1, 4]}, "shapes has to be a dict by the names of inputs"),
         ({"shapes": {"x": "1,4"}}, r"shapes\['x'\] has to be a list"),
         ({"shapes": {"x": 4}}, r"shapes\['x'\] has to be a list"),
@@ -44,9 +50,57 @@ def test_types(options: dict[str, Any], said: str) -> None:
         convert(model(), **options)
 
 
-def test_types_of_optimize() -> None:
-    with pytest.raises(UsageError, match="only has to be a list"):
-        optimize("a.param", "a.bin", only="fuse_swish")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"only": "fuse_swish"}, "only has to be a list"),
+        ({"only": [3]}, "only has to be a list of names, and 3 is no name"),
+        ({"shapes": {"x": "1,2"}}, r"shapes\['x'\] has to be a list"),
+        ({"shapes": {"x": [1.5]}}, r"a size in shapes\['x'\] has to be a whole number"),
+        ({"bin": 3}, "bin has to be a path, not 3"),
+    ],
+)
+def test_types_of_optimize(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        optimize("a.param", **{"bin": "a.bin", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": "x"}, "seed has to be a whole number"),
+        ({"seed": -1}, "seed has to be a whole number"),
+        ({"timeout": "x"}, "timeout has to be a number of seconds"),
+        ({"timeout": 0}, "timeout has to be a number of seconds"),
+        ({"modes": "fp32"}, r"modes has to be a list, not 'fp32'; did you mean \['fp32'\]\?"),
+        ({"modes": 3}, "modes has to be a list"),
+        ({"outputs": "y"}, "outputs has to be a list"),
+        ({"feeds": [1]}, "feeds has to be a dict"),
+        ({"shapes": 3}, "shapes has to be a dict"),
+        ({"values": 3}, "values has to be a dict"),
+        ({"on": 3}, "on has to be vulkan"),
+        ({"tolerance": 1e-3}, "tolerance has to be a Tolerance"),
+        ({"rtol": "x"}, "rtol has to be a number"),
+    ],
+)
+def test_types_of_verification(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        convert(model(), shapes={"x": (1, 4)}).verify(**options)
+
+
+def test_all_options_of_verification_are_typed() -> None:
+    handed_on = {name for name, p in signature(verify_net).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert set(VerifyOptions.__annotations__) == handed_on - {"manifest"}
+
+
+@pytest.mark.parametrize("inputs", [None, [1], {3: [1]}])
+def test_types_of_runs(inputs: Any, tmp_path: Path) -> None:
+    convert(model(), shapes={"x": (1, 4)}).save(tmp_path / "net")
+    with Net(tmp_path / "net") as net, pytest.raises(UsageError, match="inputs has to be a dict"):
+        net.run(inputs)
+    for options, said in (({"timeout": "x"}, "timeout"), ({"bin": 3}, "bin"), ({"on": 3}, "on has to be")):
+        with pytest.raises(UsageError, match=said):
+            Net(tmp_path / "net", **options)
 
 
 def test_printed_in_one_line(tmp_path: Path) -> None:

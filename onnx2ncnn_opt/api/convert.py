@@ -42,11 +42,12 @@ from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 
 if TYPE_CHECKING:
     import numpy as np
+    from typing_extensions import Unpack
 
     from onnx2ncnn_opt.ir.weight import Array
     from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
-    from onnx2ncnn_opt.verification.verify import VerifyReport
+    from onnx2ncnn_opt.verification.verify import VerifyOptions, VerifyReport
 
 NOT_RUN = "what custom operators compute is not known here"
 
@@ -165,7 +166,7 @@ class Conversion:
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 
-    def verify(self, **options: Any) -> VerifyReport:
+    def verify(self, **options: Unpack[VerifyOptions]) -> VerifyReport:
         """Compare the net with ONNX Runtime on the original model; options as `verify_net` takes them.
 
         Raises VerificationError where there is nothing to compare with: nobody here can run `custom` operators.
@@ -174,7 +175,7 @@ class Conversion:
             files = self.save(Path(folder) / "net")
             return self.verify_files(files, **options)
 
-    def verify_files(self, files: Files, **options: Any) -> VerifyReport:
+    def verify_files(self, files: Files, **options: Unpack[VerifyOptions]) -> VerifyReport:
         """As `verify`, for files that are written already."""
         from onnx2ncnn_opt.verification.compare import with_rounding
         from onnx2ncnn_opt.verification.verify import tolerance_of, verify_net  # both runtimes
@@ -182,11 +183,11 @@ class Conversion:
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
 
-        options = {"outputs": self.cut, "manifest": self.manifest(), **options}
+        options = {"outputs": self.cut, **options}
         if self.storage is not None and "tolerance" not in options:
             usual = tolerance_of(self.model)
             options["tolerance"] = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
-        return verify_net(reference(self.source), files.param, files.bin, **options)
+        return verify_net(reference(self.source), files.param, files.bin, manifest=self.manifest(), **options)
 
     def benchmark(
         self,
@@ -266,12 +267,15 @@ def convert(
         UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage`, `custom` or `images` do not fit.
     """
     check_options(
-        lists={"outputs": outputs, "skip": skip, "custom": custom},
+        names={"outputs": outputs, "skip": skip, "custom": custom},
         tables={"shapes": shapes, "values": values, "batch_axes": batch_axes, "images": images},
         counts={"limit": limit},
     )
     for name, sizes in (shapes or {}).items():
         check_options(lists={f"shapes['{name}']": sizes})
+    for name, axis in (batch_axes or {}).items():
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+            raise UsageError(f"batch_axes['{name}'] has to be an axis or None, not {axis!r:.80}")
     chosen = entry_points.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)

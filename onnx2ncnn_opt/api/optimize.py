@@ -217,6 +217,7 @@ class Optimized:
         from onnx2ncnn_opt.verification.nets import FOLDING, compare_outputs, draw_runs, run_reference
         from onnx2ncnn_opt.verification.verify import found_at, worst_of
 
+        check_options(counts={"seed": seed, "threads": threads}, seconds={"timeout": timeout})
         chosen(DEFAULT, rtol, atol)
         target = worker.target if worker else find_target(on)
         modes = check_modes(modes) or target.modes
@@ -385,10 +386,16 @@ def optimize(
         UsageError: a name, shape or option does not fit.
     """
     check_options(
-        lists={"only": only, "skip": skip, "start": start, "end": end, "custom": custom},
+        lists={"custom": custom},
+        names={"only": only, "skip": skip, "start": start, "end": end},
         tables={"shapes": shapes},
         counts={"limit": limit},
+        paths={"param": param, "bin": bin},
     )
+    for name, shape in (shapes or {}).items():
+        check_options(lists={f"shapes['{name}']": shape})
+        for size in shape:
+            check_options(counts={f"a size in shapes['{name}']": size})
     types = entry_points.layer_types(custom)
     chosen = entry_points.select(only, skip)
     check_release(release)

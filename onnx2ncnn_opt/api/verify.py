@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.param.files import bin_beside
 from onnx2ncnn_opt.verification.beside import manifest_beside
-from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.verify import VerifyOptions, VerifyReport, verify_net
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PathLike = str | os.PathLike[str]
 
@@ -22,7 +25,7 @@ def verify(
     bin: PathLike | None = None,
     *,
     manifest: Manifest | PathLike | None = None,
-    **options: Any,
+    **options: Unpack[VerifyOptions],
 ) -> VerifyReport:
     """Compare a net with its model in ONNX Runtime, whoever converted it.
 

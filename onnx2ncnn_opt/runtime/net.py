@@ -57,7 +57,7 @@ class Net:
         timeout: float = 300.0,
     ) -> None:
         check_modes([mode])
-        check_options(counts={"threads": threads})
+        check_options(counts={"threads": threads}, seconds={"timeout": timeout}, paths={"path": path, "bin": bin})
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
         self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
@@ -119,7 +119,9 @@ class Net:
             UsageError: a name, shape or type is not the model's.
             RunError: ncnn could not compute an output; CrashError where its process died or took too long.
         """
-        check_options(tables={"inputs": inputs}, lists={"outputs": outputs})
+        if not isinstance(inputs, Mapping):
+            raise UsageError(f"inputs has to be a dict of arrays by name, not {inputs!r:.80}")
+        check_options(tables={"inputs": inputs}, names={"outputs": outputs})
         if self.manifest is None:
             return self._run_blobs(inputs, outputs)
         manifest = self.manifest

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.runtime import base
 
 # How numbers are stored and computed with. Every option that decides it is set in each mode, whatever the defaults of
@@ -72,6 +72,8 @@ def find_target(on: str | None) -> Target:
     """The target of ``--on``, this machine's CPU for None; raises UsageError where there is none of that name."""
     if on is None:
         return LOCAL
+    if not isinstance(on, str):
+        raise UsageError(f"on has to be {_NAMES}, not {on!r:.80}")
     if on == "vulkan":
         return Target(_HERE, vulkan=True)
     if on == "qemu-aarch64":
@@ -94,6 +96,7 @@ def find_target(on: str | None) -> Target:
 
 def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes, each once; raises UsageError for one that does not exist."""
+    check_options(lists={"modes": modes})
     for mode in modes:
         if mode not in MODES:
             raise UsageError(f"there is no mode '{mode}'; modes are {', '.join(MODES)}")

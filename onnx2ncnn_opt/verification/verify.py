@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError, VerificationError, check_options
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
@@ -128,13 +128,32 @@ def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
         raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
 
 
+class VerifyOptions(TypedDict, total=False):
+    """The options of `verify_net` that `verify` and `Conversion.verify` hand on."""
+
+    feeds: Mapping[str, Array] | str | os.PathLike[str] | None
+    shapes: GivenShapes | None
+    values: Mapping[str, Any] | None
+    outputs: Sequence[str]
+    seed: int
+    tolerance: Tolerance | None
+    rtol: float | None
+    atol: float | None
+    exact: bool
+    timeout: float
+    on: str | None
+    modes: Sequence[str]
+    worker: NcnnWorker | None
+    step: Callable[[str], None]
+
+
 def verify_net(
     model: Path | bytes,
     param: Path,
     bin: Path,
     *,
     manifest: Manifest | None = None,
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Mapping[str, Array] | str | os.PathLike[str] | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
@@ -174,7 +193,18 @@ def verify_net(
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
+    check_options(
+        names={"outputs": outputs},
+        tables={"shapes": shapes, "values": values},
+        counts={"seed": seed},
+        seconds={"timeout": timeout},
+    )
     chosen(DEFAULT, rtol, atol)
+    if tolerance is not None and not isinstance(tolerance, Tolerance):
+        raise UsageError(f"tolerance has to be a Tolerance, not {tolerance!r:.80}; rtol and atol are numbers")
+    if isinstance(feeds, (str, os.PathLike)):
+        feeds = Path(feeds)
+    check_options(tables={} if isinstance(feeds, Path) else {"feeds": feeds})
     target = find_target(on)
     target.require()
     modes = check_modes(modes) or target.modes
