@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "onnx"))
-
-from op_cases import Case, load_cases
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
@@ -20,6 +15,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.registry import OnnxOp
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.op_cases import Case, load_cases
 
 TABLE = Path(__file__).resolve().parents[1] / "fixtures" / "conformance.tsv"
 

@@ -1,6 +1,6 @@
 """Convert what torch itself has: modules, exported programs and .pt2 files. Needs torch and onnxscript, unlike tests.
 
-    python scripts/try_torch.py
+    python -m scripts.try_torch
 
 Every case is converted and verified against ONNX Runtime; the last line counts them.
 """
@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 

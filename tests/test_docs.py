@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 
 
 def generate(*args: str) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, "scripts/generate_docs.py"]
+    script = [sys.executable, "-m", "scripts.generate_docs"]
     return subprocess.run([*script, *args], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 

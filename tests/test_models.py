@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
-from exports import MODELS, ROOT, SCRIPT
 
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.onnx.read.load import load_model
+from testing.exports import MODELS, ROOT
+from testing.skeletons import refill, strip
 
 NAMES = [path.name.removesuffix(".onnx") for path in MODELS]
 SKELETONS = [path for path in MODELS if b'{"fill"' in path.read_bytes()]
@@ -30,7 +31,7 @@ def test_both_exporters_and_a_bounded_size() -> None:
 @pytest.mark.parametrize("path", MODELS, ids=NAMES)
 def test_loads(path: Path) -> None:
     assert not re.search(rb"/(home|root|work|tmp|usr|site-packages)/", path.read_bytes())
-    model = load_model(SCRIPT.refill(onnx.load(path)))
+    model = load_model(refill(onnx.load(path)))
     kind = path.name.split(".")[1]
     assert model.opsets[""] == (20 if kind == "dyn" else 17)
     assert model.producer.startswith("pytorch 2.13")
@@ -45,8 +46,8 @@ def test_a_skeleton_is_refused_until_it_is_refilled(path: Path) -> None:
 
 def test_stripping_a_refilled_skeleton_gives_the_same_weights() -> None:
     path = ROOT / "fixtures" / "models" / "resnet18.tsbn.onnx"
-    model = SCRIPT.refill(onnx.load(path))
-    again = SCRIPT.refill(SCRIPT.strip(onnx.ModelProto.FromString(model.SerializeToString())))
+    model = refill(onnx.load(path))
+    again = refill(strip(onnx.ModelProto.FromString(model.SerializeToString())))
     for a, b in zip(model.graph.initializer, again.graph.initializer, strict=True):
         # The factors are measured in float32 and rounded to float16 once more.
         np.testing.assert_allclose(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b), rtol=1e-3)
@@ -55,7 +56,7 @@ def test_stripping_a_refilled_skeleton_gives_the_same_weights() -> None:
 @pytest.mark.parametrize("name", ["resnet18.ts", "mobilenet_v3_small.dyn", "shufflenet_v2_x1_0.tsbn"])
 def test_the_input_is_felt_at_the_end(name: str) -> None:
     """Weights that drown the signal would hide errors of the first layers."""
-    data = SCRIPT.refill(onnx.load(ROOT / "fixtures" / "models" / f"{name}.onnx")).SerializeToString()
+    data = refill(onnx.load(ROOT / "fixtures" / "models" / f"{name}.onnx")).SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     [declared] = session.get_inputs()
     rng = np.random.default_rng(0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import raw, write_net
 
-sys.path.insert(0, str(Path(__file__).parent / "cli"))
-from command import Ended, run, write_model
+from testing.command import Ended, run, write_model
+from testing.handmade import raw, write_net
 
 DOCS = Path(__file__).parents[1] / "docs" / "plugins.md"
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from exports import ROOT, refilled
-from handmade import write_net
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-sys.path.insert(0, str(ROOT / "scripts"))
-from command import SMALL, run, write_model
-from plant_faults import FAULTS, places, plant
 
 from onnx2ncnn_opt import convert, entry_points
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
@@ -30,6 +22,10 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from testing.command import SMALL, run, write_model
+from testing.exports import ROOT, refilled
+from testing.faults import FAULTS, places, plant
+from testing.handmade import write_net
 
 
 def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from exports import MODELS, ROOT, refilled
 
 from onnx2ncnn_opt import convert, passes
 from onnx2ncnn_opt.api.convert import Conversion, cost_of_batch
@@ -19,6 +18,7 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.verification.verify import verify_net
+from testing.exports import MODELS, ROOT, refilled
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)

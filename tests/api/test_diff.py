@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from exports import ROOT, refilled
-from handmade import raw, write_net
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-sys.path.insert(0, str(ROOT / "scripts"))
-from command import Ended, run
-from plant_faults import ADDED, DELETED, FAULTS, places, plant
 
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.diff import ParamChange, Renamed, diff, diff_graphs
@@ -25,6 +17,10 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param import files
 from onnx2ncnn_opt.rewrite.events import LayerRef
+from testing.command import Ended, run
+from testing.exports import ROOT, refilled
+from testing.faults import ADDED, DELETED, FAULTS, places, plant
+from testing.handmade import raw, write_net
 
 MODELS = ("residual.ts", "shuffle.dyn", "attention.ts", "mobilenet_v3_small.tsbn", "detector.ts")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
-from handmade import write_net
 
 import onnx2ncnn_opt
+from testing.handmade import write_net
 
 GRAPH = """<ir_version: 8, opset_import: ["" : 17]>
 agraph (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"""

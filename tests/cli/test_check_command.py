@@ -3,7 +3,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from command import SMALL, run, write_model
+from testing.command import SMALL, run, write_model
 
 
 def test_a_first_check_a_baseline_and_a_failure(tmp_path: Path) -> None:

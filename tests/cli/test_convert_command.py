@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import COMMAND, SINE, SINE_AT, SMALL, names, net_files, run, write_model
 
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
+from testing.command import COMMAND, SINE, SINE_AT, SMALL, names, net_files, run, write_model
 
 
 def sine_model(folder: Path) -> tuple[Path, Path]:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command import SMALL, run, write_model
+from testing.command import SMALL, run, write_model
 
 
 def test_convert_names_it_and_what_it_prints_runs(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import onnx
 import onnx.helper
 import pytest
-from command import SMALL, names, run, write_model
 
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
+from testing.command import SMALL, names, run, write_model
 
 
 def test_a_model(tmp_path: Path) -> None:

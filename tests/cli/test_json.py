@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import SINE, SINE_AT, SMALL, names, run, write_model
 
 from onnx2ncnn_opt.cli.main import cli
+from testing.command import SINE, SINE_AT, SMALL, names, run, write_model
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 KINDS: dict[str, type | tuple[type, ...]] = {

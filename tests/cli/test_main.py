@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import COMMAND, SMALL, names, net_files, run, write_model
 
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.passes import PASSES
+from testing.command import COMMAND, SMALL, names, net_files, run, write_model
 
 
 @pytest.mark.parametrize("command", [(), ("convert",), ("verify",), ("passes",), ("ops",)])

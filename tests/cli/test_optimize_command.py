@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import names, run
-from handmade import raw, tagged, write_net
 
 from onnx2ncnn_opt.param.files import read_net
+from testing.command import names, run
+from testing.handmade import raw, tagged, write_net
 
 LINES = (
     "Input data 0 1 data 0=8 1=8 2=3",

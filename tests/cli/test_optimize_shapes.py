@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import names, run
-from handmade import tagged, write_net
+
+from testing.command import names, run
+from testing.handmade import tagged, write_net
 
 PROGRAM = """
 def test_inference():

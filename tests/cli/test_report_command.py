@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import SINE, SINE_AT, SMALL, names, net_files, run, write_model
+
+from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, write_model
 
 
 def nets(page: Path) -> list[dict[str, Any]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import SMALL, names, run, write_model
 
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.files import read_net
+from testing.command import SMALL, names, run, write_model
 
 
 @pytest.mark.parametrize("kind", list(Encoding)[2:4])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import SMALL, names, run, write_model
-from handmade import write_net
+
+from testing.command import SMALL, names, run, write_model
+from testing.handmade import write_net
 
 # y = relu(x), z = -x, and nets that other converters could have made of it.
 BOTH = "(float[1, 3, 4, 5] x) => (float[1, 3, 4, 5] y, float[1, 3, 4, 5] z) { y = Relu(x) z = Neg(x) }"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from handmade import write_net
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from testing.handmade import write_net
 
 
 def test_exchanged_operations(tmp_path: Path) -> None:

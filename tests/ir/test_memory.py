@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,9 +10,7 @@ from onnx2ncnn_opt.ir.memory import blob_bytes, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.param.splits import Line, list_layers
 from onnx2ncnn_opt.param.text import parse_param
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "optimize"))
-from random_layers import RandomNet
+from testing.random_layers import RandomNet
 
 
 def net(*lines: str) -> Graph:

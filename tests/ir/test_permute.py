@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import write_net
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.permute import order_type, permutation
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.handmade import write_net
 
 
 def test_every_order_moves_the_data_as_said(tmp_path: Path) -> None:

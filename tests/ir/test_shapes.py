@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import write_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.handmade import write_net
 
 Params = dict[str | int, Any]
 # (parameters, input shapes, number of outputs)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import conformance
+from testing import conformance
 
 
 def test_every_case_is_as_in_the_table() -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
-from op_cases import FOLDER, Case, load_cases
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from conformance import Harness, first_difference
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.conformance import Harness, first_difference
+from testing.op_cases import FOLDER, Case, load_cases
 
 CASES = list(load_cases())
 

@@ -1,23 +1,18 @@
-"""A few of the random models that scripts/fuzz_models.py runs by the thousand; movement gives ONNX Runtime's bits."""
+"""A few of the random models that scripts/fuzz/models.py runs by the thousand; movement gives ONNX Runtime's bits."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from conformance import Harness
-from fuzz_models import Fuzzer, difference, guarded, moves
-from random_models import Step, build
-from random_steps import MOVEMENT, VIEWS, random_model
+from testing.conformance import Harness
+from testing.fuzz_models import Fuzzer, difference, guarded, moves
+from testing.random_models import Step, build
+from testing.random_steps import MOVEMENT, VIEWS, random_model
 
 MODELS = 150
 CHAINS = 60

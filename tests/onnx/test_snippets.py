@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import run_snippets
+from testing import snippets as run_snippets
 
 
 @pytest.mark.parametrize("variant", run_snippets.VARIANTS)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import raw, tagged, write_net
 
 from onnx2ncnn_opt.api.optimize import Optimized, Verification, optimize
 from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.handmade import raw, tagged, write_net
 
 INPUT = "Input data 0 1 data 0=4 1=3 2=2"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from handmade import raw, tagged, write_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -19,6 +18,7 @@ from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.storage import plan_storage
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.handmade import raw, tagged, write_net
 
 SIZES = {"fp16": 2, "bf16": 2, None: 4}
 

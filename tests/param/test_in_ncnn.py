@@ -8,10 +8,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from runnable_nets import SHAPE, Net
 
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.runnable_nets import SHAPE, Net
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pass_cases import FOLDER, Case, load, net_text, updated
 
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.releases import OLDEST, too_new
@@ -20,6 +19,7 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.pass_cases import FOLDER, Case, load, net_text, updated
 
 BY_NAME = {p.name: p for p in PASSES}
 CASES = [case for path in sorted(FOLDER.glob("*.md")) if path.stem != "README" for case in load(path)]

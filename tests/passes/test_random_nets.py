@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from random_cnn import CnnBuilder, Step
 
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array
@@ -18,6 +17,7 @@ from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.passes import run
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.random_cnn import CnnBuilder, Step
 
 # Every folded layer rounds anew; nets of 14 layers whose values stay near 1 amplify that by far less than this.
 _TOLERANCE = 1e-4

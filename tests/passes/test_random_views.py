@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pass_cases import fill_weights
 
 from onnx2ncnn_opt.ir.dim import AXES, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -22,6 +21,7 @@ from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.passes import run
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.pass_cases import fill_weights
 
 # Nets of 16 layers with values near 1: rounding in another order stays far below this.
 _TOLERANCE = 1e-4

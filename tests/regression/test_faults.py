@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from handmade import tagged, write_net
 from projects import MODEL, by_name, failed, measured, save_graph, write_project, write_right_net
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.regression.run import check
+from testing.handmade import tagged, write_net
 
 PREBUILT = 'net = "nets/{stem}.param"\n'
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import raw, tagged, write_net
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, as_ncnn
+from testing.handmade import raw, tagged, write_net
 
 X = np.array([[-1, 2, -3], [4, -5, 6]], np.float32)
 RELU = ("Input in 0 1 x", "ReLU relu 1 1 x y")

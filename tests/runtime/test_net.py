@@ -10,10 +10,10 @@ import onnx
 import onnx.parser
 import onnxruntime
 import pytest
-from handmade import write_net
 
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from testing.handmade import write_net
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = '<ir_version: 8, opset_import: ["" : 18]> g '

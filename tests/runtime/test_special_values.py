@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import write_net
 
 from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, find_target
+from testing.handmade import write_net
 
 NAN, INF = np.nan, np.inf
 LENGTH = 23  # two vectors, a half and a quarter one, and a tail

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade import raw, write_net
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime import base, child, targets
 from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target, find_target
+from testing.handmade import raw, write_net
 
 RELU = ("Input in 0 1 x", "ReLU relu 1 1 x y")
 CRASH = ("Input in 0 1 x", "ReLU one 1 1 x y", "ReLU two 1 1 x z")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from exports import ROOT, refilled
 
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.convert import Files
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.verification.budget import Budget
 from onnx2ncnn_opt.verification.verify import OutputReport, verify_net
+from testing.exports import ROOT, refilled
 
 
 def output(model: Path, files: Files, mode: str = "fp32") -> OutputReport:

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from handmade import raw, tagged, write_net
 
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.verification.compare import Tolerance
 from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from testing.handmade import raw, tagged, write_net
 
 
 def write_model(folder: Path, graph: str) -> Path:

@@ -1,0 +1,1 @@
+"""Campaigns: random models, random nets, hostile files, planted faults."""

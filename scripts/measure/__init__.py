@@ -1,0 +1,1 @@
+"""What docs/ says in numbers."""

@@ -1,0 +1,313 @@
+"""Run the nets of all fixtures, and those of folders, on devices in fp32 and fp16, and count what is right.
+
+    python -m scripts.measure.devices RESULTS.jsonl [FOLDER...] [--on vulkan --on qemu-aarch64] [--jobs N] [-k PART]
+    python -m scripts.measure.devices RESULTS.jsonl --table
+
+A FOLDER has models NAME.onnx, and NAME.npz with the inputs in_0, in_1, ... where they are not to be drawn. The
+reference is ONNX Runtime (for nets of fixtures/passes, the net before any pass in ncnn on this machine, in fp32).
+Nets of models have the feature masks that `convert` gives them. In fp16 a net is right within 2e-2 of the largest
+value of an output, or within four times what rounding of every blob to fp16 costs there; "named" is what is not, but
+`convert` says so itself.
+
+RESULTS.jsonl gets a line for each net; a later run skips nets that are there, with the same bytes and inputs, and did
+run everywhere. `--table` prints the table of docs/measurements.md, and the names of all that is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, VerificationError
+from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.targets import find_target
+from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.estimate import Estimator
+from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.masks import error_of
+from onnx2ncnn_opt.verification.verify import tolerance_of
+from testing import op_cases, pass_cases
+from testing.skeletons import refill
+from testing.snippets import VARIANTS, kept
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
+SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
+HERE = "x86-64"
+_ROUNDINGS = 4.0
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net that was written, what goes in, and what has to come out."""
+
+    param: Path
+    bin: Path
+    feeds: Mapping[str, Feed]
+    references: Mapping[Fetch, Array]
+    tolerance: Tolerance = DEFAULT
+    conversion: Conversion | None = None
+
+    def key(self) -> str:
+        """Changes with everything that the outcome depends on, but ncnn."""
+        digest = hashlib.sha256(self.param.read_bytes() + self.bin.read_bytes())
+        for feed in self.feeds.values():
+            digest.update(np.ascontiguousarray(feed.array).tobytes())
+        return digest.hexdigest()[:16]
+
+    def is_named(self) -> bool:
+        """Whether `convert` says that fp16 is not enough for it."""
+        precision = None if self.conversion is None else self.conversion.precision
+        return precision is not None and not precision.ok
+
+    def rounding(self) -> float:
+        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN where it is not known."""
+        if self.conversion is None:
+            return math.nan
+        ports = zip(self.conversion.inputs, self.feeds.values(), strict=True)
+        with Estimator(self.conversion.graph, {port.blob: feed for port, feed in ports}) as estimator:
+            return error_of(estimator.run("fp16"), estimator.run())
+
+
+# A suite's cases by name; each writes its net into a folder, or gives None if it is refused on purpose.
+Cases = Iterator[tuple[str, Callable[[Path], Net | None]]]
+
+
+def op_fixtures() -> Cases:
+    """fixtures/ops: each case at its first sizes."""
+    for case in op_cases.load_cases():
+
+        def write(folder: Path, case: op_cases.Case = case) -> Net | None:
+            model = case.model()
+            return of_model(model, folder, lambda: case.feeds(model, case.sizes[0]))
+
+        yield str(case), write
+
+
+def pass_fixtures() -> Cases:
+    """fixtures/passes: each net after all passes against itself before."""
+    for path in sorted(pass_cases.FOLDER.glob("*.md")):
+        for case in pass_cases.load(path) if path.stem != "README" else ():
+
+            def write(folder: Path, case: pass_cases.Case = case) -> Net | None:
+                before, _ = case.net()
+                write_net(before, folder / "before.param", folder / "before.bin")
+                names = [blob.name for blob in before.outputs]
+                with NcnnRunner(folder / "before.param", folder / "before.bin", exact=True) as runner:
+                    reference = runner.run(case.feeds(), names)
+                after, _ = case.net()
+                passes.run(after)
+                param, bin = folder / "net.param", folder / "net.bin"
+                write_net(after, param, bin)
+                feeds = {name: Feed(array) for name, array in case.feeds().items()}
+                return Net(param, bin, feeds, {Fetch(name): reference[name] for name in names})
+
+            yield str(case), write
+
+
+def snippets() -> Cases:
+    """fixtures/snippets."""
+    for variant in VARIANTS:
+        for name, model in kept(variant):
+
+            def write(folder: Path, model: onnx.ModelProto = model) -> Net | None:
+                return of_model(model, folder)
+
+            yield f"{variant} {name}", write
+
+
+def models(folder: Path) -> Cases:
+    """The models of a folder, the small ones first."""
+    for path in sorted(folder.glob("*.onnx"), key=lambda path: path.stat().st_size):
+
+        def write(target: Path, path: Path = path) -> Net | None:
+            given = path.with_suffix(".npz")
+
+            def feeds() -> Mapping[str, Array]:
+                names = OrtRunner(path).input_names()
+                with np.load(given, allow_pickle=False) as arrays:
+                    return {name: arrays[f"in_{i}"] for i, name in enumerate(names)}
+
+            if path.parent == MODELS:
+                return of_model(refill(onnx.load(path)), target)
+            return of_model(path, target, feeds if given.exists() else None)
+
+        yield path.stem, write
+
+
+def of_model(
+    model: Path | onnx.ModelProto, folder: Path, given: Callable[[], Mapping[str, Array]] | None = None
+) -> Net | None:
+    """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
+    try:
+        conversion = convert(model)
+    except UnsupportedError:
+        return None
+    feeds = draw_inputs(conversion.model) if given is None else given()
+    with suppress(RunError, VerificationError):  # as `convert` does
+        conversion = conversion.estimated(feeds=None if isinstance(model, Path) else feeds)
+    try:
+        runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
+        reference = runtime.run(feeds)
+    except RunError:
+        if isinstance(model, Path):
+            raise
+        evaluator = ReferenceEvaluator(model)  # of what ONNX Runtime has no kernel for
+        results: Sequence[Any] = list(evaluator.run(None, dict(feeds)))
+        reference = dict(zip(evaluator.output_names, results, strict=True))
+    files, manifest = conversion.save(folder / "net"), conversion.manifest()
+    return Net(
+        files.param,
+        files.bin,
+        {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs},
+        {Fetch(e.blob, e.batch_axis): np.asarray(reference[e.name]) for e in manifest.outputs},
+        tolerance_of(conversion.model),
+        conversion,
+    )
+
+
+def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
+    """Right, off, nan, failed or named; the largest error as a share of the largest value; and what is said of it."""
+    runner = NcnnRunner(net.param, net.bin, mode=mode, timeout=SECONDS, threads=1, worker=worker)
+    try:
+        results = runner.extract(net.feeds, list(net.references))
+    except RunError as error:
+        return "failed", None, str(error)
+    worst, said, kind = 0.0, "", "right"
+    for fetch, reference in net.references.items():
+        result = results[fetch.blob]
+        if isinstance(result, Failure):
+            return "failed", None, str(result)
+        if result.size != reference.size:
+            return "failed", None, f"{fetch.blob} has the shape {list(result.shape)}, not {list(reference.shape)}"
+        difference = compare(result.reshape(reference.shape), reference, in_mode(mode, net.tolerance))
+        worst = max(worst, difference.max_rel or 0.0)
+        if difference.special or (difference.excess and kind == "right"):
+            kind, said = "nan" if difference.special else "off", difference.special or difference.excess
+    if mode == "fp16" and kind == "off" and worst <= _ROUNDINGS * net.rounding():
+        kind = "right"
+    if mode == "fp16" and kind != "right" and net.is_named():
+        kind, said = "named", f"{kind}: {said}"
+    return kind, worst, said
+
+
+def campaign(
+    suites: Mapping[str, Cases],
+    on: Sequence[str],
+    modes: Sequence[str],
+    path: Path,
+    part: str,
+    shard: tuple[int, int],
+) -> None:
+    """Run every n-th case, and append what comes out."""
+    known = {(line["suite"], line["name"]): line for line in lines(path)}
+    workers = {HERE: NcnnWorker(), **{target: NcnnWorker(find_target(target)) for target in on}}
+    columns = [(HERE, "fp32"), *((target, mode) for target in on for mode in modes)]
+    cases = [(suite, name, write) for suite, of_suite in suites.items() for name, write in of_suite if part in name]
+    for suite, name, write in cases[shard[0] :: shard[1]]:
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+            try:
+                net = write(Path(folder))
+            except Error as error:
+                print(f"{suite} {name}: {error}", file=sys.stderr, flush=True)
+                continue
+            if net is None:
+                continue
+            key = net.key()
+            before = known.get((suite, name), {})
+            outcomes = before.get("outcomes", {}) if before.get("key") == key else {}
+            missing = [column for column in columns if " ".join(column) not in outcomes]
+            if not missing:
+                continue
+            for target, mode in missing:
+                outcomes[f"{target} {mode}"] = outcome(net, mode, workers[target])
+        line = {"suite": suite, "name": name, "key": key, "outcomes": outcomes}
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    for worker in workers.values():
+        worker.close()
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The results that are there."""
+    if path.exists():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def table(path: Path) -> None:
+    """Print the counts of each suite, and all that is not right."""
+    last = {(line["suite"], line["name"]): line["outcomes"] for line in lines(path)}
+    columns = list(dict.fromkeys(column for outcomes in last.values() for column in outcomes))
+    print("| suite | nets |", " | ".join(columns), "|")
+    print("|---|---|" + "---|" * len(columns))
+    for suite in dict.fromkeys(suite for suite, _ in last):
+        rows = [outcomes for (of, _), outcomes in last.items() if of == suite]
+        counts = [collections.Counter(row[column][0] for row in rows if column in row) for column in columns]
+        cells = [", ".join(f"{count} {kind}" for kind, count in counter.most_common()) for counter in counts]
+        print(f"| {suite} | {len(rows)} |", " | ".join(cells), "|")
+    for (suite, name), outcomes in sorted(last.items()):
+        for column, (kind, worst, said) in outcomes.items():
+            if kind != "right":
+                print(f"{suite}\t{name}\t{column}\t{kind}\t{'-' if worst is None else f'{worst:.2g}'}\t{said[:160]!r}")
+
+
+def main() -> None:
+    """Run the campaign, or print its table."""
+    parser = argparse.ArgumentParser(description="fixtures and folders of models on devices")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--on", action="append", default=[], help="targets, as convert takes them")
+    parser.add_argument("--modes", default="fp32,fp16", help="by comma")
+    parser.add_argument("--suites", default="ops,models,snippets,passes", help="of the fixtures, by comma")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("-k", dest="part", default="", help="only cases whose name contains this")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        table(options.results)
+        return
+    fixtures = {
+        "ops": op_fixtures,
+        "passes": pass_fixtures,
+        "models": lambda: models(MODELS),
+        "snippets": snippets,
+    }
+
+    def run(job: int) -> None:
+        chosen = {suite: fixtures[suite]() for suite in filter(None, options.suites.split(","))}
+        chosen |= {folder.name: models(folder) for folder in options.folders}
+        on = options.on or ["vulkan", "qemu-aarch64"]
+        campaign(chosen, on, options.modes.split(","), options.results, options.part, (job, options.jobs))
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    jobs = [multiprocessing.get_context("fork").Process(target=run, args=(job,)) for job in range(options.jobs)]
+    for process in jobs:
+        process.start()
+    for process in jobs:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()

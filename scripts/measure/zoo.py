@@ -1,0 +1,191 @@
+"""Models of torchvision, timm and transformers, tiny or as they are: exported, converted and verified.
+
+    pip install torch==2.13.0 torchvision==0.28.0 timm==1.0.31 transformers==5.23.0 onnxscript
+    python -m scripts.measure.zoo [-e ts|dyn|tsbn] [-o RESULTS.tsv] [REGEX]
+
+Nothing is downloaded: weights are random, and those that a model starts with at one value are spread, so that no branch
+is without effect. A line is a model, the exporter, `right`, `refused`, `wrong`, or `failed`, the number of layers, and
+the seconds; then the reason for what is not right. An exporter that fails says nothing about the converter: `-`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torchvision
+import transformers
+from torch import Tensor, nn
+
+SECONDS = 600
+RESULTS = {0: "right", 1: "refused", 3: "wrong"}
+
+TORCHVISION = """
+    alexnet vgg11_bn mnasnet0_5 efficientnet_v2_s resnext50_32x4d wide_resnet50_2 inception_v3 densenet161 squeezenet1_0
+    shufflenet_v2_x0_5 convnext_tiny swin_t swin_v2_t vit_b_16 googlenet regnet_x_400mf mobilenet_v3_large maxvit_t
+    fcn_resnet50 deeplabv3_resnet50 lraspp_mobilenet_v3_large s3d mc3_18 r2plus1d_18 swin3d_t mvit_v2_s
+"""
+TIMM = """
+    beit_base_patch16_224 cait_xxs24_224 coat_lite_tiny coat_tiny coatnet_rmlp_nano_rw_224 convit_tiny convmixer_768_32
+    convnextv2_atto crossvit_tiny_240 cs3darknet_s cspresnet50 davit_tiny deit3_small_patch16_224 densenetblur121d dla34
+    dm_nfnet_f0 dpn68b eca_halonext26ts eca_nfnet_l0 edgenext_xx_small efficientformer_l1 efficientformerv2_s0
+    efficientnet_es efficientvit_b0 efficientvit_m0 ese_vovnet19b_dw eva02_tiny_patch14_224 fasternet_t0 fastvit_sa12
+    focalnet_tiny_srf gcresnet33ts gcvit_xxtiny gernet_s ghostnetv2_100 gmixer_12_224 gmlp_ti16_224 halonet26t
+    hardcorenas_a hgnetv2_b0 hiera_tiny_224 hrnet_w18_small inception_next_atto inception_v4 lambda_resnet26t lcnet_035
+    legacy_seresnet18 legacy_xception levit_256d mambaout_femto maxvit_tiny_tf_224 maxxvit_rmlp_nano_rw_256 mixnet_s
+    mnasnet_small mobilenetv4_conv_small mobilenetv4_hybrid_medium mobileone_s0 mobilevitv2_050 mvitv2_tiny nasnetalarge
+    nest_tiny nextvit_small nf_regnet_b0 pit_ti_224 pnasnet5large poolformer_s12 pvt_v2_b0 regnety_002 regnetz_005
+    repghostnet_050 repvit_m0_9 res2net50_26w_4s resmlp_12_224 resnest14d resnetblur18 resnetv2_18 rexnet_100
+    samvit_base_patch16_224 selecsls42 sequencer2d_s seresnext26t_32x4d shvit_s1 skresnet18 starnet_s050 swiftformer_xs
+    swin_s3_tiny_224 swinv2_cr_tiny_ns_224 swinv2_tiny_window8_256 tf_efficientnetv2_b0 tinynet_e tiny_vit_5m_224
+    tnt_s_patch16_224 tresnet_m twins_pcpvt_small twins_svt_small visformer_tiny vit_relpos_small_patch16_224
+    vit_small_patch14_reg4_dinov2 vit_small_patch16_rope_224 volo_d1_224 vovnet39a xception41 xcit_nano_12_p16_224
+"""
+TEXT = """
+    albert bart bert bloom camembert codegen cohere convbert deberta deberta-v2 distilbert electra falcon fnet gemma
+    gemma2 gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite llama mistral modernbert mpnet mpt olmo2 opt phi phi3 qwen2
+    qwen3 rembert roberta roformer smollm3 squeezebert stablelm starcoder2 xlm-roberta xlnet
+"""
+IMAGES = "beit bit data2vec-vision deit dinov2 focalnet ijepa pvt_v2 segformer swin swinv2 vit vit_msn"
+SOUNDS = "data2vec-audio hubert sew unispeech wav2vec2 wav2vec2-conformer wavlm"
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "image_size": 64,
+    "patch_size": 16,
+    "pad_token_id": 0,
+    "use_cache": False,
+}
+FEW: tuple[dict[str, Any], ...] = {"depths": (1, 1, 2, 1)}, {"depths": (1, 1, 1, 1)}, {"depth": 2}, {}
+
+Model = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class First(nn.Module):
+    """The first result of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """What comes first, whether the model gives it in a tuple, a dictionary or alone."""
+        result = self.model(*inputs)
+        if isinstance(result, dict):
+            result = tuple(result.values())
+        return result if isinstance(result, Tensor) else result[0]
+
+
+def models() -> Iterator[tuple[str, Callable[[], Model]]]:
+    """Every model by its name, and what makes it and its inputs."""
+    yield from ((name, partial(from_torchvision, name)) for name in TORCHVISION.split())
+    yield from ((name, partial(from_timm, name)) for name in TIMM.split())
+    for kind, names in (("text", TEXT), ("image", IMAGES), ("sound", SOUNDS)):
+        yield from ((f"hf-{name}", partial(from_transformers, name, kind)) for name in names.split())
+
+
+def from_torchvision(name: str) -> Model:
+    """A model as it is, on an image or a short film."""
+    zoo = torchvision.models
+    options = {"weights_backbone": None} if name in zoo.list_models(zoo.segmentation) else {}
+    frames = (16,) if name in zoo.list_models(zoo.video) else ()
+    size = 64 if frames and name != "mvit_v2_s" else 224
+    return First(zoo.get_model(name, weights=None, **options)), (torch.randn(1, 3, *frames, size, size),)
+
+
+def from_timm(name: str) -> Model:
+    """A model with as few blocks as it takes, on images of the size that it wants."""
+    for options in FEW:
+        try:
+            model = timm.create_model(name, pretrained=False, **options)
+        except (TypeError, AssertionError, IndexError, RuntimeError, ValueError):  # it does not have this option
+            continue
+        return First(model), (torch.randn(1, *model.default_cfg["input_size"]),)
+    raise ValueError(f"{name} cannot be made")
+
+
+def from_transformers(name: str, kind: str) -> Model:
+    """A tiny model of a family: no heads, and inputs of one item."""
+    config = transformers.AutoConfig.for_model(name, **TINY)
+    inputs = {"text": torch.randint(3, 100, (1, 12)), "image": torch.randn(1, 3, 64, 64), "sound": torch.randn(1, 4000)}
+    return First(transformers.AutoModel.from_config(config)), (inputs[kind],)
+
+
+def spread(model: nn.Module) -> None:
+    """Weights that all have one value, and the statistics of batch normalisation, become different."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("running_var"):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) / 2 + 0.75)
+            elif tensor.is_floating_point() and tensor.numel() > 1 and (tensor == tensor.reshape(-1)[0]).all():
+                tensor.add_(torch.randn(tensor.shape, generator=generator) / 10)
+
+
+def export(model: nn.Module, inputs: tuple[Tensor, ...], exporter: str, path: Path) -> None:
+    """Write a model as one of torch's exporters does; `tsbn` keeps its batch normalisation."""
+    options: dict[str, Any] = {"dynamo": True, "external_data": False} if exporter == "dyn" else {}
+    if exporter != "dyn":
+        options = {"dynamo": False, "opset_version": 17}
+    if exporter == "tsbn":
+        options |= {"do_constant_folding": False, "training": torch.onnx.TrainingMode.PRESERVE}
+    torch.onnx.export(model, inputs, str(path), verbose=False, **options)
+
+
+def convert(path: Path) -> tuple[str, str, str]:
+    """The result, the number of layers, and the last thing that was said where it is not right."""
+    command = ["onnx2ncnn-opt", "convert", str(path), "-o", str(path.with_suffix(""))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return "failed", "", f"more than {SECONDS} s"
+    layers = re.search(r"^layers: .*-> (\d+)", done.stdout, re.MULTILINE)
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    result = "failed" if "Traceback" in done.stderr else RESULTS.get(done.returncode, "failed")
+    return result, layers[1] if layers else "", "" if result == "right" else said[-1].strip()
+
+
+def main() -> None:
+    """Go through the models whose names match."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("regex", nargs="?", default=".", type=re.compile)
+    parser.add_argument("-e", "--exporter", choices=("ts", "dyn", "tsbn"), default="ts")
+    parser.add_argument("-o", "--output", type=argparse.FileType("w"), default=sys.stdout)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name, make in models():
+        if not arguments.regex.search(name):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path, started = Path(folder) / "model.onnx", time.monotonic()
+            torch.manual_seed(0)
+            try:
+                model, inputs = make()
+                spread(model.eval())
+                export(model, inputs, arguments.exporter, path)
+            except Exception as error:  # whatever a model or an exporter may raise
+                row = ("-", "", f"not exported: {type(error).__name__}")
+            else:
+                started = time.monotonic()
+                row = convert(path)
+            seconds = f"{time.monotonic() - started:.1f}"
+        print(name, arguments.exporter, *row[:2], seconds, row[2], sep="\t", file=arguments.output, flush=True)
+
+
+if __name__ == "__main__":
+    main()

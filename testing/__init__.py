@@ -1,0 +1,1 @@
+"""What tests/ and scripts/ share: cases, random nets and models, comparison, files."""

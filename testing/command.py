@@ -1,0 +1,73 @@
+"""The command line as a user has it: a process of its own, in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx.parser
+
+COMMAND = (sys.executable, "-m", "onnx2ncnn_opt")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    def lines(self, label: str) -> list[list[str]]:
+        """The words of the lines of stdout that start with a label."""
+        return [line.split()[1:] for line in self.out.splitlines() if line.startswith(f"{label}:")]
+
+
+def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
+    """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, args)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert "Traceback" not in err, err
+    assert "\x1b" not in out + err
+    return Ended(done.returncode, out, err)
+
+
+def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: str = "") -> Path:
+    """A model of opset 18 from ONNX's text form."""
+    path = folder / name
+    header = '<ir_version: 8, opset_import: ["" : 18, "made.up" : 1]>'
+    onnx.save(onnx.parser.parse_model(f"{header} g {graph} {functions}"), path)
+    return path
+
+
+def names(folder: Path) -> set[str]:
+    """Everything in a folder, hidden files too."""
+    return {path.name for path in folder.iterdir()}
+
+
+def net_files(stem: str) -> set[str]:
+    """What `convert` writes."""
+    return {f"{stem}.ncnn.{suffix}" for suffix in ("param", "bin", "json")}
+
+
+# A ReLU that goes into the convolution, and a Swish that is none, because the Sigmoid is used elsewhere.
+SMALL = (
+    "(float[1, 3, 8, 8] x) => (float[1, 2, 8, 8] y, float[1, 2, 8, 8] z)"
+    "<float[2, 3, 1, 1] w = {0.5, -0.25, 0.125, 0.3, 0.2, -0.7}>"
+    "{ c = Conv(x, w) r = Relu(c) s = Sigmoid(r) y = Mul(r, s) z = Softmax<axis = 1>(s) }"
+)
+# ncnn's sine is not made for arguments of 1e10: a true difference, on inputs that show it.
+SINE = "(float[1, 8] x) => (float[1, 8] y, float[1, 8] z) { y = Sin(x) z = Neg(x) }"
+SINE_AT = [[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]]

@@ -1,0 +1,240 @@
+"""ONNX's own conformance suite: its cases, and what becomes of each in the real ncnn."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verification.compare import INFINITE
+
+TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
+HEADER = f"case\toutcome\twith onnx {onnx.__version__}"
+BAD = ("WRONG", "CRASH", "TRACEBACK")
+
+# What is allowed to one element: this share of itself, this share of the largest one (sums cancel), and this much (all
+# of them may have cancelled; operands are near 1). ncnn's vectorised exp, log and tanh are off by up to 1e-6.
+RELATIVE, OF_LARGEST, ABSOLUTE = 2e-5, 2e-6, 5e-7
+# References of 16 bits are rounded in each of their steps.
+_LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its inputs, and the outputs that ONNX's suite expects."""
+
+    name: str
+    model: onnx.ModelProto
+    feeds: Mapping[str, Any]
+    expected: Sequence[Any]
+    tolerance: float = 0.0
+    """What the suite allows to its own data, as a share of each number."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case, and why."""
+
+    kind: str
+    reason: str = ""
+
+
+def collect() -> list[Case]:
+    """All cases of the suite in both variants."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # the suite divides by zero on purpose
+        tests = collect_testcases(None)
+    cases = []
+    for test in tests:
+        assert test.model is not None
+        assert test.data_sets is not None
+        inputs, outputs = test.data_sets[0]
+        names = [value.name for value in test.model.graph.input]
+        feeds = dict(zip(names, map(_array, inputs), strict=False))
+        expected = [_array(output) for output in outputs]
+        plain = Case(test.name.removeprefix("test_"), test.model, feeds, expected, test.rtol)
+        cases += [plain, *with_initializers(plain)]
+    return sorted(cases, key=lambda case: case.name)
+
+
+def _array(data: Any) -> Any:
+    """The suite writes element types that numpy does not have as TensorProto, scalars as such, sequences as lists."""
+    if isinstance(data, onnx.TensorProto):
+        return numpy_helper.to_array(data)
+    return np.asarray(data) if isinstance(data, np.generic) else data
+
+
+def with_initializers(case: Case) -> Iterator[Case]:
+    """The case with its integer inputs, and its float inputs after the first, as initializers; none if it has none."""
+    floats = [name for name, array in case.feeds.items() if isinstance(array, np.ndarray) and array.dtype.kind in "fV"]
+    fixed = [
+        name
+        for name, array in case.feeds.items()
+        if isinstance(array, np.ndarray) and (array.dtype.kind in "iub" or name in floats[1:])
+    ]
+    if not fixed:
+        return
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    inputs = [value for value in model.graph.input if value.name not in fixed]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(numpy_helper.from_array(case.feeds[name], name) for name in fixed)
+    feeds = {name: array for name, array in case.feeds.items() if name not in fixed}
+    yield replace(case, name=f"{case.name} (constants)", model=model, feeds=feeds)
+
+
+class Harness:
+    """Converts and runs cases, in one long-lived ncnn process."""
+
+    def __init__(self) -> None:
+        self._worker = NcnnWorker()
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.close()
+        self._folder.cleanup()
+
+    def judge(self, case: Case, *, optimize: bool = True) -> Outcome:
+        """Convert, run and compare one case."""
+        converted = attempt(case.model, optimize=optimize)
+        return converted if isinstance(converted, Outcome) else self.compare(converted, case.feeds, references(case))
+
+    def compare(
+        self, conversion: Conversion, feeds: Mapping[str, Any], references: Iterable[tuple[Sequence[Any], float]]
+    ) -> Outcome:
+        """Run the net; right if it agrees with one of the references, each outputs and a tolerance."""
+        try:
+            actual = self.run(conversion, feeds)
+        except CrashError as error:
+            return Outcome("CRASH", str(error))
+        except Error as error:
+            return Outcome("WRONG", str(error))
+        except Exception:
+            return Outcome("TRACEBACK", _last_lines())
+        differences = []
+        for reference, tolerance in references:
+            differences.append(first_difference(actual, reference, tolerance))
+            if not differences[-1]:
+                return Outcome("right", "" if len(differences) == 1 else "as the suite says, not as ONNX Runtime")
+        return Outcome("WRONG", " / ".join(differences))
+
+    def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array]:
+        """The outputs in the model's order."""
+        files = conversion.save(Path(self._folder.name) / "net")
+        manifest = conversion.manifest()
+        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self._worker)
+        given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+        results = runner.extract(given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs])
+        arrays = []
+        for entry in manifest.outputs:
+            result = results[entry.blob]
+            if isinstance(result, Failure):
+                raise (CrashError if result.crashed else RunError)(result.reason)
+            arrays.append(result)
+        return arrays
+
+
+def attempt(model: onnx.ModelProto, *, optimize: bool = True) -> Conversion | Outcome:
+    """The conversion, or what is to be said of its failure."""
+    try:
+        return convert(model, optimize=optimize)
+    except UnsupportedError as error:
+        return Outcome("refused", "; ".join(dict.fromkeys(f"{n.operator}: {n.reason}" for n in error.nodes)))
+    except Error as error:
+        return Outcome("refused", str(error))
+    except Exception:  # what must never happen is what this script is there to find
+        return Outcome("TRACEBACK", _last_lines())
+
+
+def _last_lines() -> str:
+    return " | ".join(line.strip() for line in traceback.format_exc().strip().splitlines()[-3:])
+
+
+def references(case: Case) -> Iterator[tuple[Sequence[Any], float]]:
+    """ONNX Runtime's outputs, if it takes the model, and the suite's, each with its tolerance."""
+    try:
+        results = OrtRunner(case.model.SerializeToString()).run(case.feeds)
+        yield list(results.values()), RELATIVE
+    except RunError:
+        pass
+    yield case.expected, max(case.tolerance, RELATIVE)
+
+
+def first_difference(actual: Sequence[Array], reference: Sequence[Any], relative: float = RELATIVE) -> str:
+    """Where the outputs differ, in words; empty if nowhere."""
+    for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
+        found = difference(a, np.asarray(b), relative)
+        if found:
+            return f"output {i}: {found}"
+    return ""
+
+
+def difference(actual: Array, reference: Array, relative: float = RELATIVE) -> str:
+    """How an output of ncnn differs from its reference; empty if it does not."""
+    if actual.shape != (reference.shape or (1,)):
+        return f"shape {list(actual.shape)} for {list(reference.shape)}"
+    actual = actual.reshape(reference.shape)
+    if reference.dtype.kind in "iub":
+        same = (actual == reference) | (actual.view(np.int32) == reference)
+        return "" if same.all() else f"integers differ: {actual[~same][0]} for {reference[~same][0]}"
+    # The largest number stands for infinity where ncnn has none: in the padding of MaxPool, in bounds.
+    a, b = (np.clip(array.astype(np.float64), -INFINITE, INFINITE) for array in (actual, reference))
+    largest = np.abs(b[np.abs(b) < INFINITE]).max(initial=0)
+    bit = 4 * _LAST_BIT.get(reference.dtype.name, 0.0)
+    allowed = (relative + bit) * np.abs(b) + (OF_LARGEST + bit / 4) * largest + ABSOLUTE
+    same = np.where(np.abs(b) < INFINITE, np.abs(a - b) <= allowed, a == b) | (np.isnan(a) & np.isnan(b))
+    return "" if same.all() else f"{(~same).sum()} of {a.size} differ, {a[~same][0]:.9g} for {b[~same][0]:.9g}"
+
+
+def rows(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The lines of the table."""
+    return [f"{name}\t{outcome.kind}\t{short(outcome.reason)}" for name, outcome in sorted(outcomes.items())]
+
+
+def short(reason: str) -> str:
+    """A reason in one line of the table."""
+    text = " ".join(reason.split())
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def read_table() -> dict[str, str]:
+    """The table's lines by case; empty where it is that of another version of ONNX, which has other cases."""
+    header, *lines = TABLE.read_text(encoding="utf-8").splitlines()
+    return {line.split("\t")[0]: line for line in lines} if header == HEADER else {}
+
+
+def differences(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The lines that are bad, or not as in the table."""
+    known = read_table()
+    return [
+        line
+        for line in rows(outcomes)
+        if line.split("\t")[1] in BAD or (known and known.get(line.split("\t")[0]) != line)
+    ]
+
+
+def run(cases: Iterable[Case]) -> dict[str, Outcome]:
+    """The outcome of every case."""
+    with Harness() as harness:
+        return {case.name: harness.judge(case) for case in cases}

@@ -1,0 +1,18 @@
+"""The exported models of fixtures/models, with their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from testing.skeletons import refill
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = sorted((ROOT / "fixtures" / "models").glob("*.onnx"))
+
+
+def refilled(path: Path) -> onnx.ModelProto:
+    """A model of fixtures/models, its recipes replaced by weights."""
+    model: onnx.ModelProto = refill(onnx.load(path))
+    return model

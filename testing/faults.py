@@ -1,0 +1,737 @@
+"""Faults planted in right nets, one at a time: what verification and bisection make of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.bisect import Bisection, bisect
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import infer_graph
+from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.onnx.read.exported import reference
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verification.compare import INFINITE
+from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
+from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from testing.exports import MODELS as EXPORTS
+from testing.exports import refilled
+from testing.op_cases import load_cases
+
+ROOT = Path(__file__).parents[1]
+
+NO_EFFECT, SERIOUS = 1e-6, 1e-2
+# Draws that verification does not take, to find out whether a fault that it missed has an effect.
+SCALES = (0.01, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+DRAWS_EACH = 6
+
+# Models with what fixtures have little of: guards, branches that seldom act, tables, integers.
+MODELS = {
+    "guarded log": (
+        "(float[2,3,7] x) => (float[2,3,7] y) <float z = {0}> { c = Greater(x, z) l = Log(x) y = Where(c, l, z) }"
+    ),
+    "clipped": (
+        "(float[1,4,9,11] x) => (float[1,4,9,11] y) <float a = {0}, float b = {6}> { r = Add(x, a) y = Clip(r, a, b) }"
+    ),
+    "hard swish": "(float[1,4,9,11] x) => (float[1,4,9,11] y) { y = HardSwish(x) }",
+    "seldom": (
+        "(float[6,33] x) => (float[6,33] y) <float k = {5}, float m = {3}> { c = Greater(x, k) b = Mul(x, m) "
+        "y = Where(c, b, x) }"
+    ),
+    "table": "(int64[1,12] i) => (float[1,12,8] y) <float[700,8] w> { y = Gather(w, i) }",
+    "two tables": (
+        "(int64[1,16] i, int64[1,16] j) => (float[1,16,8] y) <float[90,8] w, float[16,8] v> { a = Gather(w, "
+        "i) b = Gather(v, j) y = Add(a, b) }"
+    ),
+    "mask": (
+        "(float[1,2,10,8] q, float[1,2,10,8] k, int64[1,10] m) => (float[1,2,10,8] y) <float one = {1}, float "
+        "low = {-10000}, int64[2] a = {1, 2}> { f = Cast<to = 1>(m) n = Sub(one, f) p = Mul(n, low) u = "
+        "Unsqueeze(p, a) t = Transpose<perm = [0,1,3,2]>(k) s = MatMul(q, t) z = Add(s, u) e = Softmax<axis = "
+        "-1>(z) y = MatMul(e, q) }"
+    ),
+    "bytes": (
+        "(uint8[1,3,8,12] x) => (float[1,3,8,12] y) <float s = {0.0039}, float o = {0.5}> { f = Cast<to = "
+        "1>(x) g = Mul(f, s) y = Sub(g, o) }"
+    ),
+    "decoder": (
+        "(float[1,3,8,12] x) => (uint8[1,3,8,12] y) <float s = {255}, float a = {0}, float b = {1}> { g = "
+        "Sigmoid(x) h = Clip(g, a, b) i = Mul(h, s) y = Cast<to = 2>(i) }"
+    ),
+    "quotient": (
+        "(float[3,13] x, float[3,13] w) => (float[3,13] y) <float e = {0.001}> { a = Abs(w) d = Add(a, e) y = "
+        "Div(x, d) }"
+    ),
+    "norms": (
+        "(float[2,5,17] x) => (float[2,5,17] y) <float[17] g, float[17] b> { y = LayerNormalization<epsilon = "
+        "0.00001>(x, g, b) }"
+    ),
+    "pieces": (
+        "(float[1,8,10,6] x) => (float[1,3,8,6] y) <int64[2] s = {2, 1}, int64[2] e = {5, 9}, int64[2] a = "
+        "{1, 2}> { y = Slice(x, s, e, a) }"
+    ),
+    "rounded": "(float[4,21] x) => (float[4,21] y) { a = Round(x) b = Floor(x) y = Sub(a, b) }",
+    "chosen": (
+        "(float[4,21] x) => (int64[4] y, float[4,3] v) <int64[1] k = {3}> { y = ArgMax<axis = 1, keepdims = "
+        "0>(x) v, i = TopK(x, k) }"
+    ),
+    "maximum": "(float[4,21] x, float[4,21] w) => (float[4,21] y) { a = Max(x, w) b = Min(x, w) y = Sub(a, b) }",
+}
+
+
+def models() -> Iterator[tuple[str, Any]]:
+    """The models to plant faults in, by name."""
+    for name, text in MODELS.items():
+        yield name, _weighted(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}'))
+    yield from ((path.stem, refilled(path)) for path in EXPORTS if ".ts" not in path.stem or "bn" in path.stem)
+    chosen = ("convolution", "elementwise", "logic", "matrix", "normalization", "pooling", "reduction", "resize")
+    for number, case in enumerate(load_cases()):
+        if case.file in chosen and number % 7 == 0 and not case.result.startswith("refused"):
+            yield str(case), case.model()
+
+
+def _weighted(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A parsed model whose declared tensors without values are random weights."""
+    known = {tensor.name for tensor in model.graph.initializer} | {n for node in model.graph.node for n in node.output}
+    rng = np.random.default_rng(11)
+    for value in [value for value in model.graph.value_info if value.name not in known]:
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32), value.name))
+        model.graph.value_info.remove(value)
+    return model
+
+
+Rng = np.random.Generator
+# A fault takes a layer and returns what stands in its place, None where it has no such thing.
+Fault = Callable[[Layer, Rng], Layer | None]
+
+
+def _element(which: Callable[[int, Rng], int]) -> Fault:
+    def fault(layer: Layer, rng: Rng) -> Layer | None:
+        for name, weight in layer.weights.stored_items():
+            if weight.is_float and weight.data.dtype == np.float32 and weight.array.size:
+                array = np.array(weight.array)
+                at, flat = which(array.size, rng), array.reshape(-1)
+                flat[at] += np.float32(max(0.5 * np.abs(flat).max(), 1e-3)) * (1 if flat[at] >= 0 else -1)
+                return layer.having(weights={name: array})
+        return None
+
+    return fault
+
+
+def _rows_swapped(layer: Layer, rng: Rng) -> Layer | None:
+    rows = layer["num_output"] if "num_output" in layer.params else 0
+    weight = dict(layer.weights.stored_items()).get("weight_data")
+    if not rows or rows < 2 or weight is None or weight.array.size % rows or layer.type == "Embed":
+        return None
+    array = np.array(weight.array).reshape(rows, -1)
+    a, b = rng.choice(rows, 2, replace=False)
+    array[[a, b]] = array[[b, a]]
+    return layer.having(weights={"weight_data": array.reshape(weight.array.shape)})
+
+
+def _table_row(layer: Layer, rng: Rng) -> Layer | None:
+    if layer.type != "Embed":
+        return None
+    array = np.array(dict(layer.weights.stored_items())["weight_data"].array).reshape(layer["input_dim"], -1)
+    array[int(rng.integers(len(array)))] *= -1
+    return layer.having(weights={"weight_data": array.reshape(-1)})
+
+
+def _no_bias(layer: Layer, rng: Rng) -> Layer | None:
+    weights = dict(layer.weights.stored_items())
+    name = next((n for n in ("bias_data", "beta_data", "C_data") if n in weights and weights[n].array.any()), None)
+    return layer.having(weights={name: np.zeros_like(weights[name].array)}) if name else None
+
+
+def _params(types: Sequence[str], change: Callable[[Layer, Rng], Mapping[str, Any] | None]) -> Fault:
+    def fault(layer: Layer, rng: Rng) -> Layer | None:
+        if layer.type not in types:
+            return None
+        changed = change(layer, rng)
+        return layer.having(**changed) if changed else None
+
+    return fault
+
+
+def _padding(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "Padding":
+        left, right = layer["left"], layer["right"]
+        return {"left": right, "right": left} if left != right else {"left": left + 1, "right": right - 1}
+    left, right = layer["pad_left"], layer["pad_right"]
+    if left <= 0 and right <= 0:
+        return None
+    return {"pad_left": left + 1, "pad_right": right - 1} if right > 0 else {"pad_left": left - 1, "pad_right": 1}
+
+
+def _axis(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    rank = len(layer.inputs[0].shape or ())
+    axes = [axis for axis in range(rank) if axis not in (layer["axis"], layer["axis"] + rank)]
+    return {"axis": int(rng.choice(axes))} if axes else None
+
+
+def _activation_type(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    return {"activation_type": 0, "activation_params": None} if layer["activation_type"] else None
+
+
+def _scaled(*names: str, by: float) -> Callable[[Layer, Rng], dict[str, Any] | None]:
+    def change(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+        found = [name for name in names if name in layer.params and isinstance(layer[name], float) and layer[name]]
+        return {found[0]: layer[found[0]] * by} if found else None
+
+    return change
+
+
+def _scalar(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    return {"b": layer["b"] * 1.03 + 0.01} if layer["with_scalar"] else None
+
+
+def _operands(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    swapped = {1: 7, 7: 1, 3: 8, 8: 3, 6: 9, 9: 6}
+    return {"op_type": swapped[layer["op_type"]]} if layer["op_type"] in swapped else None
+
+
+def _operation(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    other = {0: 1, 2: 0, 4: 5, 5: 4} if layer.type == "BinaryOp" else {2: 18, 18: 2, 0: 1, 9: 10, 3: 18, 16: 14}
+    return {"op_type": other[layer["op_type"]]} if layer["op_type"] in other else None
+
+
+def _slope(layer: Layer, rng: Rng) -> dict[str, Any]:
+    return {"slope": layer["slope"] + 0.02}
+
+
+def _bound(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    name = "max" if abs(layer["max"]) < INFINITE / 2 else "min"
+    return {name: layer[name] - 0.1} if abs(layer[name]) < INFINITE / 2 else None
+
+
+def _slice(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "Slice":
+        sizes = list(layer["slices"])
+        if len(sizes) < 2 or sizes[0] <= 1 or any(size < 0 for size in sizes[:2]):
+            return None
+        return {"slices": (sizes[0] - 1, sizes[1] + 1, *sizes[2:])}
+    starts, ends = list(layer["starts"]), list(layer["ends"])
+    if not starts or len(starts) != len(ends) or not starts[0]:
+        return None
+    return {"starts": (starts[0] - 1, *starts[1:]), "ends": (ends[0] - 1, *ends[1:])}
+
+
+def _mode(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "Interp":
+        return {"align_corner": 1 - layer["align_corner"]} if layer["resize_type"] > 1 else None
+    if layer.type == "GELU":
+        return {"fast_gelu": 1 - layer["fast_gelu"]}
+    if layer.type == "Reduction":
+        return {"operation": {0: 3, 3: 4, 4: 5, 5: 4}.get(layer["operation"], 3)}
+    if layer["pooling_type"] == 1 and (layer["pad_left"] or layer["pad_top"]):
+        return {"avgpool_count_include_pad": 1 - layer["avgpool_count_include_pad"]}
+    return {"pooling_type": 1 - layer["pooling_type"]}
+
+
+def _order(layer: Layer, rng: Rng) -> dict[str, Any]:
+    return {"order_type": (layer["order_type"] + 1) % (2 if len(layer.inputs[0].shape or ()) == 2 else 6)}
+
+
+def _attention(layer: Layer, rng: Rng) -> dict[str, Any] | None:
+    if layer.type == "SDPA" or rng.random() < 0.5:
+        width = (layer.inputs[0].shape or (1,))[-1]
+        assert isinstance(width, int)
+        return {"scale": (layer["scale"] or 1 / np.sqrt(width)) * 1.1}
+    return {"num_heads": layer["num_heads"] // 2} if layer["num_heads"] % 2 == 0 else None
+
+
+def _inputs_swapped(layer: Layer, rng: Rng) -> Layer | None:
+    if len(layer.inputs) < 2 or layer.type not in ("Concat", "SDPA", "MatMul", "Gemm"):
+        return None
+    first, second, *others = layer.inputs
+    return layer.having(inputs=(second, first, *others)) if first is not second else None
+
+
+FLT = float(np.finfo(np.float32).max)
+
+# What is added after a layer, as layers that take its output.
+Addition = Callable[[Graph, Blob, Rng], Sequence[tuple[str, dict[str, Any], dict[str, Array]]]]
+
+
+def _last_element(graph: Graph, blob: Blob, rng: Rng) -> Sequence[tuple[str, dict[str, Any], dict[str, Array]]]:
+    shape = blob.shape
+    if not shape or not all(isinstance(size, int) for size in shape) or len(shape) > 3:
+        return []
+    data = np.ones([int(size) for size in shape if isinstance(size, int)], np.float32)
+    data.reshape(-1)[-1] = 1.1
+    names = ("w", "h", "c")
+    sizes = dict(zip(names, reversed(shape), strict=False))
+    return [("MemoryData", sizes, {"data": data}), ("BinaryOp", {"op_type": 2}, {})]
+
+
+ADDED: dict[str, Addition] = {
+    "wrong in the last element only": _last_element,
+    "NaN at zero": lambda graph, blob, rng: [
+        ("Split", {}, {}),
+        ("UnaryOp", {"op_type": 4}, {}),
+        ("BinaryOp", {"op_type": 3}, {}),
+    ],
+    "wrong below zero only": lambda graph, blob, rng: [("ReLU", {"slope": 1.03}, {})],
+    "a branch that seldom acts": lambda graph, blob, rng: [("Clip", {"min": -FLT, "max": 4.5}, {})],
+    "wrong for large numbers only": lambda graph, blob, rng: [("Clip", {"min": -20.0, "max": 20.0}, {})],
+    "another rounding": lambda graph, blob, rng: [
+        ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 32.0}, {}),
+        ("UnaryOp", {"op_type": 2}, {}),
+        ("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": 1 / 32}, {}),
+    ],
+}
+_CONV = ("Convolution", "ConvolutionDepthWise", "Convolution1D", "Convolution3D", "Deconvolution", "InnerProduct")
+FAULTS: dict[str, Fault] = {
+    "one weight": _element(lambda size, rng: int(rng.integers(size))),
+    "the last weight": _element(lambda size, rng: size - 1),
+    "two rows of weights swapped": _rows_swapped,
+    "a row of a table": _table_row,
+    "dropped bias": _no_bias,
+    "moved padding": _params((*_CONV[:-1], "ConvolutionDepthWise1D", "Padding"), _padding),
+    "another axis": _params(("Concat", "Softmax", "Slice"), _axis),
+    "missing activation": _params((*_CONV, "ConvolutionDepthWise1D"), _activation_type),
+    "slope": _params(("ReLU",), _slope),
+    "eps": _params(("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"), _scaled("eps", by=1e4)),
+    "alpha or beta": _params(
+        ("HardSigmoid", "HardSwish", "ELU", "Gemm", "Reduction"), _scaled("alpha", "beta", "coeff", by=1.1)
+    ),
+    "scalar operand": _params(("BinaryOp",), _scalar),
+    "swapped operands": _params(("BinaryOp",), _operands),
+    "another operation": _params(("BinaryOp", "UnaryOp"), _operation),
+    "bound of a clip": _params(("Clip",), _bound),
+    "slice off by one": _params(("Crop", "Slice"), _slice),
+    "mode of pooling, resizing, reduction": _params(("Pooling", "Interp", "GELU", "Reduction"), _mode),
+    "another permutation": _params(("Permute",), _order),
+    "scale or heads of attention": _params(("SDPA", "MultiHeadAttention"), _attention),
+    "swapped inputs": _inputs_swapped,
+}
+_ALONE = (
+    "ReLU",
+    "Sigmoid",
+    "TanH",
+    "Clip",
+    "HardSwish",
+    "HardSigmoid",
+    "Swish",
+    "GELU",
+    "BatchNorm",
+    "LayerNorm",
+    "UnaryOp",
+    "BinaryOp",
+    "PReLU",
+    "Dropout",
+    "Softmax",
+    "Threshold",
+    "ShuffleChannel",
+)
+DELETED = "deleted layer"
+
+
+def _nan_on_aarch64(graph: Graph, layer: Layer) -> None:
+    """Add HardSigmoid(sqrt(-1)) to a blob, which is 0 on x86 and NaN on aarch64."""
+    parts: list[tuple[str, dict[str, Any], dict[str, Array]]] = [
+        ("BinaryOp", {"op_type": op_type, "with_scalar": 1, "b": b}, {}) for op_type, b in ((2, 0.0), (0, -1.0))
+    ]
+    parts += [("UnaryOp", {"op_type": 5}, {}), ("HardSigmoid", {}, {}), ("BinaryOp", {}, {})]
+    _insert(graph, layer, parts)
+
+
+def _overflow_in_fp16(graph: Graph, layer: Layer) -> None:
+    """Multiply a blob by 2^17 and divide it by that again: no bit of a float32 changes."""
+    _insert(graph, layer, [("BinaryOp", {"op_type": 2, "with_scalar": 1, "b": b}, {}) for b in (2.0**17, 2.0**-17)])
+
+
+# Faults that are none in fp32 on x86, and the mode that shows them.
+DEVICE_FAULTS: dict[str, tuple[str, Callable[[Graph, Layer], None]]] = {
+    "NaN on aarch64 only": ("fp32", _nan_on_aarch64),
+    "overflow in fp16": ("fp16", _overflow_in_fp16),
+}
+
+# A fault of the .param: how its text changes, and the names of the layers of which one is to be named.
+Change = tuple[Callable[[str], str], set[str]]
+
+
+def _renamed_input(graph: Graph, rng: Rng) -> Change | None:
+    blob = graph.inputs[int(rng.integers(len(graph.inputs)))]
+    assert blob.producer is not None
+    return lambda text: _renamed(text, {blob.name: "another_name"}), {blob.producer.name}
+
+
+def _deleted_output(graph: Graph, rng: Rng) -> Change | None:
+    if len(graph.outputs) < 2:
+        return None
+    blob = graph.outputs[int(rng.integers(len(graph.outputs)))]
+    if blob.producer is None or len(blob.producer.outputs) > 1:
+        return None
+    graph.outputs = [output for output in graph.outputs if output is not blob]
+    name = blob.producer.name
+    if blob.users:  # it stays a blob
+        return lambda text: _renamed(text, {blob.name: "no_output"}), {name}
+    graph.remove(blob.producer)
+    return lambda text: text, {name}
+
+
+def _missing_split(graph: Graph, rng: Rng) -> Change | None:
+    shared = [blob for layer in graph for blob in layer.outputs if len(blob.users) > 1 and not blob.is_output]
+    if not shared:
+        return None
+    blob = shared[int(rng.integers(len(shared)))]
+    assert blob.producer is not None
+
+    def unsplit(text: str) -> str:
+        lines = text.splitlines()
+        number = next(i for i, line in enumerate(lines) if line.startswith("Split ") and line.split()[4] == blob.name)
+        _, _, _, count, _, *tops = lines.pop(number).split()
+        layers, blobs = map(int, lines[1].split())
+        lines[1] = f"{layers - 1} {blobs - int(count)}"
+        return _renamed("\n".join(lines), dict.fromkeys(tops, blob.name))
+
+    return unsplit, {blob.producer.name, *(user.name for user in blob.users)}
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """A .param in which blobs have other names."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines[2:], 2):
+        words = line.split()
+        end = 4 + int(words[2]) + int(words[3])
+        lines[number] = " ".join([*words[:4], *(names.get(word, word) for word in words[4:end]), *words[end:]])
+    return "\n".join(lines) + "\n"
+
+
+BROKEN: dict[str, Callable[[Graph, Rng], Change | None]] = {
+    "renamed input": _renamed_input,
+    "deleted output": _deleted_output,
+    "missing Split": _missing_split,
+}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault in a net of so many layers: of which class, at which layer, what became of it, and if it was `named`."""
+
+    kind: str
+    net: str
+    layer: str
+    outcome: str
+    detail: str = ""
+    layers: int = 0
+    named: str = ""
+    converter: str = "ours"
+
+
+def places(graph: Graph, kind: str) -> list[int]:
+    """The numbers of the layers where a fault can be planted; one where it is a fault of the file."""
+    if kind in BROKEN:
+        return [0]
+    rng = np.random.default_rng(0)
+    found = []
+    for number, layer in enumerate(graph):
+        if kind in FAULTS:
+            fits = layer.type not in ("Input", "Split") and FAULTS[kind](layer, rng) is not None
+        elif kind == DELETED:
+            fits = layer.type in _ALONE and len(layer.inputs) <= 2 and layer.inputs[0].shape == layer.output.shape
+            fits = fits and not layer.inputs[0].is_input
+        elif kind in DEVICE_FAULTS:
+            fits = len(layer.outputs) == 1 and layer.type in _CONV and layer.output.shape is not None
+        else:
+            fits = len(layer.outputs) == 1 and layer.type not in ("MemoryData", "Split", "Embed")
+            fits = fits and bool(ADDED[kind](graph, layer.output, rng)) and not _holds_integers(layer)
+        if fits:
+            found.append(number)
+    return found
+
+
+def _holds_integers(layer: Layer) -> bool:
+    return any(user.type in ("Embed", "Dequantize", "Cast") for user in layer.output.users) or layer.type == "Cast"
+
+
+def plant(graph: Graph, kind: str, place: int, rng: Rng) -> str:
+    """Plant a fault of a layer, and say where."""
+    layer = graph.layers[place]
+    where = f"{layer.type} '{layer.name}'"
+    if kind in FAULTS:
+        new = FAULTS[kind](layer, rng)
+        assert new is not None
+        graph.replace(layer, new)
+    elif kind == DELETED:
+        graph.replace(layer, Layer("Noop", layer.name, layer.inputs[:1]))
+    elif kind in DEVICE_FAULTS:
+        DEVICE_FAULTS[kind][1](graph, layer)
+    else:
+        _insert(graph, layer, ADDED[kind](graph, layer.output, rng))
+    return where
+
+
+def _insert(graph: Graph, layer: Layer, parts: Sequence[tuple[str, dict[str, Any], dict[str, Array]]]) -> None:
+    """Put layers after another; its readers read the last of them, whose name is that of the output."""
+    old = layer.output
+    users = list(old.users)
+    following = graph.layers[graph.layers.index(layer) + 1 :]
+    before = following[0] if following else None
+    blob, extra = old, old
+    for number, (kind, params, weights) in enumerate(parts):
+        if kind == "Split":  # what comes next reads it, and so does the one after
+            continue
+        reads: tuple[Blob, ...] = () if kind == "MemoryData" else (blob,)
+        if kind == "BinaryOp" and not params.get("with_scalar"):
+            reads = (blob, extra)
+        made = Blob(f"{old.name}.planted{number}", old.shape, old.batch)
+        graph.add(Layer(kind, f"{layer.name}.planted{number}", reads, (made,), params, weights), before=before)
+        blob, extra = (old, made) if kind == "MemoryData" else (made, extra)
+    for user in users:
+        graph.set_inputs(user, [blob if read is old else read for read in user.inputs])
+    if old.is_output:
+        graph.outputs = [blob if output is old else output for output in graph.outputs]
+        old.name, blob.name = f"{old.name}.right", old.name
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A right net: the model, the files, the manifest that it is verified with, and one to run it by."""
+
+    name: str
+    model: Path | bytes
+    loaded: LoadedModel
+    param: Path
+    bin: Path
+    manifest: Manifest | None
+    slots: Manifest
+
+
+def converted(name: str, model: Any, folder: Path, worker: NcnnWorker) -> Subject | None:
+    """Our net of a model, if it is right."""
+    conversion = convert(model)
+    files, manifest = conversion.save(folder / "right"), conversion.manifest()
+    source = reference(conversion.source)
+    subject = Subject(name, source, conversion.model, files.param, files.bin, manifest, manifest)
+    return subject if verified(subject, files.param, files.bin, worker).ok else None
+
+
+_PNNX_TYPES = {"float32": "f32", "int64": "i64", "int32": "i32"}
+
+
+def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, pnnx: Path) -> Subject | None:
+    """pnnx's net of a model, if it makes a right one."""
+    path = model if isinstance(model, Path) else folder / "model.onnx"
+    if path is not model:
+        onnx.save(model, path)
+    feeds = draw_inputs(load_model(path))
+    if any(array.dtype.name not in _PNNX_TYPES for array in feeds.values()):
+        return None
+    (work := folder / "pnnx").mkdir()
+    (work / "m.onnx").symlink_to(path.resolve())
+    shapes = [f"[{','.join(map(str, array.shape))}]{_PNNX_TYPES[array.dtype.name]}" for array in feeds.values()]
+    command = [str(pnnx), "m.onnx", f"inputshape={','.join(shapes)}", "fp16=0"]
+    subprocess.run(command, cwd=work, capture_output=True, check=False, timeout=300)
+    param, bin = work / "m.ncnn.param", work / "m.ncnn.bin"
+    if not param.exists() or not bin.exists():
+        return None
+    given = {key: array.shape for key, array in feeds.items()}
+    report = verify_net(path, param, bin, shapes=given, worker=worker, timeout=60)
+    if not report.ok:
+        return None
+    way = input_slots(None, feeds, [blob.name for blob in read_net(param, bin).graph.inputs])[0]
+    inputs = [Tensor(s.name, s.blob, feeds[s.name].shape, feeds[s.name].dtype.name, s.batch_axis) for s in way]
+    outputs = [Tensor(o.name, o.blob or "", (1,), "float32", 0) for o in report.outputs]
+    slots = Manifest(tuple(inputs), tuple(outputs), Source(None, 1), "pnnx", "", LayerCount(1, 1), ())
+    return Subject(name, path, load_model(path, shapes=given), param, bin, None, slots)
+
+
+def verified(
+    subject: Subject, param: Path, bin: Path, worker: NcnnWorker, on: str | None = None, mode: str = "fp32"
+) -> VerifyReport:
+    """What verification says about a net of the subject's model."""
+    return verify_net(
+        subject.model,
+        param,
+        bin,
+        manifest=subject.manifest,
+        shapes=subject.loaded.given,
+        worker=None if on else worker,
+        on=on,
+        modes=(mode,),
+        timeout=60,
+    )
+
+
+def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:
+    """What a fault that was missed changes on other inputs."""
+    manifest = subject.slots
+    worst = 0.0
+    sizes = {str(dim): 5 for info in subject.loaded.inputs for dim in info.shape if not isinstance(dim, int)}
+    runners = [NcnnRunner(*paths, worker=worker) for paths in ((subject.param, subject.bin), wrong)]
+    model_runner, rounding = OrtRunner(subject.model), Rounding(subject.model, (), {})
+    spreads: dict[Draw, Mapping[str, Array]] = {}
+
+    def spread(draw: Draw, name: str, shape: tuple[int, ...]) -> Array:
+        if draw not in spreads:
+            spreads[draw] = rounding.spread(fed[draw], model_runner.run(fed[draw]))
+        return spreads[draw][name].reshape(shape)
+
+    fed: dict[Draw, dict[str, Array]] = {}
+    draws = [Draw(1000 + number, scale) for scale in SCALES for number in numbers]
+    results: list[list[Mapping[str, Array | Failure]]] = []
+    for runner in runners:
+        results.append([])
+        for draw in draws:
+            swept = {entry.name: draw.seed * 97 for entry in manifest.inputs}
+            feeds = fed[draw] = draw_inputs(subject.loaded, sizes, draw=draw, swept=swept)
+            given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+            wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
+            results[-1].append(runner.extract(given, wanted))
+    for draw, expected, found in zip(draws, *results, strict=True):
+        for entry in manifest.outputs:
+            a, b = expected[entry.blob], found[entry.blob]
+            if isinstance(a, Failure):
+                continue
+            if isinstance(b, Failure) or a.shape != b.shape:
+                return "SERIOUS", f"fails at {draw}"
+            regular = np.abs(a) < INFINITE
+            others = regular != (np.abs(b) < INFINITE)
+            if others.any() and np.isfinite(spread(draw, entry.name, a.shape)[others]).any():
+                return "SERIOUS", f"special values at {draw}"
+            regular &= ~others
+            if not regular.any() or a.dtype != np.float32:
+                continue
+            error, largest = np.abs(a - b)[regular], max(float(np.abs(a[regular]).max()), 1e-20)
+            if error.max() >= SERIOUS * largest:
+                error = np.maximum(error - spread(draw, entry.name, a.shape)[regular], 0.0)
+            off = float(error.max() / largest)
+            if off >= SERIOUS:
+                return "SERIOUS", f"{off:.2g} at {draw}"
+            worst = max(worst, off)
+    return ("small" if worst > NO_EFFECT else "without effect"), f"{worst:.1g}"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """How faults are planted: up to `each` of a class in a net, up to `most` in a net.
+
+    `bisects` says that the faulty layer has to be named as well; `on` is the device for DEVICE_FAULTS, and `pnnx` makes
+    the nets.
+    """
+
+    worker: NcnnWorker
+    each: int = 1
+    seed: int = 0
+    most: int = sys.maxsize
+    bisects: bool = False
+    on: str | None = None
+    pnnx: Path | None = None
+
+    def run(self, chosen: Iterable[tuple[str, Any]]) -> Iterator[Planted]:
+        """Plant faults in the nets of models, and yield what becomes of each."""
+        for name, model in chosen:
+            with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+                try:
+                    subject = self.subject(name, model, Path(folder))
+                except (Error, subprocess.TimeoutExpired):
+                    continue
+                if subject is not None:
+                    yield from islice(self.faults(subject, Path(folder)), self.most)
+
+    def subject(self, name: str, model: Any, folder: Path) -> Subject | None:
+        """The right net."""
+        if self.pnnx is None:
+            return converted(name, model, folder, self.worker)
+        return converted_by_pnnx(name, model, folder, self.worker, self.pnnx)
+
+    def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
+        """All faults of a net; where there is a limit, of classes in a random order."""
+        kinds = [*FAULTS, *ADDED, DELETED, *(BROKEN if self.bisects else ()), *(DEVICE_FAULTS if self.on else ())]
+        if self.most < sys.maxsize:
+            np.random.default_rng([self.seed, *subject.name.encode()]).shuffle(kinds)
+        for kind in kinds:
+            rng = np.random.default_rng([self.seed, len(kind), *subject.name.encode()])
+            found = places(_graph(subject), kind)
+            for place in sorted(rng.choice(found, min(self.each, len(found)), replace=False)) if found else ():
+                if (planted := self.fault(subject, folder, kind, int(place), rng)) is not None:
+                    yield planted
+
+    def fault(self, subject: Subject, folder: Path, kind: str, place: int, rng: Rng) -> Planted | None:
+        """Plant one fault, and see whether it is caught; None where it can be none in this net."""
+        graph, paths = _graph(subject), (folder / "wrong.param", folder / "wrong.bin")
+        layers = sum(layer.type not in ("Input", "Split") for layer in graph)
+        on, mode = (self.on, DEVICE_FAULTS[kind][0]) if kind in DEVICE_FAULTS else (None, "fp32")
+        if kind == "renamed input" and subject.manifest is None:  # other converters' inputs may have any name
+            return None
+        change: Change | None = None
+        if kind in BROKEN:
+            change = BROKEN[kind](graph, rng)
+            if change is None:
+                return None
+            blamed, where = change[1], ", ".join(sorted(change[1]))
+        else:
+            before, name = {layer.name for layer in graph}, graph.layers[place].name
+            where = plant(graph, kind, place, rng)
+            blamed = {name, *({layer.name for layer in graph} - before)}
+        if on and not verified(subject, subject.param, subject.bin, self.worker, on, mode).ok:
+            return None
+        converter = "pnnx" if self.pnnx else "ours"
+        planted = Planted(kind, subject.name, where, "caught", layers=layers, converter=converter)
+        try:
+            write_net(graph, *paths)
+            if change is not None:
+                paths[0].write_text(change[0](paths[0].read_text()))
+            if self.bisects:
+                found = bisect(
+                    subject.model,
+                    *paths,
+                    manifest=subject.manifest,
+                    shapes=subject.loaded.given,
+                    on=on,
+                    modes=(mode,),
+                    timeout=60,
+                )
+                report = found.report
+                planted = replace(planted, detail=str(found.located), named=_named(found, blamed))
+            else:
+                report = verified(subject, *paths, self.worker)
+                planted = replace(planted, detail=report.outputs[0].message)
+        except Error as error:
+            return replace(planted, detail=str(error).splitlines()[0], named="NOT NAMED" if self.bisects else "")
+        if not report.ok:
+            return planted
+        outcome, detail = ("SERIOUS", "not seen") if on else verdict(subject, paths, self.worker, range(DRAWS_EACH))
+        return replace(planted, outcome=outcome, detail=detail, named="")
+
+
+def _named(found: Bisection, blamed: set[str]) -> str:
+    """Whether bisection named one of the layers that are to blame."""
+    located = found.located
+    if located is not None and blamed.issuperset(ref.name for ref in located.suspects):
+        return "named"
+    return "one of several" if located and any(ref.name in blamed for ref in located.suspects) else "NOT NAMED"
+
+
+def _graph(subject: Subject) -> Graph:
+    graph = read_net(subject.param, subject.bin).graph
+    infer_graph(graph)
+    return graph
+
+
+OUTCOMES = {
+    "caught": "caught",
+    "without effect": "without effect",
+    "small": "missed, below 1 %",
+    "SERIOUS": "missed, 1 % or more",
+}
+NAMED = ("named", "one of several", "NOT NAMED")

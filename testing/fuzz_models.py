@@ -1,0 +1,202 @@
+"""Random models converted, run and held against ONNX Runtime."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.api.convert import Conversion, Files, convert
+from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.errors import CrashError, Error, UnsupportedError
+from onnx2ncnn_opt.runtime.base import Failure, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verification.compare import compare
+from testing.random_models import NoFit, RandomModel, evaluate
+
+SECONDS = 20
+NOISE = 1e-6
+"""What ncnn's own exp, log and tanh are off by."""
+
+# Whose results are not rounded: they move, choose or count.
+EXACT = frozenset(
+    {
+        *("Abs", "ArgMax", "ArgMin", "Cast", "Ceil", "Clip", "Concat", "ConstantOfShape", "DepthToSpace", "Expand"),
+        *("Flatten", "Floor", "Gather", "GatherElements", "GatherND", "GlobalMaxPool", "Hardmax", "Identity", "Max"),
+        *("MaxPool", "Min", "Neg", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "Round"),
+        *("ScatterElements", "ScatterND", "Sign", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK"),
+        *("Transpose", "Trilu", "Unsqueeze", "Where"),
+    }
+)
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a model, and why."""
+
+    kind: str
+    reason: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it may never be."""
+        return self.kind.isupper()
+
+
+class Fuzzer:
+    """Judges models, with one process for ncnn."""
+
+    def __init__(self, folder: Path, worker: NcnnWorker) -> None:
+        self._folder, self._worker = folder, worker
+
+    def judge(self, model: RandomModel) -> Outcome:
+        """What becomes of a model without passes and with them."""
+        proto = model.proto()
+        for passes, packing in ((False, True), (True, False), (True, True)):
+            try:
+                conversion = convert(proto, optimize=passes)
+                files = conversion.save(self._folder / "net")
+            except UnsupportedError as error:
+                reasons = dict.fromkeys(f"{node.operator}: {node.reason}" for node in error.nodes)
+                return Outcome("refused", " & ".join(reasons))
+            how = "without passes" if not passes else "with passes" if packing else "with passes, without packing"
+            outcome = self._run(model, conversion, files, how, packing=packing)
+            if outcome.kind != "right":
+                return outcome
+        return self._is_stable(model, conversion, files)
+
+    def _run(
+        self, model: RandomModel, conversion: Conversion, files: Files, how: str, *, packing: bool = True
+    ) -> Outcome:
+        manifest = conversion.manifest()
+        runner = NcnnRunner(files.param, files.bin, exact=not packing, timeout=SECONDS, worker=self._worker)
+        for run, (feeds, expected) in enumerate(zip(model.feeds(), model.expected(), strict=True)):
+            given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
+            wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
+            at = f"{how}, at sizes {run}: " if len(model.feeds()) > 1 else f"{how}: "
+            try:
+                results = runner.extract(given, wanted)
+            except CrashError as error:
+                return Outcome("CRASH", f"{at}{error}")
+            for entry in manifest.outputs:
+                result = results[entry.blob]
+                if isinstance(result, Failure):
+                    return Outcome("CRASH" if result.crashed else "WRONG", f"{at}{entry.name}: {result.reason}")
+                found = difference(result, expected[entry.name])
+                if found and not _is_as_runtime(model, run, entry.name, result):
+                    kind = "ill-conditioned" if moves(model, run, entry.name, result) else "WRONG"
+                    return Outcome(kind, f"{at}{entry.name}: {found}")
+        return Outcome("right")
+
+    def _is_stable(self, model: RandomModel, conversion: Conversion, files: Files) -> Outcome:
+        again = convert(model.proto()).save(self._folder / "again")
+        if any(a.read_bytes() != b.read_bytes() for a, b in ((files.param, again.param), (files.bin, again.bin))):
+            return Outcome("UNSTABLE", "converted again it is another net")
+        is_open = any(not isinstance(size, int) for entry in conversion.inputs for size in entry.shape)
+        optimized = optimize(files.param, files.bin, fixed_shapes=not is_open)
+        if not optimized.applied:
+            return Outcome("right")
+        saved = optimized.save(self._folder / "optimized")
+        outcome = self._run(model, conversion, Files(saved.param, saved.bin, files.manifest), "after optimize")
+        # How many images there are at a time stands in no net, and decides which products are faster.
+        if outcome.kind == "right" and not any(port.batch_axis is not None for port in conversion.inputs):
+            return Outcome("UNSTABLE", f"optimize finds {optimized.applied[0]}")
+        return outcome
+
+
+def difference(result: Array, expected: Array) -> str:
+    """How an output differs from what is expected; empty if it does not."""
+    if result.shape != (expected.shape or (1,)):
+        return f"shape {list(result.shape)} for {list(expected.shape)}"
+    found = compare(result.reshape(expected.shape), expected)
+    return found.special or found.excess
+
+
+def _is_as_runtime(model: RandomModel, run: int, name: str, result: Array) -> bool:
+    """Whether ONNX Runtime says the same of the whole model, although not of its nodes one by one."""
+    whole = OrtRunner(model.proto().SerializeToString()).run(model.feeds()[run])
+    return not difference(result, whole[name])
+
+
+def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
+    """Whether rounding within the model changes an output by a third of what it differs by."""
+    expected = model.values[name][run]
+    if result.shape != (expected.shape or (1,)):
+        return False
+    error = _distance(result.reshape(expected.shape), expected)
+    for seed in range(3):
+        try:
+            moved = _distance(noisy(model, run, seed)[name], expected)
+        except NoFit:
+            continue
+        if moved >= error / 3:
+            return True
+    return False
+
+
+def _distance(a: Array, b: Array) -> float:
+    """The largest difference; infinite where one is NaN, as powers of a negative base are beside a whole exponent."""
+    return float(np.nan_to_num(np.abs(a.astype(np.float64) - b), nan=np.inf, posinf=np.inf).max())
+
+
+def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
+    """The values of a model whose every rounded number is another one nearby."""
+    rng = np.random.default_rng(seed)
+    known: dict[str, Array] = {**model.constants, **model.feeds()[run]}
+    for node in model.nodes:
+        for name, array in zip(node.output, evaluate(node, model.opset, known), strict=True):
+            is_rounded = array.dtype == np.float32 and node.op_type not in EXACT
+            noise = NOISE * rng.standard_normal(array.shape).astype(np.float32)
+            known[name] = array * (1 + noise) if is_rounded else array
+    return known
+
+
+def guarded(fuzzer: Fuzzer, model: RandomModel) -> Outcome:
+    """The outcome within the time that a model may take."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(3 * SECONDS)
+    try:
+        return fuzzer.judge(model)
+    except TimeoutError:
+        return Outcome("SLOW", f"more than {3 * SECONDS} seconds")
+    except Error as error:
+        return Outcome("WRONG", f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Outcome("TRACEBACK", traceback.format_exc(limit=-3).replace("\n", " | ")[-600:])
+    finally:
+        signal.alarm(0)
+
+
+def shrunk(fuzzer: Fuzzer, model: RandomModel, kind: str) -> RandomModel:
+    """The smallest part of a model, between values made inputs and one output, of which the same becomes."""
+
+    def fails(part: RandomModel) -> bool:
+        return bool(part.nodes) and guarded(fuzzer, part).kind == kind
+
+    made = [name for node in model.nodes for name in node.output]
+    for name in made:  # the first that is wrong
+        if fails(part := model.cut([name])):
+            model = part
+            break
+    else:
+        for name in list(model.outputs):
+            rest = [other for other in model.outputs if other != name]
+            if rest and fails(part := model.cut(rest)):
+                model = part
+    for name in made[::-1]:
+        if name not in model.outputs and fails(part := model.cut(model.outputs, [name])):
+            model = part
+    return model

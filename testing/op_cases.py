@@ -1,0 +1,105 @@
+"""Operator fixtures: Markdown files whose headings are cases, with models as text (see fixtures/ops/README.md)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "ops"
+
+_SECTION = re.compile(r"^## ", re.MULTILINE)
+_MODEL = re.compile(r"^```onnx\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_RESULT = re.compile(r"^```param\n(.*?)^```$|^refused: ([^\n]*)$", re.MULTILINE | re.DOTALL)
+_OPTION = re.compile(r"^(sizes|values|integers): (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One heading of a fixture file: a model, and the net or the refusal that comes of it."""
+
+    file: str
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.title}"
+
+    @property
+    def result(self) -> str:
+        """The expected result as it stands in the file; empty where there is none yet."""
+        found = _RESULT.search(self.text)
+        return found.group(0) if found else ""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The lines `sizes: ...`, `values: ...` and `integers: ...`."""
+        return dict(_OPTION.findall(self.text))
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """Values for the symbolic sizes, one run each; one empty dictionary where there are none."""
+        runs = self.options.get("sizes", "").split(";")
+        return [{name: int(size) for name, size in (pair.split("=") for pair in run.split())} for run in runs]
+
+    def model(self) -> onnx.ModelProto:
+        """The model; declared tensors that nothing makes are weights, random ones."""
+        found = _MODEL.search(self.text)
+        assert found, f"{self} has no model"
+        opset, body = found.group(1).split("\n", 1)
+        assert opset.startswith("opset "), f"{self}: the model begins with 'opset', not '{opset}'"
+        head = f'<ir_version: 10, opset_import: ["": {int(opset.split()[1])}]> net '
+        model = onnx.parser.parse_model(head + body)
+        known = {tensor.name for tensor in model.graph.initializer}
+        known.update(name for node in model.graph.node for name in node.output)
+        rng = np.random.default_rng(7)
+        for value in [value for value in model.graph.value_info if value.name not in known]:
+            model.graph.initializer.append(numpy_helper.from_array(_weight(rng, value), value.name))
+            model.graph.value_info.remove(value)
+        return model
+
+    def feeds(self, model: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
+        """Inputs: normal random numbers, integers and bools 0 and 1; or the numbers of the case over and over."""
+        rng = np.random.default_rng(3)
+        return {value.name: self._feed(rng, value, sizes) for value in model.graph.input}
+
+    def _feed(self, rng: np.random.Generator, value: onnx.ValueInfoProto, sizes: dict[str, int]) -> Any:
+        tensor = value.type.tensor_type
+        shape = [dim.dim_value or sizes[dim.dim_param] for dim in tensor.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if dtype.kind in "iub":
+            if "integers" in self.options:
+                return np.resize([int(number) for number in self.options["integers"].split()], shape).astype(dtype)
+            return rng.integers(0, 2, shape).astype(dtype)
+        array = rng.standard_normal(shape)
+        if "values" in self.options:
+            array = np.resize([float(number) for number in self.options["values"].split()], shape)
+        return array.astype(dtype)
+
+    def updated(self, result: str) -> str:
+        """The case's text with another result."""
+        return f"{_RESULT.sub('', self.text).rstrip()}\n\n{result}\n\n"
+
+
+def _weight(rng: np.random.Generator, value: onnx.ValueInfoProto) -> Any:
+    tensor = value.type.tensor_type
+    shape = [dim.dim_value for dim in tensor.shape.dim]
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    if value.name in ("var", "positive"):
+        return rng.uniform(0.5, 2, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def load_cases() -> Iterator[Case]:
+    """All cases of all files."""
+    for path in sorted(FOLDER.glob("*.md")):
+        if path.stem != "README":
+            _, *sections = _SECTION.split(path.read_text(encoding="utf-8"))
+            for section in sections:
+                yield Case(path.stem, *section.split("\n", 1))
