@@ -546,7 +546,11 @@ def _record(
         outputs=tuple(Output(o.name, o.status, o.message, o.max_abs, o.max_rel, o.cosine, o.mode) for o in reports),
         modes=tuple(run.verdicts),
         timing=_timing(run),
-        errors=f"Not all is known: {run.problem}" if run.problem else errors if run.verdicts else "",
+        errors=f"Errors and times are not known, or not all: {run.problem}"
+        if run.problem
+        else errors
+        if run.verdicts
+        else "",
         **sides,
     )
 

@@ -402,7 +402,8 @@ function costs(view) {
   view.listeners.push((side, at, by) => { if (by !== widget) widget.fix(side === "after" ? at : -1); });
   return section("costs", "Error and cost of each layer",
     h("p", {class: "quiet"}, "Layers from left to right, in the order of the file."),
-    net.errors || net.timing ? h("details", {class: "quiet"}, h("summary", {}, "How this was measured"), [net.errors, net.timing].filter(Boolean).map(text => h("p", {}, text))) : null,
+    !net.modes.length && net.errors ? h("p", {}, net.errors) : null,
+    net.modes.length && (net.errors || net.timing) ? h("details", {class: "quiet"}, h("summary", {}, "How this was measured"), [net.errors, net.timing].filter(Boolean).map(text => h("p", {}, text))) : null,
     widget.element, widget.readout);
 }
 

@@ -18,6 +18,9 @@ from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 
 Feeds = Mapping[str, Feed]
 
+# A blob that is off by no more, relative to a value's largest element, is taken for that value.
+_ALIKE = 3e-2
+
 
 @dataclass(frozen=True)
 class LayerRun:
@@ -80,6 +83,8 @@ def run_layers(
                 runner = NcnnRunner(param, bin, worker=worker, mode=mode, timeout=timeout, threads=None)
                 feeds, verdicts[mode] = _likeliest(runner, graph, ways, reference, in_mode(mode, reference.tolerance))
                 ways = [feeds]
+                known = {name: verdict.value for name, verdict in verdicts[mode].items() if verdict.value is not None}
+                reference = replace(reference, names={**known, **reference.names})
             step("ncnn computes the net blob by blob, to time it")
             names = inner_blobs(graph)
             times = NcnnRunner(param, bin, worker=worker, mode=modes[0], timeout=timeout).time_blobs(feeds, names)
@@ -100,15 +105,7 @@ def _likeliest(
             results = extract_all(runner, graph, feeds)
         except UsageError:  # an array that no Mat can hold
             continue
-        verdicts = {
-            name: _in_any_order(
-                judge(result, _value_name(name, reference), reference.values, sizes, tolerance),
-                result,
-                reference.values,
-                tolerance,
-            )
-            for name, result in results.items()
-        }
+        verdicts = {name: _verdict(name, result, reference, sizes, tolerance) for name, result in results.items()}
         found.append((sum(verdict.status == "right" for verdict in verdicts.values()), feeds, verdicts))
     if not found:
         raise RunError("no Mat can hold the inputs")
@@ -116,11 +113,29 @@ def _likeliest(
     return feeds, verdicts
 
 
-def _in_any_order(
-    verdict: Verdict, result: Array | Failure, values: Mapping[str, Array], tolerance: Tolerance
+def _verdict(
+    blob: str,
+    result: Array | Failure,
+    reference: Reference,
+    sizes: Mapping[int, Sequence[str]],
+    tolerance: Tolerance,
 ) -> Verdict:
+    """A blob against its value; one that is off by more than is allowed is still held against the value it is like."""
+    named = _value_name(blob, reference)
+    verdict = judge(result, named, reference.values, sizes, tolerance)
+    if verdict.status == "right" or isinstance(result, Failure):
+        return verdict
+    wide = replace(tolerance, relative=max(tolerance.relative, _ALIKE), slices=False)
+    alike = judge(result, named, reference.values, sizes, wide)
+    if alike.status == "right" and alike.difference is not None:
+        message = verdict.message or f"off by up to {alike.difference.max_abs:.3g}"
+        return Verdict("wrong", message, alike.value, alike.difference)
+    return _in_any_order(verdict, result, reference.values, tolerance)
+
+
+def _in_any_order(verdict: Verdict, result: Array, values: Mapping[str, Array], tolerance: Tolerance) -> Verdict:
     """The verdict on a blob, which is "reordered" where it has the value's numbers, but in no order of its axes."""
-    if verdict.status != "wrong" or verdict.value is None or isinstance(result, Failure):
+    if verdict.status != "wrong" or verdict.value is None:
         return verdict
     value = values[verdict.value]
     if value.size != result.size or value.dtype.kind != "f":

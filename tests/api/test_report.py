@@ -11,6 +11,10 @@ import onnx2ncnn_opt
 from onnx2ncnn_opt.api.report import make_report, report_conversion, report_optimized
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.report.record import NetRecord
+from onnx2ncnn_opt.verification import layers
+from onnx2ncnn_opt.verification.blobs import by_size
+from onnx2ncnn_opt.verification.compare import DEFAULT
+from onnx2ncnn_opt.verification.layers import Reference
 
 # A ReLU that goes into the convolution, and a Swish that is none, because the Sigmoid is used elsewhere.
 SMALL = (
@@ -120,6 +124,31 @@ def test_a_net_of_another_converter_is_beside_the_models_nodes(model: Path, tmp_
     assert net.before[3].reads == (1, 2)
     assert net.rows == ((0, None), (None, 0), (1, 1), (2, 2), (3, 3), (4, 4))
     assert net.after[1].origin == ("relu",)
+
+
+def test_a_layer_that_is_off_is_held_against_the_value_that_it_is_like(model: Path, tmp_path: Path) -> None:
+    files = onnx2ncnn_opt.convert(model, shapes={"x": [1, 3, 8, 8]}).save(tmp_path / "net")
+    files.manifest.unlink()
+    files.param.write_text(files.param.read_text().replace(" r", " 7").replace(" s", " 8"))
+    data = bytearray(files.bin.read_bytes())
+    data[4:8] = np.float32(0.504).tobytes()  # instead of 0.5
+    files.bin.write_bytes(data)
+    (net,) = make_report(model, files.param, shapes={"x": [1, 3, 8, 8]}).records
+    error = net.after[1].errors["fp32"]
+    assert (net.verdict, error.status, error.value) == ("wrong", "wrong", "r")
+    assert error.max_rel is not None
+    assert 1e-3 < error.max_rel < 2e-2
+    assert net.rows[2] == (1, 1)
+
+
+def test_the_same_numbers_in_another_order() -> None:
+    value = np.random.default_rng(0).standard_normal((1, 2, 3, 4, 5)).astype(np.float32)
+    moved = np.ascontiguousarray(value.reshape(6, 4, 5).transpose(2, 1, 0).reshape(3, 40)[::-1])  # no order of its axes
+    reference = Reference({"v": value}, DEFAULT)
+    found = layers._verdict("v", moved, reference, by_size(reference.values), DEFAULT)
+    assert (found.status, found.value) == ("reordered", "v")
+    other = layers._verdict("v", moved + 1, reference, by_size(reference.values), DEFAULT)
+    assert (other.status, other.value) == ("wrong", "v")
 
 
 def test_a_net_that_is_none(model: Path, tmp_path: Path) -> None:
