@@ -20,7 +20,7 @@ from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
-# Their output is in 32 bits whatever the options are: nothing converts what a program feeds, or a file holds.
+# Their output is in 32 bits on a CPU, whatever the options are: nothing converts what a program feeds, or a file holds.
 SOURCES = frozenset({"Input", "MemoryData"})
 # Layers that take their weights as fp16 wherever they take their input so.
 _HALF_WEIGHTS = frozenset(
@@ -136,6 +136,8 @@ def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
 def _in_32_bits(graph: Graph, blob: Blob, entries: dict[Blob, Blob], names: set[str]) -> Blob:
     producer = blob.producer
     if producer is None or producer.type in SOURCES or producer["featmask"] & Feature.NO_FP16_STORAGE:
+        if producer is not None and producer.type == "MemoryData":  # which a GPU has in 16 bits
+            producer.params["featmask"] = producer["featmask"] | int(Feature.NO_VULKAN)
         return blob
     if producer.type == "Dropout" and producer["featmask"] & Feature.NO_VULKAN:
         return blob
