@@ -171,7 +171,7 @@ class _Judgement:
         self.cost("size", size, before.size if before else None)
         is_wrong = any(m.status == "failed" and m.what not in ("layers", "size") for m in self.measurements)
         is_same = before is not None and self.is_same(before)
-        if before and not is_wrong:
+        if before:
             self.changes = Changes() if is_same else self.compared(graph)
         ran: dict[str, Any] = {}
         if is_wrong:

@@ -8,13 +8,13 @@ from typing import Any
 
 from onnx2ncnn_opt.report.console import Block, Table, printable
 
-_NOTHING, _SAME = "-", "(=)"
+_NOTHING, _SAME = "-", "="
 
 
 def check_blocks(found: Mapping[str, Any]) -> list[Block]:
     """The fields of a CheckResult as a table, and lines about what failed and changed."""
     models: Sequence[Mapping[str, Any]] = found["models"]
-    columns, rows = check_rows(models)
+    columns, rows = _rows(models, _short)
     blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
     for model in models:
         blocks += [f"{kind}: {model['name']}: {text}" for kind, text in details(model)]
@@ -27,18 +27,47 @@ def model_line(model: Mapping[str, Any]) -> str:
     return f"{model['name']}: {_verdict(model)} ({model['seconds']:.0f} s)"
 
 
-def check_rows(models: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """A header, and a row for each model: what was measured, and how it was in the baseline."""
+Form = Callable[[str, float, float | None], str]
+
+
+def _rows(models: Sequence[Mapping[str, Any]], form: Form) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """A header, and a row for each model: what was measured."""
     modes = dict.fromkeys(m["mode"] for model in models for m in model["measurements"] if m["what"] == "accuracy")
     keys = [*(("accuracy", mode) for mode in modes), *((what, "") for what in _COSTS)]
     columns = ("model", "result", *(f"error {mode}" for mode in modes), *_COSTS)
     rows = []
     for model in models:
         measured = {(m["what"], m["mode"]): m for m in model["measurements"]}
-        same = _SAME if model["changes"] and not model["changes"]["files"] else _NOTHING
-        cells = (_cell(measured.get(key), same if key[0] in _COSTS else _NOTHING) for key in keys)
+        is_same = model["changes"] is not None and not model["changes"]["files"]
+        cells = (_cell(measured.get(key), is_same and key[0] in _COSTS, form) for key in keys)
         rows.append((model["name"], _verdict(model), *cells))
     return columns, tuple(rows)
+
+
+def _cell(measurement: Mapping[str, Any] | None, is_same: bool, form: Form) -> str:
+    if measurement is None or measurement["measured"] is None:
+        return _SAME if is_same else _NOTHING
+    mark = "" if measurement["status"] == "ok" else " !"
+    return form(measurement["what"], measurement["measured"], measurement["baseline"]) + mark
+
+
+def _full(what: str, measured: float, baseline: float | None) -> str:
+    """A number, and how it changed."""
+    text = _FORMS.get(what, _exponent)(measured)
+    return text if what not in _COSTS or not baseline else f"{text} ({_change(measured, baseline)})"
+
+
+def _short(what: str, measured: float, baseline: float | None) -> str:
+    """What is new: a number, or how it changed. All columns fit into a terminal so."""
+    if what not in _COSTS or not baseline:
+        return _full(what, measured, baseline)
+    if what == "layers":
+        return f"{measured:g}" if measured == baseline else f"{measured:g} ({measured - baseline:+g})"
+    return _change(measured, baseline)
+
+
+def _change(measured: float, baseline: float) -> str:
+    return _SAME if measured == baseline else f"{measured / baseline - 1:+.1%}"
 
 
 def details(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -65,7 +94,7 @@ def failure_text(measurement: Mapping[str, Any]) -> str:
 
 def check_markdown(found: Mapping[str, Any]) -> str:
     """The table and the lines as GitHub's step summaries take them."""
-    columns, rows = check_rows(found["models"])
+    columns, rows = _rows(found["models"], _full)
     lines = ["## ncnn nets", ""]
     lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"] if rows else []
     lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
@@ -126,18 +155,6 @@ def _verdict(model: Mapping[str, Any]) -> str:
     if model["exit_code"]:
         return "FAILED"
     return "recorded" if model["recorded"] else "ok"
-
-
-def _cell(measurement: Mapping[str, Any] | None, unknown: str) -> str:
-    """A number, and how it changed."""
-    if measurement is None or measurement["measured"] is None:
-        return unknown
-    what, measured, baseline = measurement["what"], measurement["measured"], measurement["baseline"]
-    text = _FORMS.get(what, _exponent)(measured)
-    if what in _COSTS and baseline:
-        ratio = measured / baseline
-        text += f" {_SAME}" if measured == baseline else f" ({ratio - 1:+.1%})"
-    return text + ("" if measurement["status"] == "ok" else " !")
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -155,7 +155,11 @@ def test_thresholds_of_accuracy(project: Path) -> None:
     weight = dict(conv.weights.stored_items())["weight_data"].array * np.float32(1.004)
     graph.replace(conv, conv.having(weights={"weight_data": weight}))
     save_graph(graph, project / "nets", "a")
-    assert failed(by_name(check(file))["a"]) == ["accuracy fp32"]
+    wrong = by_name(check(file))["a"]
+    assert failed(wrong) == ["accuracy fp32"]
+    assert wrong.changes is not None
+    assert wrong.changes.changed == {"Convolution": 1}
+    assert measured(wrong, "latency").message == "the net is wrong"
     file.write_text(file.read_text() + "thresholds = { accuracy = 0.01 }\n")
     assert check(file).ok
     file.write_text(file.read_text().replace("0.01", "0.001"))

@@ -51,8 +51,8 @@ def test_on_a_terminal(found: dict[str, Any]) -> None:
     assert isinstance(table, Table)
     assert table.columns == ("model", "result", "error fp32", "layers", "size", "latency", "memory")
     assert table.rows == (
-        ("models/right", "ok", "1.0e-06", "10 (=)", "1.01 MB (+1.0%)", "-", "-"),
-        (EVIL, "FAILED", "-", "-", "-", "3.5 ms (+75.0%) !", "-"),
+        ("models/right", "ok", "1.0e-06", "10", "+1.0%", "-", "-"),
+        (EVIL, "FAILED", "-", "-", "-", "+75.0% !", "-"),
         ("models/none", "FAILED", "-", "-", "-", "-", "-"),
     )
     assert lines == [
