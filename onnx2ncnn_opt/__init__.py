@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from onnx2ncnn_opt.version import __version__
+
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.bisect import bisect, bisect_passes
     from onnx2ncnn_opt.api.convert import Conversion, Files, convert
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.verify import verify
     from onnx2ncnn_opt.regression.run import check
     from onnx2ncnn_opt.runtime.net import Net
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Conversion",

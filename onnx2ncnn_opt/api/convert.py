@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt import __version__, entry_points, passes
+from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import (
     ConversionError,
     Error,
@@ -39,6 +39,7 @@ from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_sto
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
+from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from onnx2ncnn_opt import __version__, entry_points
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.releases import NEWEST
@@ -25,6 +25,7 @@ from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import cut_model, reads
 from onnx2ncnn_opt.verification.alignment import in_order, natural, squeezed
 from onnx2ncnn_opt.verification.verify import VerifyReport
+from onnx2ncnn_opt.version import __version__
 
 
 @dataclass(frozen=True)

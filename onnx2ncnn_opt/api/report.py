@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from onnx2ncnn_opt import __version__, entry_points
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimised
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.optimize import Optimized, Verification, infer_net
@@ -58,6 +58,7 @@ from onnx2ncnn_opt.verification.verify import (
     load_converted,
     tolerance_of,
 )
+from onnx2ncnn_opt.version import __version__
 
 Step = Callable[[str], None]
 

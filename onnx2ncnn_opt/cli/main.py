@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import click
 
-from onnx2ncnn_opt import __version__
 from onnx2ncnn_opt.cli.bisect import bisect
 from onnx2ncnn_opt.cli.check import check
 from onnx2ncnn_opt.cli.convert import convert
@@ -26,6 +25,7 @@ from onnx2ncnn_opt.cli.report import report
 from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.cli.watchdog import watch
 from onnx2ncnn_opt.errors import Error, Stop
+from onnx2ncnn_opt.version import __version__
 
 PROGRAM = "onnx2ncnn-opt"
 _COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set

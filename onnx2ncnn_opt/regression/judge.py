@@ -14,7 +14,7 @@ from math import inf, isinf
 from pathlib import Path
 from typing import Any
 
-from onnx2ncnn_opt import __version__, entry_points
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
@@ -33,6 +33,7 @@ from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.latency import Latency, in_turns
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.verify import OutputReport, any_feeds, net_feeds, tolerance_of, verify_net
+from onnx2ncnn_opt.version import __version__
 
 REQUEST, RESULT = "request.pickle", "result.json"
 _TIMES = 3  # a latency that is too long is measured so often: it may have been the machine

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from onnx2ncnn_opt import __version__
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
 from onnx2ncnn_opt.regression.baseline import Place, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
 from onnx2ncnn_opt.regression.processes import Ended, Processes
 from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
+from onnx2ncnn_opt.version import __version__
 
 _RUNS = 20  # of a net, each of which has its own time limit, before a process is taken to hang
 _OURS = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")

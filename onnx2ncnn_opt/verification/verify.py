@@ -144,6 +144,7 @@ class VerifyOptions(TypedDict, total=False):
     on: str | None
     modes: Sequence[str]
     worker: NcnnWorker | None
+    explain: bool
     step: Callable[[str], None]
 
 
