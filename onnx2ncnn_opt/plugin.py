@@ -25,7 +25,16 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, Sizes, Tensor, Tensors, Value
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import Replacement, attempt, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import (
+    Replacement,
+    attempt,
+    fixed_shape,
+    fixed_size,
+    graph_pass,
+    known_shape,
+    require,
+    rewrite,
+)
 
 __all__ = [
     "CUSTOM",
@@ -63,7 +72,10 @@ __all__ = [
     "WeightSpec",
     "attempt",
     "custom_layer",
+    "fixed_shape",
+    "fixed_size",
     "graph_pass",
+    "known_shape",
     "onnx_op",
     "op",
     "parse_params",

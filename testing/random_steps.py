@@ -890,7 +890,7 @@ EVERYTHING: tuple[Step, ...] = (
 
 
 def random_model(seed: int, number: int, *, is_open: bool | None = None) -> RandomModel:
-    """Model `number` of a seed, of a few kinds of steps, so that these meet often; every third has open sizes.
+    """Model `number` of a seed, of a few kinds of steps, so that these meet often; every third has dynamic sizes.
 
     Every fifth is of guards, mostly over rows of any length.
     """

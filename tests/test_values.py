@@ -104,7 +104,7 @@ def test_values_take_the_inputs_type_and_shape(declared: str, value: Any, held: 
         ("int64[2]", "16000", "has to be a number"),
         ("int64[2]", [], "has to be a number"),
         ("int64[2]", [[1], [2, 3]], "not an array"),
-        ("int64[2, n]", 1, "size n is open"),
+        ("int64[2, n]", 1, "size n is dynamic"),
         ("int64[100000, 100000]", 1, "too large"),
     ],
 )

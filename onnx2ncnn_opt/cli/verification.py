@@ -31,7 +31,7 @@ def output_rows(outputs: Sequence[OutputReport]) -> list[OutputRow]:
 
 
 def output_sizes(report: VerifyReport) -> list[str]:
-    """The open sizes of the runs, as the report shows them."""
+    """The dynamic sizes of the runs, as the report shows them."""
     from onnx2ncnn_opt.verification.verify import sizes_text
 
     return [sizes_text(sizes) for sizes in report.sizes]

@@ -67,7 +67,7 @@ def _input(graph: Graph, name: str, blob: Blob) -> Blob:
 
 
 def input_params(shape: Shape | None) -> dict[str, int]:
-    """The parameters of an Input of this shape; none where a size is open."""
+    """The parameters of an Input of this shape; none where a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return {}
     return by_axis(known(shape))

@@ -40,7 +40,7 @@ class Memory:
 
 
 def blob_bytes(shape: Shape | None) -> int | None:
-    """The bytes of a float32 Mat; channels start at multiples of 16 bytes. None where a size is open."""
+    """The bytes of a float32 Mat; channels start at multiples of 16 bytes. None where a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
     sizes = [size for size in shape if isinstance(size, int)]
@@ -62,7 +62,7 @@ def _sizes(graph: Graph) -> dict[Blob, int | None]:
 def lower_peak(graph: Graph) -> list[Layer]:
     """Exchange operands where that lowers the peak and cannot change a bit; returns the layers that were changed.
 
-    Only sums, products and differences of two blobs of equal shape are exchanged. Nothing is done where sizes are open.
+    Only sums, products and differences of two blobs of equal shape are exchanged, and none where sizes are dynamic.
     """
     changed: dict[Layer, None] = {}
     sizes = _sizes(graph)

@@ -10,7 +10,7 @@ annotation of an input says is checked before the function runs:
     v: Value              a tensor, constant or not, the function looks itself
     c: Constant           must be constant; arrives with shape and type
     s: Tensors            a sequence of tensors
-    i: Item               any of them, open sizes included
+    i: Item               any of them, dynamic sizes included
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 

@@ -74,7 +74,7 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """A tensor known up to the model's open sizes: Shape and its like, Range, zeros of a shape.
+    """A tensor known up to the model's dynamic sizes: Shape and its like, Range, zeros of a shape.
 
     `cells` are its elements, `Dim`s or numbers. They broadcast to `shape`: along an axis on which they have size 1 they
     are all the same, but for the `place` of the axis in them (a Range over n is the one cell ``#0``, and its shape n).
@@ -102,7 +102,7 @@ class Tensors:
 
 
 Item: TypeAlias = Operand | Tensors
-"""An operand of any kind, sequences and open sizes included."""
+"""An operand of any kind, sequences and dynamic sizes included."""
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:

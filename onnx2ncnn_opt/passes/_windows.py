@@ -93,7 +93,7 @@ def _pad_mode(layer: Layer) -> int:
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:
-    """The windows of a convolution, outermost axis first; refused where sizes are open, or pads not understood."""
+    """The windows of a convolution, outermost axis first; refused where sizes are dynamic, or pads not understood."""
     x, mode, axes = layer.inputs[0], _pad_mode(layer), axes_of(layer)
     known_shape(x, len(axes) + 1)
     found = []

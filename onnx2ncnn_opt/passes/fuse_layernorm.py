@@ -62,7 +62,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     time.
     """
     shape = known_shape(x)
-    require(len(shape) in _BEHIND, f"'{x.name}' has not channels and places")
+    require(len(shape) in _BEHIND, f"'{x.name}' does not have channels and places")
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == (0,), f"'{reduction.name}' is not over the channels")
     channels = fixed_size(x, 0)

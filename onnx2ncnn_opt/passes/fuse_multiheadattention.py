@@ -77,7 +77,7 @@ def _match(root: Layer) -> Replacement | None:
         return Replacement(tuple(layers), takes={root: new})
     x, gate = gemms[1].input, core.gate
     fits = x.shape is not None and (gate.shape, gate.batch) == ((x.shape[0], 1), x.batch)
-    require(fits, f"'{gate.name}' has not one number for each key")
+    require(fits, f"'{gate.name}' does not have one number for each key")
     out = Blob(f"{x.name}_gate", x.shape, x.batch)
     gated = Layer("BinaryOp", f"{root.name}_gate", [x, gate], [out], {"op_type": BinaryOp.MUL})
     new = new.having(inputs=[gemms[0].input, gated.output, gemms[2].input, new.inputs[-1]])
@@ -102,7 +102,7 @@ def _attention(root: Layer, core: _Core, merged: _Trace, qkv: tuple[_Trace, ...]
     out[:, columns] = last.weight
     inputs = [gemm.input for gemm in gemms]
     widths = [linear.weight.shape[1] for linear in linears]
-    require(last.weight.shape[0] == widths[0], "the result has not the width of the queries")
+    require(last.weight.shape[0] == widths[0], "the result does not have the width of the queries")
     weights: dict[str, Array] = {}
     for name, (weight, bias) in zip("qkv", linears, strict=True):
         weights |= {f"{name}_weight_data": weight, f"{name}_bias_data": bias}

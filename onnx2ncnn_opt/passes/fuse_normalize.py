@@ -93,7 +93,7 @@ def fuse_normalize_mul(norm: Layer, scale: Layer, constant: Layer | None = None)
     else:
         require_own_weights(scale)
         factors = scale.weights["scale_data"].astype(np.float64)
-        require(len(factors) == channels, f"'{scale.name}' has not one factor for each channel")
+        require(len(factors) == channels, f"'{scale.name}' does not have one factor for each channel")
     data = stored(norm, "scale_data", own * factors)
     return norm.having(channel_shared=None, scale_data_size=channels, weights={"scale_data": data})
 

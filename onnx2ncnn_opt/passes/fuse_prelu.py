@@ -35,7 +35,7 @@ def sloped(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: float =
     else:
         require_own_weights(scale)
         values = scale.weights["scale_data"].astype(np.float64)
-        require(len(values) == channels, f"'{scale.name}' has not one factor for each channel")
+        require(len(values) == channels, f"'{scale.name}' does not have one factor for each channel")
     weights = {"slope_data": (sign * values).astype(np.float32)}
     return Layer("PReLU", name, [x], (), {"num_slope": channels}, weights)
 

@@ -183,7 +183,7 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
         return None
     width = blob.shape[-1] if blob.shape else None
     scale = sdpa["scale"] or (width**-0.5 if isinstance(width, int) else None)
-    require(scale is not None, f"the scale depends on the width of '{blob.name}', which is open")
+    require(scale is not None, f"the scale depends on the width of '{blob.name}', which is dynamic")
     assert scale is not None
     inputs = [scaling.input if b is scaling.output else b for b in sdpa.inputs]
     new = sdpa.having(inputs=inputs, scale=one_factor(scale, factor(scaling)))

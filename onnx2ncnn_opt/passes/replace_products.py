@@ -57,7 +57,7 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     require(block.is_float, f"'{constant.name}' holds no floats")
     require(len(matrix) == 2, f"'{constant.name}' is not a matrix")
     n, k = matrix if matmul["transB"] else matrix[::-1]
-    require(inputs == k, f"the rows of '{x.name}' have not {k} elements")
+    require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
     few = isinstance(rows, int) and rows <= _FEW_ROWS
     require(few or k * n >= _LARGE, f"MatMul is no slower with {k} x {n} constants")
     return _gemm(matmul, x, n, k, block, None, trans_b=matmul["transB"])
@@ -86,7 +86,7 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
     _, inputs = _matrix(x)
     linear = linear_of(gemm)
     n, k = linear.weight.shape
-    require(inputs == k, f"the rows of '{x.name}' have not {k} elements")
+    require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
     as_it_is = gemm["transB"] and gemm["alpha"] == 1
     weights: dict[str, Array | Weight] = {
         "weight_data": gemm.weights.stored("B_data") if as_it_is else stored(gemm, "B_data", linear.weight).reshape(-1)

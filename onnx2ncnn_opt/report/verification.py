@@ -47,7 +47,7 @@ def latency_lines(latency: LatencyRow | None, other: str) -> list[str]:
 
 
 def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[str]:
-    """The open sizes that the net was run at, where it has any.
+    """The dynamic sizes that the net was run at, where it has any.
 
     `others_refused` says that a single run is one of several, which ONNX Runtime did not take.
     """

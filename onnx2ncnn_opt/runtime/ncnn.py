@@ -83,7 +83,7 @@ class NcnnWorker:
         self._sent = set()
 
     def start(self) -> Child:
-        """The process; raises UsageError where it cannot be had, or has not what it needs."""
+        """The process; raises UsageError where it cannot be had, or does not have what it needs."""
         if self._child is not None:
             return self._child
         target = self.target

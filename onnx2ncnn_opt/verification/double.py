@@ -42,9 +42,9 @@ class InDouble:
     """The model in float64, of `outputs` if there are any: `data`, and the operators that stay `single`.
 
     Its inputs have the types that they had, its outputs are float64 where they were floats. Convolutions and average
-    pooling, which ONNX Runtime has not in float64, become products of slices. Operators that it has not are computed in
-    float32; `single` are those of them that add up numbers, whose rounding errors stay. Raises RunError for a model
-    that cannot be rewritten, with the reason.
+    pooling, which ONNX Runtime does not have in float64, become products of slices. Other operators that it does not
+    have are computed in float32; `single` are those of them that add up numbers, whose rounding errors stay. Raises
+    RunError for a model that cannot be rewritten, with the reason.
     """
 
     def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:

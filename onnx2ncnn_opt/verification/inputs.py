@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Total(NamedTuple):
-    """An open size that is the sum of others."""
+    """A dynamic size that is the sum of others."""
 
     name: str
     parts: tuple[str, str]

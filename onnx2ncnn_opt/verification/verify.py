@@ -48,7 +48,7 @@ from onnx2ncnn_opt.verification.rounding import Rounding
 # because the net has no such blob, the model itself gives no number, ncnn refused the net, or died on it.
 Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
 
-# A net of open sizes has to be right at two values of each.
+# A net of dynamic sizes has to be right at two values of each.
 _SIZES_EACH = 2
 _MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
 
@@ -91,7 +91,7 @@ class OutputReport:
 class VerifyReport:
     """All outputs, in the model's order, in each mode; `seed` is the first of the inputs, None where they were given.
 
-    `sizes` are the open sizes that it was run at, one entry for a net that has none, and `draws` the inputs at these
+    `sizes` are the dynamic sizes that it was run at, one entry for a net that has none, and `draws` the inputs at these
     sizes, in turns. `notes` are things about the model that the reader should know. An output's numbers are the largest
     of all runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
     `wrong` is the first mode and the inputs by name with which an output was wrong, None where none was. `manifest` is
@@ -368,7 +368,7 @@ def net_feeds(
 
 @dataclass(frozen=True)
 class _Run:
-    """What the model makes of inputs at some open sizes."""
+    """What the model makes of inputs at some dynamic sizes."""
 
     sizes: Mapping[str, int]
     draw: Draw | None
@@ -382,7 +382,7 @@ class _Run:
 def _drawn_runs(
     model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, step: Callable[[str], None]
 ) -> Iterator[_Run]:
-    """Runs at two values of every size that is open in the net, or at one where ONNX Runtime takes no others.
+    """Runs at two values of every size that is dynamic in the net, or at one where ONNX Runtime takes no others.
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
@@ -421,7 +421,7 @@ def _is_small(model: LoadedModel, feeds: Mapping[str, Array]) -> bool:
 
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[_Run]:
-    """A run at each of the values of the open sizes, see `_drawn_runs`."""
+    """A run at each of the values of the dynamic sizes, see `_drawn_runs`."""
     batches = _open_batches(model, manifest)
     open_names = list(open_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
@@ -515,7 +515,7 @@ def worst_of(reports: Sequence[OutputReport]) -> OutputReport:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Open sizes as people read them."""
+    """Dynamic sizes as people read them."""
     return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 

@@ -4,7 +4,7 @@
     python -m scripts.measure.compare_pnnx
 
 Both nets are judged by the same verification, without
-a manifest, on the same inputs; pnnx is told not to write float16 weights, and the sizes of open axes.
+a manifest, on the same inputs; pnnx is told not to write float16 weights, and the sizes of dynamic axes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m scripts.measure.pnnx FOLDER --pnnx PATH/TO/pnnx [--keep FOLDER] [--only TEXT] [--seconds S] [--no-verify]
 
-FOLDER has the ONNX models; where sizes are open, an .npz beside a model has arrays in_0, in_1, ... of shapes to use.
+FOLDER has the ONNX models; where sizes are dynamic, an .npz beside a model has arrays in_0, in_1, ... of shapes to use.
 Latency is CPU time of one thread, both nets in turns, where `optimize` changes something; the last line sums up. With
 --keep, models that pnnx has converted are not converted again. pnnx runs with its defaults (weights in fp16). The pip
 package `pnnx` has the program in site-packages/pnnx/.

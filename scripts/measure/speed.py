@@ -3,7 +3,7 @@
     python -m scripts.measure.speed FOLDER [--pnnx PATH/TO/pnnx] [--keep FOLDER] [--before CHECKOUT] [--only TEXT]
                                     [--seconds S]
 
-FOLDER has the ONNX models (speed_nets.py makes some); see measure_pnnx.py for open sizes and --keep. --before is
+FOLDER has the ONNX models (speed_nets.py makes some); see measure_pnnx.py for dynamic sizes and --keep. --before is
 another checkout of this repository. Times are milliseconds of CPU time on one thread, the median; every net is loaded
 twice, and the faster of the two counts, for where its memory lies makes a difference. All take turns in random order,
 so that what else the machine does slows all alike. Subnormal numbers are flushed: random weights make them, trained

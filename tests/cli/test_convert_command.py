@@ -203,7 +203,7 @@ def test_a_truncated_model(tmp_path: Path) -> None:
     [
         (["missing.onnx"], "'missing.onnx' does not exist"),
         (["."], "'.' is a directory"),
-        ([], "Missing argument 'MODEL'"),
+        ([], "Missing argument 'MODEL...'"),
         (["model.onnx", "--nonsense"], "--nonsense"),
         (["model.onnx", "--skip", "fuse_convolution_relu"], "did you mean fuse_convolution_"),
         (["model.onnx", "--skip", "qqq"], "no pass called qqq; `onnx2ncnn-opt passes` lists them"),

@@ -315,10 +315,10 @@ class Builder:
         """A Reshape layer."""
         return self._taken(blob, Regroup(dims))
 
-    # ---- open sizes
+    # ---- dynamic sizes
 
     def ones(self, size: Sym) -> Tensor:
-        """A row of as many ones as an open size says."""
+        """A row of as many ones as a dynamic size says."""
         if size not in self._ones:
             [text], others = self.stated([(size, 1)])
             one = self.memory(np.ones(1, np.float32))
@@ -347,7 +347,7 @@ class Builder:
         return texts, writer.others
 
     def _sources(self) -> Iterator[Blob]:
-        """Blobs without a batch that together tell every open size: the inputs, their batches made dims."""
+        """Blobs without a batch that together tell every dynamic size: the inputs, their batches made dims."""
         for blob in self._open_inputs:
             if blob.batch != 1:
                 dims = blob.shape or ()
@@ -415,5 +415,5 @@ def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]
 
 
 def _differ(a: Shape, b: Shape) -> bool:
-    """Whether shapes surely differ: open sizes may be equal by what ONNX demands of them, and not by their names."""
+    """Whether shapes surely differ: dynamic sizes may be equal by what ONNX demands of them, and not by their names."""
     return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))

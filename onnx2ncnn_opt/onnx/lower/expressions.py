@@ -1,4 +1,4 @@
-"""Open sizes as ncnn's size expressions, in the sizes of blobs that a layer reads."""
+"""Dynamic sizes as ncnn's size expressions, in the sizes of blobs that a layer reads."""
 
 from __future__ import annotations
 

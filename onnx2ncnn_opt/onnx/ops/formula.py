@@ -19,5 +19,5 @@ def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash
 
 @onnx_op("ConstantOfShape", since=9, integers=True)
 def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
-    """Ones of open sizes, times a constant."""
+    """Ones of dynamic sizes, times a constant."""
     raise im.refuse("its shape is computed at run time", "make it depend on the shapes of inputs only")

@@ -28,7 +28,7 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_as_float, is_float, is_held_as_float
 
 _LONGEST = 1 << 20  # elements of an axis: beyond any image
-_FINEST = 64  # parts of a scale that open sizes are multiplied by
+_FINEST = 64  # parts of a scale that dynamic sizes are multiplied by
 _SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mode came
 
 

@@ -121,7 +121,7 @@ def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | No
 
 
 def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:
-    """Parts of an open axis, all of one size where it is a whole one, else the last one smaller."""
+    """Parts of a dynamic axis, all of one size where it is a whole one, else the last one smaller."""
     each = exact_div(size, count) or (size if is_whole else size + count - 1) // count
     for i in range(count):
         end = each * (i + 1) if is_whole or i < count - 1 else size

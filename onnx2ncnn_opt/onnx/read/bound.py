@@ -73,7 +73,7 @@ def _shaped(array: Array, info: InputInfo) -> Array:
     shape = tuple(size for size in info.shape if isinstance(size, int))
     if len(shape) < len(info.shape):
         names = ", ".join(str(size) for size in info.shape if isinstance(size, Sym))
-        raise UsageError(f"{info} cannot be bound to a value while its size {names} is open; bind it with --shape")
+        raise UsageError(f"{info} cannot be bound to a value while its size {names} is dynamic; bind it with --shape")
     if math.prod(shape) > LARGEST_VALUE:
         raise UsageError(f"{info} is too large to be bound to a value")
     if array.size == math.prod(shape):

@@ -1,4 +1,4 @@
-"""Arithmetic on tensors that are known up to open sizes: what exporters make of `x.shape`, `arange` and `zeros`.
+"""Arithmetic on tensors that are known up to dynamic sizes: what exporters make of `x.shape`, `arange` and `zeros`.
 
 Every operator here does to the cells of a `Formula` what it would do to elements, and renames the places in them where
 axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction of one) has no

@@ -115,7 +115,7 @@ def spelled_out(x: Formula, axis: int) -> Formula:
 
 
 def spelled(x: Formula, axis: int) -> Formula | None:
-    """The formula with a cell for every element along an axis; None for an axis that is open, or very long."""
+    """The formula with a cell for every element along an axis; None for an axis that is dynamic, or very long."""
     try:
         return spelled_out(x, axis)
     except Undecided:

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_number
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float
 
-# Longer than any open axis; the places in it and this less are whole numbers that float32 holds.
+# Longer than any dynamic axis; the places in it and this less are whole numbers that float32 holds.
 _LONGEST = 2**23
 
 
@@ -27,7 +27,7 @@ def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, s
 def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Tensor, int]:
     """``i - n`` where the largest number of an axis is, ``i`` elsewhere; with `last` ``i + n``.
 
-    And n, which is the size of the axis, or more where that is open.
+    And n, which is the size of the axis, or more where that is dynamic.
     """
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]

@@ -99,7 +99,7 @@ def _varies(x: Formula, axis: int) -> bool:
 
 
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
-    """The value repeated to a shape that it broadcasts to; along open axes as a product with ones."""
+    """The value repeated to a shape that it broadcasts to; along dynamic axes as a product with ones."""
     if isinstance(x, Constant):
         fixed = [1 if isinstance(size, Sym) else size for size in shape]
         x = Constant(np.broadcast_to(x.array, fixed))

@@ -165,7 +165,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
 
 
 def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: int) -> Blob:
-    """So many elements of an axis from an index on, which are there even if its size is open."""
+    """So many elements of an axis from an index on, which are there even if its size is dynamic."""
     if start < 0 or at_least(size, start + count):
         return im.layer("Crop", blob, starts=(start,), ends=(start + count or TO_END,), axes=(dim,))
     names = AXES[len(blob.known_shape)]

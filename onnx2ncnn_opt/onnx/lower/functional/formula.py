@@ -85,7 +85,7 @@ def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
 
 
 def _number(im: ImportContext, size: Sym) -> Tensor:
-    """An open size as the one element of a tensor: so many ones added up."""
+    """A dynamic size as the one element of a tensor: so many ones added up."""
     if not at_least(size, 0):
         raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
     more = 0 if at_least(size, 1) else 1

@@ -303,7 +303,7 @@ def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
-    """The shape of an operand, none of whose sizes is open."""
+    """The shape of an operand, none of whose sizes is dynamic."""
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the operand has dynamic dimensions", "bind them with --shape")
     return known(shape)
