@@ -37,6 +37,7 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values, same_numbers
 from onnx2ncnn_opt.verification.compare import SUSPECT, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.verify import (
     OutputReport,
@@ -114,10 +115,11 @@ def bisect(
     bin: PathLike | None = None,
     *,
     manifest: Manifest | PathLike | None = None,
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Feeds | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     seed: int = 0,
+    wanted: Wanted | None = None,
     timeout: float = 300.0,
     on: str | None = None,
     modes: Sequence[str] = (),
@@ -146,6 +148,7 @@ def bisect(
             shapes=shapes,
             values=values,
             seed=seed,
+            wanted=wanted,
             timeout=timeout,
             on=on,
             modes=modes,

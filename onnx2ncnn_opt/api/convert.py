@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
-    from onnx2ncnn_opt.ir.weight import Array
+    from onnx2ncnn_opt.verification.inputs import Feeds
     from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
     from onnx2ncnn_opt.verification.verify import VerifyOptions, VerifyReport
@@ -142,9 +142,7 @@ class Conversion:
             pass
         return Files.at(prefix)
 
-    def estimated(
-        self, *, feeds: Mapping[str, Array] | Path | None = None, seed: int = 0, masks: bool = True
-    ) -> Conversion:
+    def estimated(self, *, feeds: Feeds | None = None, seed: int = 0, masks: bool = True) -> Conversion:
         """The conversion after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
 
         `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise. Raises RunError where
@@ -194,7 +192,7 @@ class Conversion:
         self,
         files: Files | None = None,
         *,
-        feeds: Mapping[str, Array] | Path | None = None,
+        feeds: Feeds | None = None,
         seed: int = 0,
         seconds: float = 2.0,
     ) -> Latency:

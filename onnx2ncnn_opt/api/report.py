@@ -48,6 +48,7 @@ from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.blobs import Verdict, model_values
 from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
+from onnx2ncnn_opt.verification.inputs import Feeds
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.nets import draw_runs
@@ -98,7 +99,7 @@ def make_report(
     manifest: Manifest | PathLike | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Feeds | None = None,
     seed: int = 0,
     on: str | None = None,
     modes: Sequence[str] = (),
@@ -126,7 +127,7 @@ def report_conversion(
     conversion: Conversion,
     verified: VerifyReport | None = None,
     *,
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Feeds | None = None,
     seed: int = 0,
     on: str | None = None,
     timeout: float = 300.0,
@@ -210,7 +211,7 @@ def report_net(
     bin: PathLike | None,
     verified: VerifyReport,
     *,
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Feeds | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -277,7 +278,7 @@ class _Net:
         loaded: LoadedModel,
         manifest: Manifest | None,
         verified: VerifyReport,
-        feeds: Mapping[str, Array] | Path | None,
+        feeds: Feeds | None,
         seed: int,
         names: Mapping[str, str],
     ) -> LayerRun:

@@ -31,8 +31,8 @@ def verify(
 
     `model` is what `convert` takes, without `inputs`. `bin` is NET.bin by default. `manifest` says how arrays go in and
     out, by default NET.json, if it fits both files; without one, blobs are matched by name or order. The `options` are
-    those of `verify_net`: `feeds`, `shapes`, `values`, `outputs`, `seed`, `tolerance`, `rtol`, `atol`, `timeout`, `on`,
-    `modes`, `explain`.
+    those of `verify_net`: `feeds`, `shapes`, `values`, `outputs`, `seed`, `wanted`, `tolerance`, `rtol`, `atol`,
+    `timeout`, `on`, `modes`, `explain`.
 
     Raises UsageError, ModelError, RunError and VerificationError as `verify_net` does.
     """

@@ -12,6 +12,7 @@ from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
     Given,
     Runs,
+    draw_options,
     given_options,
     manifest_option,
     run_options,
@@ -21,6 +22,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.verification import failure, output_rows, report_fields, require_runtimes
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.inputs import Wanted
     from onnx2ncnn_opt.verification.verify import VerifyReport
 
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     help="Write the smallest part of MODEL and the net that is wrong alone, with its inputs, for `verify`.",
 )
 @given_options
+@draw_options
 @run_options()
 @output_options()
 def bisect(
@@ -50,6 +53,7 @@ def bisect(
     skip: tuple[str, ...],
     write: Path | None,
     given: Given,
+    wanted: Wanted | None,
     runs: Runs,
 ) -> None:
     """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
@@ -64,7 +68,7 @@ def bisect(
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
-    options = {**vars(given), **vars(runs)}
+    options = {**vars(given), **vars(runs), "wanted": wanted}
     if passes:
         _bisect_passes(output, model, skip, options)
     else:

@@ -11,9 +11,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.inputs import Feeds
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -73,7 +76,7 @@ class Given:
 
     shapes: dict[str, list[int | str]]
     values: dict[str, Any]
-    feeds: Path | None
+    feeds: Feeds | None
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,89 @@ def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --shape, --value and --inputs, together as `given`."""
     inputs = click.option(
-        "--inputs", type=EXISTING_FILE, metavar="FILE.npz", help="Arrays for verification, by the inputs' names."
+        "--inputs",
+        callback=_inputs,
+        metavar="FILE",
+        help="Inputs for verification: an .npz of arrays by the inputs' names, an .npy of the only one, or an image, "
+        "as photo.png:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr].",
     )
     together = _together("given", Given, shapes="shapes", values="values", feeds="inputs")
     return binding_options(inputs(together(command)))
+
+
+def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
+    """A file, or an image and what is done to its pixels."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)*)", value, re.DOTALL)
+    assert match is not None
+    path: Path = EXISTING_FILE.convert(match[1], param, ctx)
+    if not match[2]:
+        return path
+    from onnx2ncnn_opt.verification.inputs import Image
+
+    parts = dict(part.partition("=")[::2] for part in match[2][1:].split(":"))
+    try:
+        mean, std = (tuple(map(float, parts[key].split(","))) if key in parts else () for key in ("mean", "std"))
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is not of the form photo.png:mean=1,2,3:std=1,2,3", ctx, param) from None
+    return Image(path, mean, std, "bgr" in parts)
+
+
+def _range(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
+    found = []
+    for value in values:
+        low, high = _number(value.partition(",")[0]), _number(value.partition(",")[2])
+        if low is None or high is None or not -math.inf < low < high < math.inf:
+            raise click.BadParameter(f"'{value}' is not of the form LOW,HIGH, as -1,1", ctx, param)
+        found.append((float(low), float(high)))
+    return tuple(found)
+
+
+def _sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[dict[str, int], ...]:
+    for value in values:
+        if not re.fullmatch(r"[^=,]+=[1-9]\d*(,[^=,]+=[1-9]\d*)*", value):
+            raise click.BadParameter(f"'{value}' is not of the form H=64,W=96", ctx, param)
+    return tuple({name: int(size) for name, size in (p.split("=") for p in value.split(","))} for value in values)
+
+
+def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --seeds, --range and --sizes, together as `wanted`, None without them."""
+    seeds = click.option(
+        "--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."
+    )
+    between = click.option(
+        "--range",
+        "ranges",
+        multiple=True,
+        callback=_range,
+        metavar="LOW,HIGH",
+        help="Draw floats uniformly between these, as -1,1; may be given several times.",
+    )
+    sizes = click.option(
+        "--sizes",
+        multiple=True,
+        callback=_sizes,
+        metavar="NAME=SIZE,...",
+        help="Sizes of the dynamic dimensions, as H=64,W=96; may be given several times.",
+    )
+
+    @functools.wraps(command)
+    def with_draws(
+        *args: Any,
+        seeds: int | None,
+        ranges: tuple[tuple[float, float], ...],
+        sizes: tuple[dict[str, int], ...],
+        **options: Any,
+    ) -> Any:
+        from onnx2ncnn_opt.verification.inputs import Wanted
+
+        wanted = Wanted(seeds or 1, ranges, sizes) if seeds or ranges or sizes else None
+        if wanted and options["given"].feeds is not None:
+            raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
+        return command(*args, wanted=wanted, **options)
+
+    return seeds(between(sizes(with_draws)))
 
 
 def run_options(*, modes: bool = True) -> Decorator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,7 @@ from onnx2ncnn_opt.cli.options import (
     Allowed,
     Given,
     Runs,
+    draw_options,
     given_options,
     manifest_option,
     run_options,
@@ -20,6 +22,9 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields
 
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.inputs import Wanted
+
 
 @click.command(short_help="Compare any net with its model.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
@@ -27,6 +32,7 @@ from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, r
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
 @manifest_option
 @given_options
+@draw_options
 @run_options()
 @tolerance_options
 @report_option
@@ -38,6 +44,7 @@ def verify(
     bin: Path,
     manifest_path: Path | None,
     given: Given,
+    wanted: Wanted | None,
     runs: Runs,
     allowed: Allowed,
     report: ReportFile,
@@ -58,6 +65,7 @@ def verify(
                 **vars(given),
                 **vars(runs),
                 **vars(allowed),
+                wanted=wanted,
                 explain=True,
                 step=step,
             )

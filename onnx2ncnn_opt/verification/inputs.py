@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -80,15 +81,19 @@ class Draw(NamedTuple):
 
     Plain ones have no zeros, and all inputs keep within the domains of the functions that they end in. In others those
     that the model compares or selects as well are drawn without bounds, since a guard is there to act. Rows end with
-    the largest numbers, which are `below` zero or above it, or with zeros where the scale is 1.
+    the largest numbers, which are `below` zero or above it, or with zeros where the scale is 1. `between` are the least
+    and the largest value of floats, which then are uniform.
     """
 
     seed: int
     scale: float = 1.0
     plain: bool = False
     below: bool = False
+    between: tuple[float, float] | None = None
 
     def __str__(self) -> str:
+        if self.between is not None:
+            return f"seed {self.seed}, inputs from {self.between[0]:g} to {self.between[1]:g}"
         return f"seed {self.seed}" + (f", inputs times {self.scale:g}" if self.scale != 1 else "")
 
 
@@ -96,6 +101,22 @@ def draws(seed: int, *, is_small: bool) -> list[Draw]:
     """The inputs to verify with: plain ones and large ones, and for a small net those of further seeds."""
     first = [Draw(seed, plain=True), Draw(seed, LARGE)]
     return [*first, Draw(seed + 1), Draw(seed + 1, LARGE, below=True), Draw(seed + 2)] if is_small else first
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to draw in place of the usual: so many `seeds`, floats uniform in each of `ranges`, at `sizes` by name."""
+
+    seeds: int = 1
+    ranges: tuple[tuple[float, float], ...] = ()
+    sizes: tuple[Mapping[str, int], ...] = ()
+
+    def draws(self, seed: int) -> list[Draw]:
+        """The inputs from so many seeds on; without ranges ordinary and large ones of each."""
+        seeds = range(seed, seed + self.seeds)
+        if self.ranges:
+            return [Draw(number, plain=True, between=ends) for number in seeds for ends in self.ranges]
+        return [draw for number in seeds for draw in (Draw(number, plain=True), Draw(number, LARGE))]
 
 
 def sweeps(seed: int, entries: Mapping[T, int], swept: Mapping[T, int]) -> Iterator[Draw]:
@@ -152,8 +173,75 @@ def tables(model: LoadedModel) -> dict[str, int]:
     return {info.name: limit for info in model.inputs if (limit := uses[info.name].table) is not None}
 
 
+@dataclass(frozen=True)
+class Image:
+    """An image for a model's only input: a path, and what is done to its pixels, ``(pixel - mean) / std``.
+
+    `mean` and `std` are one number or one for each channel; the channels are red, green, blue, or the other way round
+    with `bgr`.
+    """
+
+    path: Path
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    bgr: bool = False
+
+
+Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
+    """Inputs that were given: arrays by name, a file of them, or an image. Raises UsageError where they do not fit."""
+    if isinstance(feeds, Image):
+        return load_image(feeds, model)
+    if isinstance(feeds, (str, os.PathLike)):
+        path = Path(feeds)
+        return load_image(Image(path), model) if path.suffix.lower() in IMAGES else load_inputs(path, model)
+    return check_inputs(feeds, model)
+
+
+def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
+    """The array of an image: of the size that the model has, or of its own where that is open.
+
+    Raises:
+        UsageError: Pillow is not installed, the file is no image, or the model's only input is none.
+    """
+    try:
+        from PIL import Image as pillow
+    except ImportError:
+        raise UsageError(f"{image.path}: images take the package Pillow; `pip install onnx2ncnn-opt[images]`") from None
+    (info, *others), path = model.inputs, image.path
+    shape = info.shape
+    channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
+    if others or channels is None or shape[0] not in (1, shape[0] if isinstance(shape[0], Sym) else 1):
+        found = ", ".join(map(str, model.inputs))
+        raise UsageError(f"{path}: an image is for a model of one input [1, 3, H, W] or [1, H, W, 3], not {found}")
+    high, wide = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))
+    try:
+        with pillow.open(path) as file:
+            picture = file.convert("RGB" if shape[channels] == 3 else "L")
+            size = (wide if isinstance(wide, int) else file.width, high if isinstance(high, int) else file.height)
+            pixels = np.asarray(picture.resize(size, pillow.Resampling.BILINEAR))
+    except (OSError, ValueError, pillow.DecompressionBombError) as error:
+        raise UsageError(f"{path}: no image can be read from it: {error}") from error
+    pixels = pixels.reshape(*pixels.shape[:2], -1)[..., :: -1 if image.bgr else 1]
+    is_float = info.dtype.is_floating_point()
+    for what, numbers in (("mean", image.mean), ("std", image.std)):
+        if (
+            len(numbers) not in (0, 1, pixels.shape[2])
+            or (what == "std" and 0 in numbers)
+            or (numbers and not is_float)
+        ):
+            raise UsageError(f"{path}: {what} is {numbers}, for {pixels.shape[2]} channels of {info}")
+    if is_float:
+        pixels = (pixels - np.array(image.mean or 0.0)) / np.array(image.std or 1.0)
+    array = (pixels if channels == 3 else pixels.transpose(2, 0, 1))[None]
+    return check_inputs({info.name: array.astype(_dtype(info))}, model)
+
+
 def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
-    """Inputs from an .npz file: by name, or in the file's order where no name in it is an input's.
+    """Inputs from an .npz file: by name, or in the file's order where no name in it is an input's; or from an .npy.
 
     Raises:
         UsageError: the file cannot be read or does not fit the model.
@@ -161,9 +249,14 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             data = np.load(file, allow_pickle=False)
-            if not isinstance(data, np.lib.npyio.NpzFile):
-                raise UsageError(f"{path} is not an .npz file; write one with numpy.savez(path, name=array, ...)")
-            arrays = {name: data[name] for name in data.files}
+            if isinstance(data, np.lib.npyio.NpzFile):
+                arrays = {name: data[name] for name in data.files}
+            elif len(model.inputs) == 1:
+                arrays = {model.inputs[0].name: data}
+            else:
+                raise UsageError(
+                    f"{path} is one array for {len(model.inputs)} inputs; use numpy.savez(path, name=array, ...)"
+                )
     # MemoryError: an array that says that it is larger than any memory.
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path}: no inputs can be read from it: {error}") from error
@@ -299,6 +392,8 @@ def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> A
 
 
 def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
+    if draw.between is not None:
+        return np.asarray(rng.uniform(*draw.between, shape))
     bounded = draw.plain or not uses.is_guarded
     array: Array
     if uses.domain and bounded:

@@ -32,10 +32,12 @@ from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, chos
 from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
-    check_inputs,
+    Feeds,
+    Image,
+    Wanted,
     draw_inputs,
     draws,
-    load_inputs,
+    given_inputs,
     open_sizes,
     sweeps,
     tables,
@@ -131,11 +133,12 @@ def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
 class VerifyOptions(TypedDict, total=False):
     """The options of `verify_net` that `verify` and `Conversion.verify` hand on."""
 
-    feeds: Mapping[str, Array] | str | os.PathLike[str] | None
+    feeds: Feeds | None
     shapes: GivenShapes | None
     values: Mapping[str, Any] | None
     outputs: Sequence[str]
     seed: int
+    wanted: Wanted | None
     tolerance: Tolerance | None
     rtol: float | None
     atol: float | None
@@ -154,11 +157,12 @@ def verify_net(
     bin: Path,
     *,
     manifest: Manifest | None = None,
-    feeds: Mapping[str, Array] | str | os.PathLike[str] | None = None,
+    feeds: Feeds | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
     seed: int = 0,
+    wanted: Wanted | None = None,
     tolerance: Tolerance | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -172,19 +176,20 @@ def verify_net(
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
-    `feeds` are the inputs by ONNX name, or an .npz file of them. Otherwise they are drawn from `seed` at the sizes of
-    `shapes`, of the manifest, or at small ones: for a large net twice, once with large numbers, for a small one from
-    two more seeds as well. Sizes that the manifest leaves open are run at two values, such that ONNX Runtime takes.
-    `values` are inputs that the net has constants for, those of the manifest by default. `tolerance` is that of
-    `tolerance_of` the model by default; `rtol` and `atol` replace its `relative` and `absolute`, in every mode.
-    `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have exactly the
-    model's shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact` takes ncnn's
-    plain kernels in place of the ones that it would choose. `on` is where ncnn runs: "vulkan", "qemu-aarch64",
-    "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU by default. `modes` are
-    of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does by itself on phones
-    and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds, and ten times as
-    many on an emulated CPU. `worker` is a process to use again, in place of one of its own. `explain` finds out
-    where errors come from, on the inputs on which a net is wrong, or on the first. `step` is told what is being done.
+    `feeds` are the inputs by ONNX name, a file of them (.npz, .npy), or an image. Otherwise they are drawn from `seed`
+    at the sizes of `shapes`, of the manifest, or at small ones: for a large net twice, once with large numbers, for a
+    small one from two more seeds as well; or as `wanted`. Sizes that the manifest leaves open are run at two values,
+    such that ONNX Runtime takes. `values` are inputs that the net has constants for, those of the manifest by default.
+    `tolerance` is that of `tolerance_of` the model by default; `rtol` and `atol` replace its `relative` and `absolute`,
+    in every mode. `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have
+    exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact`
+    takes ncnn's plain kernels in place of the ones that it would choose. `on` is where ncnn runs: "vulkan",
+    "qemu-aarch64", "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU by
+    default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does
+    by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds,
+    and ten times as many on an emulated CPU. `worker` is a process to use again, in place of one of its own. `explain`
+    finds out where errors come from, on the inputs on which a net is wrong, or on the first. `step` is told what is
+    being done.
 
     A net whose weights have 16 bits may be off by `budget.ROOM` times what rounding the model's own weights does.
 
@@ -203,9 +208,7 @@ def verify_net(
     chosen(DEFAULT, rtol, atol)
     if tolerance is not None and not isinstance(tolerance, Tolerance):
         raise UsageError(f"tolerance has to be a Tolerance, not {tolerance!r:.80}; rtol and atol are numbers")
-    if isinstance(feeds, (str, os.PathLike)):
-        feeds = Path(feeds)
-    check_options(tables={} if isinstance(feeds, Path) else {"feeds": feeds})
+    check_options(tables={} if isinstance(feeds, (str, os.PathLike, Image)) else {"feeds": feeds})
     target = find_target(on)
     target.require()
     modes = check_modes(modes) or target.modes
@@ -214,9 +217,13 @@ def verify_net(
     step("ONNX Runtime loads the model")
     model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads, timeout=timeout)
     if feeds is None:
-        runs = _drawn_runs(loaded, model_runner, manifest, seed, step)
+        runs = (
+            _wanted_runs(loaded, model_runner, manifest, seed, wanted, step)
+            if wanted
+            else _drawn_runs(loaded, model_runner, manifest, seed, step)
+        )
     else:
-        given = load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
+        given = given_inputs(feeds, loaded)
         if small := too_small(manifest, given):
             raise UsageError(small)
         step("ONNX Runtime runs the model")
@@ -322,12 +329,12 @@ def any_feeds(
     manifest: Manifest | None,
     *,
     outputs: Sequence[str] = (),
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Feeds | None = None,
     seed: int = 0,
 ) -> Mapping[str, Array]:
     """Inputs that a converted model takes, as `verify_net` draws its first; ONNX Runtime is asked only for sizes."""
     if feeds is not None:
-        return load_inputs(feeds, loaded) if isinstance(feeds, Path) else check_inputs(feeds, loaded)
+        return given_inputs(feeds, loaded)
     draw = Draw(seed, plain=True)
     if not open_sizes(loaded, LENGTHS[0]):
         return draw_inputs(loaded, draw=draw)
@@ -341,7 +348,7 @@ def net_feeds(
     bin: Path,
     *,
     manifest: Manifest | None = None,
-    feeds: Mapping[str, Array] | Path | None = None,
+    feeds: Feeds | None = None,
     shapes: GivenShapes | None = None,
     values: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -377,6 +384,29 @@ class _Run:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (sizes_text(self.sizes), str(self.draw or ""))))
+
+
+def _wanted_runs(
+    model: LoadedModel,
+    runner: OrtRunner,
+    manifest: Manifest | None,
+    seed: int,
+    wanted: Wanted,
+    step: Callable[[str], None],
+) -> Iterator[_Run]:
+    """A run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
+    names = list(open_sizes(model, LENGTHS[0]))
+    for sizes in wanted.sizes:
+        if set(sizes) != set(names):
+            raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
+    settings = wanted.sizes or [run.sizes for run in _settings(model, runner, manifest, Draw(seed, plain=True))]
+    for sizes in settings:
+        for draw in wanted.draws(seed):
+            feeds = draw_inputs(model, sizes, draw=draw)
+            if small := too_small(manifest, feeds):
+                raise UsageError(small)
+            step(f"ONNX Runtime runs the model, {draw}")
+            yield _Run(sizes, draw, feeds, runner.run(feeds))
 
 
 def _drawn_runs(

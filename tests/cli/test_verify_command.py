@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from testing.command import SMALL, names, run, write_model
 from testing.handmade import write_net
@@ -151,3 +152,19 @@ def test_a_stale_manifest_is_not_trusted(tmp_path: Path, case: str) -> None:
     assert ended.out.startswith(f"note: {reason}")
     assert (ended.code, ended.err) == (0, "")
     assert [words[:2] for words in ended.lines("output")] == [["y", "ok"], ["z", "ok"]]
+
+
+def test_how_inputs_are_drawn(tmp_path: Path) -> None:
+    write_model(tmp_path, "(float[1, 3, H, 4] x) => (float[1, 3, H, 4] y) { y = Relu(x) }")
+    (tmp_path / "n.param").write_text("7767517\n2 2\nInput in 0 1 x\nReLU r 1 1 x y\n")
+    (tmp_path / "n.bin").write_bytes(b"")
+    net = ("model.onnx", "n.param", "n.bin")
+    drawn = run(
+        tmp_path, "verify", *net, "--seeds", "2", "--range", "-1,1", "--sizes", "H=5", "--sizes", "H=9", "--json"
+    )
+    assert (drawn.code, json.loads(drawn.out)["sizes"]) == (0, [{"H": 5}, {"H": 9}])
+    Image.new("RGB", (4, 6), (10, 20, 30)).save(tmp_path / "photo.png")
+    assert run(tmp_path, "verify", *net, "--inputs", "photo.png:mean=15:std=2:bgr").code == 0
+    for wrong in (("--sizes", "W=5"), ("--sizes", "H"), ("--range", "1,0"), ("--inputs", "photo.png:mean=a")):
+        assert run(tmp_path, "verify", *net, *wrong).code == 2
+    assert run(tmp_path, "verify", *net, "--seeds", "2", "--inputs", "photo.png").code == 2

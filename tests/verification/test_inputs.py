@@ -6,10 +6,20 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from PIL import Image as pillow
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.verification.inputs import LARGE, Draw, check_inputs, draw_inputs, load_inputs
+from onnx2ncnn_opt.verification.inputs import (
+    LARGE,
+    Draw,
+    Image,
+    Wanted,
+    check_inputs,
+    draw_inputs,
+    given_inputs,
+    load_inputs,
+)
 
 TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"
 
@@ -228,3 +238,64 @@ def test_indexes_sweep_their_table() -> None:
     first, second = (draw_inputs(model, swept={"i": n})["i"] for n in (0, 10))
     both = np.concatenate([first, second])
     assert all(set(both[n : n + 7]) == set(range(7)) for n in range(14))
+
+
+IMAGE = "(float[1, 3, H, 4] x) => (float[1, 3, H, 4] y) { y = Relu(x) }"
+
+
+def picture(folder: Path, name: str = "photo.png") -> Path:
+    """An image of 2 rows and 4 columns: red is 0 to 7, green 100, blue 200."""
+    pixels = np.full((2, 4, 3), (0, 100, 200), np.uint8)
+    pixels[..., 0] = np.arange(8).reshape(2, 4)
+    pillow.fromarray(pixels).save(folder / name)
+    return folder / name
+
+
+def test_an_image(tmp_path: Path) -> None:
+    path = picture(tmp_path)
+    plain = given_inputs(path, parsed(IMAGE))["x"]
+    assert (plain.shape, plain.dtype) == ((1, 3, 2, 4), np.float32)
+    np.testing.assert_array_equal(plain[0, 0], np.arange(8).reshape(2, 4))
+    image = Image(path, mean=(200, 90, 10), std=(2.0,), bgr=True)
+    array = given_inputs(image, parsed(IMAGE))["x"]
+    np.testing.assert_array_equal(array[0, 0], np.zeros((2, 4)))
+    np.testing.assert_array_equal(array[0, 1], np.full((2, 4), 5))
+    np.testing.assert_array_equal(array[0, 2], (np.arange(8).reshape(2, 4) - 10) / 2)
+
+
+def test_images_in_other_layouts_and_sizes(tmp_path: Path) -> None:
+    path = picture(tmp_path, "photo.jpg")
+    rows = given_inputs(path, parsed("(uint8[N, 6, 8, 3] x) => (uint8[N, 6, 8, 3] y) { y = Identity(x) }"))["x"]
+    assert (rows.shape, rows.dtype) == ((1, 6, 8, 3), np.uint8)
+    gray = given_inputs(path, parsed("(float[1, 1, H, W] x) => (float[1, 1, H, W] y) { y = Relu(x) }"))["x"]
+    assert gray.shape == (1, 1, 2, 4)
+
+
+def test_images_that_do_not_fit(tmp_path: Path) -> None:
+    path = picture(tmp_path)
+    with pytest.raises(UsageError, match="one input"):
+        given_inputs(path, parsed(TWO))
+    with pytest.raises(UsageError, match="mean is"):
+        given_inputs(Image(path, mean=(1.0, 2.0)), parsed(IMAGE))
+    with pytest.raises(UsageError, match="std is"):
+        given_inputs(Image(path, std=(0.0,)), parsed(IMAGE))
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(UsageError, match="no image can be read"):
+        given_inputs(broken, parsed(IMAGE))
+
+
+def test_one_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((1, 3, 2, 4), np.float32))
+    assert given_inputs(tmp_path / "x.npy", parsed(IMAGE))["x"].sum() == 24
+    with pytest.raises(UsageError, match="one array"):
+        given_inputs(tmp_path / "x.npy", parsed(TWO))
+
+
+def test_ranges() -> None:
+    draws = Wanted(seeds=2, ranges=((-1, 1), (5, 6))).draws(7)
+    assert [(draw.seed, draw.between) for draw in draws] == [(7, (-1, 1)), (7, (5, 6)), (8, (-1, 1)), (8, (5, 6))]
+    array = draw_inputs(parsed(IMAGE), {"H": 50}, draw=draws[1])["x"]
+    assert array.shape == (1, 3, 50, 4)
+    assert 5 <= array.min() < 5.1 < 5.9 < array.max() <= 6
+    assert str(draws[1]) == "seed 7, inputs from 5 to 6"
