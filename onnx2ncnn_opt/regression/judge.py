@@ -19,7 +19,6 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
-from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.baseline import AGAIN, Example, Place, Record, file_hash
 from onnx2ncnn_opt.regression.config import Model
@@ -32,7 +31,14 @@ from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.latency import Latency, in_turns
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.verify import OutputReport, any_feeds, net_feeds, tolerance_of, verify_net
+from onnx2ncnn_opt.verification.verify import (
+    OutputReport,
+    any_feeds,
+    load_converted,
+    net_feeds,
+    tolerance_of,
+    verify_net,
+)
 from onnx2ncnn_opt.version import __version__
 
 REQUEST, RESULT = "request.pickle", "result.json"
@@ -156,11 +162,7 @@ class _Judgement:
         self.source = reference(exported(self.model.path))
         self.manifest, note = manifest_beside(self.request.param, self.model.path)
         self.notes += [note] if note else []
-        bound = {value.name: value.array() for value in self.manifest.values} if self.manifest else {}
-        converted = {entry.name: entry.shape for entry in self.manifest.inputs} if self.manifest else {}
-        self.loaded = load_model(
-            self.source, shapes={**converted, **self.model.shapes}, values={**bound, **self.model.values}
-        )
+        self.loaded = load_converted(self.source, self.manifest, shapes=self.model.shapes, values=self.model.values)
         self.tolerance = tolerance_of(self.loaded)
         examples = self.examples(before) if before and not self.request.record else []
         self.step = "accuracy"
@@ -248,7 +250,8 @@ class _Judgement:
         found: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
         for given in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, tolerance in self.tolerances():
-                report = verify_net(
+                verify = partial(
+                    verify_net,
                     self.source,
                     self.request.param,
                     self.request.bin,
@@ -260,12 +263,15 @@ class _Judgement:
                     **given,
                     **self.options,
                 )
+                report = verify()
+                if not report.ok:
+                    report = verify(explain=True)
                 self.notes += report.notes
                 for output in report.outputs:
                     found[output.mode].append(output)
         accuracy = {}
         for mode, outputs in found.items():
-            wrong = {o.name: f"output '{o.name}': {o.status}: {o.message}" for o in outputs if o.status != "ok"}
+            wrong = {o.name: _wrong_text(o) for o in outputs if o.status != "ok"}
             measured = max((output.max_rel for output in outputs if output.max_rel is not None), default=None)
             limit = self.limits.accuracy.get(mode)
             if not wrong and limit is not None and measured is not None and measured > limit:
@@ -400,3 +406,8 @@ class _Judgement:
         manifest = self.request.param.with_suffix(".json") if self.manifest else None
         self.place.write(record, self.request.param, self.request.bin, manifest, examples)
         self.recorded = True
+
+
+def _wrong_text(output: OutputReport) -> str:
+    cause = f" (cause: {output.cause})" if output.cause else ""
+    return f"output '{output.name}': {output.status}: {output.message}{cause}"
