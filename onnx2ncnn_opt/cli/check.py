@@ -11,10 +11,12 @@ import click
 
 from onnx2ncnn_opt.cli.options import target_options
 from onnx2ncnn_opt.cli.output import Output, output_options
+from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.targets import check_targets
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.regression.result import ModelResult
+    from onnx2ncnn_opt.report.record import NetRecord
 
 _FILE = click.Path(path_type=Path)
 
@@ -29,6 +31,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--keep", type=_FILE, metavar="FOLDER", help="Keep the nets of models that fail.")
 @click.option("--junit", type=_FILE, metavar="FILE.xml", help="Write the results as JUnit's XML.")
 @click.option("--markdown", type=_FILE, metavar="FILE.md", help="Append them as Markdown, as to $GITHUB_STEP_SUMMARY.")
+@report_option
 @output_options()
 def check(
     output: Output,
@@ -42,6 +45,7 @@ def check(
     keep: Path | None,
     junit: Path | None,
     markdown: Path | None,
+    report: ReportFile,
 ) -> None:
     """Convert the models that FILE.toml lists, and hold their nets against the models and a baseline.
 
@@ -49,27 +53,44 @@ def check(
     all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.
     """
     from onnx2ncnn_opt.regression.run import check as run
-    from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown, model_line
+    from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown, check_record, model_line
     from onnx2ncnn_opt.report.console import printable
 
-    check_targets([path for path in (junit, markdown) if path], {"the list of models": file} if file.exists() else {})
-    with output.working(f"checking the models of {file}") as step:
+    sources = {"the list of models": file} if file.exists() else {}
+    check_targets([path for path in (junit, markdown) if path], sources)
+    with report.written(output, sources):
+        with output.working(f"checking the models of {file}") as step:
 
-        def done(result: ModelResult) -> None:
-            line = printable(model_line(asdict(result)))
-            if sys.stderr.isatty():
-                step(line)
-            elif not output.quiet:
-                click.echo(line, err=True)
+            def look(result: ModelResult, record: NetRecord | None) -> None:
+                report.records.append(check_record(asdict(result), record))
 
-        result = run(file, record=record, names=names, shard=shard, on=on, modes=modes, jobs=jobs, keep=keep, done=done)
-    found = asdict(result)
-    if junit:
-        junit.write_text(check_junit(found), encoding="utf-8")
-    if markdown:
-        with markdown.open("a", encoding="utf-8") as stream:
-            stream.write(check_markdown(found))
-    output.fields |= {"ok": result.ok, **found}
-    output.show(check_blocks(found))
-    if not result.ok:
-        raise click.exceptions.Exit(result.exit_code)
+            def done(result: ModelResult) -> None:
+                line = printable(model_line(asdict(result)))
+                if sys.stderr.isatty():
+                    step(line)
+                elif not output.quiet:
+                    click.echo(line, err=True)
+
+            looks = look if report.path else None
+            result = run(
+                file,
+                record=record,
+                names=names,
+                shard=shard,
+                on=on,
+                modes=modes,
+                jobs=jobs,
+                keep=keep,
+                done=done,
+                look=looks,
+            )
+        found = asdict(result)
+        if junit:
+            junit.write_text(check_junit(found), encoding="utf-8")
+        if markdown:
+            with markdown.open("a", encoding="utf-8") as stream:
+                stream.write(check_markdown(found))
+        output.fields |= {"ok": result.ok, **found}
+        output.show(check_blocks(found))
+        if not result.ok:
+            raise click.exceptions.Exit(result.exit_code)

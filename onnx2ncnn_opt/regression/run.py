@@ -18,13 +18,16 @@ from onnx2ncnn_opt.errors import UsageError, bounded, check_options
 from onnx2ncnn_opt.regression.baseline import Place, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
+from onnx2ncnn_opt.regression.look import RECORD
 from onnx2ncnn_opt.regression.processes import Ended, Processes
 from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
+from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.version import __version__
 
 _RUNS = 20  # of a net, each of which has its own time limit, before a process is taken to hang
 _OURS = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
 _WRONG = 3  # our converter's exit code for a net that it found to be wrong, and kept
+_LOOK = "import sys; from onnx2ncnn_opt.regression.look import main; main(sys.argv[1])"
 _JUDGE = "import sys; from onnx2ncnn_opt.regression.judge import main; main(sys.argv[1])"
 
 
@@ -39,12 +42,14 @@ def check(
     jobs: int = 1,
     keep: str | os.PathLike[str] | None = None,
     done: Callable[[ModelResult], None] = lambda result: None,
+    look: Callable[[ModelResult, NetRecord | None], None] | None = None,
 ) -> CheckResult:
     """Check the models of an ncnn-check.toml against their baseline, or `record` that.
 
     `names` are patterns of the models to take, `shard` "i/n" the i-th of n parts of them. `on` and `modes` stand in for
     those of the file. `jobs` models are worked on at once. The nets of models that fail are copied to the folder
-    `keep`. `done` is told of each result as it comes.
+    `keep`. `done` is told of each result as it comes. `look` is told, in the order of the models, of each with what a
+    report shows of its net (None where there is no net, or it cannot be looked at); without it that is not found out.
 
     Raises UsageError for a file or an option that makes no sense; whatever is wrong with a model is in its result.
     """
@@ -54,17 +59,21 @@ def check(
     config = config.chosen(names, parse_shard(shard))
     with Processes() as processes, ThreadPoolExecutor(max(jobs, 1)) as threads:
 
-        def checked(model: Model) -> ModelResult:
-            result = check_model(config, model, record=record, keep=Path(keep) if keep else None, processes=processes)
-            done(result)
-            return result
+        def checked(model: Model) -> tuple[ModelResult, NetRecord | None]:
+            found = _checked(config, model, record, Path(keep) if keep else None, processes, looks=look is not None)
+            done(found[0])
+            return found
 
         try:
-            results = tuple(threads.map(checked, config.models))
+            found = tuple(threads.map(checked, config.models))
         except BaseException:
             processes.stop()  # what waits for them ends with them
             threads.shutdown(wait=False, cancel_futures=True)
             raise
+    if look is not None:
+        for result, shown in found:
+            look(result, shown)
+    results = tuple(result for result, _ in found)
     known = recorded_names(config.baseline)
     missing = tuple(name for name in known if Place(config.baseline, name).stem not in everything)
     return CheckResult(os.fspath(file), os.fspath(config.baseline), results, missing)
@@ -74,13 +83,21 @@ def check_model(
     config: Config, model: Model, *, record: bool = False, keep: Path | None = None, processes: Processes | None = None
 ) -> ModelResult:
     """Convert one model and judge the net; a crash or a hang of either is its result."""
+    return _checked(config, model, record, keep, processes or Processes(), looks=False)[0]
+
+
+def _checked(
+    config: Config, model: Model, record: bool, keep: Path | None, processes: Processes, *, looks: bool
+) -> tuple[ModelResult, NetRecord | None]:
+    """The result for one model, and what a report shows of it if that `looks` at the net."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
-        task = _Task(config, model, Path(folder), processes or Processes())
+        task = _Task(config, model, Path(folder), processes)
         result = task.result(record)
         if keep is not None and not result.ok:
             task.keep(keep)
-    return replace(result, seconds=round(time.perf_counter() - start, 3))
+        shown = task.look() if looks else None
+    return replace(result, seconds=round(time.perf_counter() - start, 3)), shown
 
 
 class _Task:
@@ -100,13 +117,28 @@ class _Task:
         assert self.net is not None
         request = Request(self.model, *self.net, place, record, self.version())
         (self.folder / REQUEST).write_bytes(pickle.dumps(request))
-        seconds = self.model.timeout * _RUNS * (10 if self.model.on else 1)
-        ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=seconds)
+        ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=self.patience)
         try:
             return ModelResult.from_json(json.loads((self.folder / RESULT).read_bytes()))
         except (OSError, ValueError):
             message = bounded(f"the process that judges the net {ended.message}")
             return ModelResult.failed(self.model.name, "net", message, 3)
+
+    @property
+    def patience(self) -> float:
+        """The seconds for a process that runs the net many times."""
+        return self.model.timeout * _RUNS * (10 if self.model.on else 1)
+
+    def look(self) -> NetRecord | None:
+        """What a report shows of the net, None where there is none, or it cannot be looked at."""
+        if self.net is None:
+            return None
+        self.python("-c", _LOOK, os.fspath(self.folder), seconds=self.patience)
+        try:
+            shown: NetRecord = pickle.loads((self.folder / RECORD).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError):  # it has died on the way
+            return None
+        return shown
 
     def convert(self) -> str:
         """Make the net and find its files; returns what is wrong."""

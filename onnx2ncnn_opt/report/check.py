@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnx2ncnn_opt.report.console import Block, Table, printable
+from onnx2ncnn_opt.report.record import NetRecord
 
 _NOTHING, _SAME = "-", "="
 
@@ -139,6 +141,33 @@ def check_junit(found: Mapping[str, Any]) -> str:
     suites.append(suite)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def check_record(model: Mapping[str, Any], record: NetRecord | None) -> NetRecord:
+    """What a page shows of a model: its result, with what is known of its net."""
+    failures = [text for kind, text in details(model) if kind == "failed"]
+    headline = f"{_verdict(model)}: {failures[0]}" if failures else f"{_verdict(model)}: it keeps all limits."
+    measured = [
+        (
+            f"{m['what']} {m['mode']}".rstrip(),
+            ", ".join(
+                text.format(_FORMS.get(m["what"], _exponent)(m[key]))
+                for key, text in (("measured", "{}"), ("baseline", "baseline {}"), ("limit", "at most {}"))
+                if m[key] is not None
+            ),
+        )
+        for m in model["measurements"]
+        if m["measured"] is not None
+    ]
+    base = record or NetRecord(model["name"], "unverified", "")
+    return replace(
+        base,
+        title=model["name"],
+        verdict="wrong" if model["exit_code"] else "ok",
+        headline=headline,
+        facts=(*measured, *base.facts),
+        notes=(*(f"{kind}: {text}" for kind, text in details(model)), *base.notes),
+    )
 
 
 def _summary(found: Mapping[str, Any]) -> Iterator[str]:

@@ -121,3 +121,18 @@ def test_a_manifest_needs_a_net(folder: Path) -> None:
     ended = run(folder, "report", "model.onnx", "--manifest", "model.ncnn.json", "-o", "page.html")
     assert ended.code == 2
     assert names(folder) == {"model.onnx", *net_files("model")}
+
+
+def test_check_with_a_report(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL, "a.onnx")
+    write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Det(x) }", "b.onnx")
+    (tmp_path / "ncnn-check.toml").write_text('models = ["*.onnx"]\n')
+    ended = run(tmp_path, "check", "--report", "page.html")
+    assert ended.code == 1
+    assert ended.out.splitlines()[-1].startswith("wrote: page.html ")
+    right, refused = nets(tmp_path / "page.html")
+    assert (right["title"], right["verdict"], right["headline"]) == ("a", "ok", "ok: it keeps all limits.")
+    assert right["after"][1]["errors"]["fp32"]["status"] == "right"
+    assert ["layers", "5"] in right["facts"]
+    assert (refused["title"], refused["verdict"], refused["after"]) == ("b", "wrong", [])
+    assert refused["headline"].startswith("FAILED: conversion: the converter ended with exit code 1")

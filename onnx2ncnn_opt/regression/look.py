@@ -1,0 +1,29 @@
+"""What a report shows of one net, gathered in a process of its own as its judgement is."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from onnx2ncnn_opt.api.report import make_report
+from onnx2ncnn_opt.regression.judge import REQUEST, Request
+
+RECORD = "record.pickle"
+
+
+def main(folder: str) -> None:
+    """Look at the net of the request in a folder, and put the record there."""
+    request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
+    model = request.model
+    report = make_report(
+        model.path,
+        request.param,
+        request.bin,
+        shapes=model.shapes,
+        values=model.values,
+        feeds=model.inputs[0] if model.inputs else None,
+        seed=model.seeds[0] if model.seeds else 0,
+        on=model.on,
+        modes=model.modes,
+    )
+    Path(folder, RECORD).write_bytes(pickle.dumps(report.records[0]))
