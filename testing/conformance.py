@@ -21,17 +21,11 @@ from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.compare import INFINITE
+from testing.arrays import RELATIVE, first_difference
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
-HEADER = f"case\toutcome\twith onnx {onnx.__version__}"
+HEADER = "case\toutcome\twith onnx "
 BAD = ("WRONG", "CRASH", "TRACEBACK")
-
-# What is allowed to one element: this share of itself, this share of the largest one (sums cancel), and this much (all
-# of them may have cancelled; operands are near 1). ncnn's vectorised exp, log and tanh are off by up to 1e-6.
-RELATIVE, OF_LARGEST, ABSOLUTE = 2e-5, 2e-6, 5e-7
-# References of 16 bits are rounded in each of their steps.
-_LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)
@@ -181,32 +175,6 @@ def references(case: Case) -> Iterator[tuple[Sequence[Any], float]]:
     yield case.expected, max(case.tolerance, RELATIVE)
 
 
-def first_difference(actual: Sequence[Array], reference: Sequence[Any], relative: float = RELATIVE) -> str:
-    """Where the outputs differ, in words; empty if nowhere."""
-    for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
-        found = difference(a, np.asarray(b), relative)
-        if found:
-            return f"output {i}: {found}"
-    return ""
-
-
-def difference(actual: Array, reference: Array, relative: float = RELATIVE) -> str:
-    """How an output of ncnn differs from its reference; empty if it does not."""
-    if actual.shape != (reference.shape or (1,)):
-        return f"shape {list(actual.shape)} for {list(reference.shape)}"
-    actual = actual.reshape(reference.shape)
-    if reference.dtype.kind in "iub":
-        same = (actual == reference) | (actual.view(np.int32) == reference)
-        return "" if same.all() else f"integers differ: {actual[~same][0]} for {reference[~same][0]}"
-    # The largest number stands for infinity where ncnn has none: in the padding of MaxPool, in bounds.
-    a, b = (np.clip(array.astype(np.float64), -INFINITE, INFINITE) for array in (actual, reference))
-    largest = np.abs(b[np.abs(b) < INFINITE]).max(initial=0)
-    bit = 4 * _LAST_BIT.get(reference.dtype.name, 0.0)
-    allowed = (relative + bit) * np.abs(b) + (OF_LARGEST + bit / 4) * largest + ABSOLUTE
-    same = np.where(np.abs(b) < INFINITE, np.abs(a - b) <= allowed, a == b) | (np.isnan(a) & np.isnan(b))
-    return "" if same.all() else f"{(~same).sum()} of {a.size} differ, {a[~same][0]:.9g} for {b[~same][0]:.9g}"
-
-
 def rows(outcomes: Mapping[str, Outcome]) -> list[str]:
     """The lines of the table."""
     return [f"{name}\t{outcome.kind}\t{short(outcome.reason)}" for name, outcome in sorted(outcomes.items())]
@@ -219,18 +187,31 @@ def short(reason: str) -> str:
 
 
 def read_table() -> dict[str, str]:
-    """The table's lines by case; empty where it is that of another version of ONNX, which has other cases."""
-    header, *lines = TABLE.read_text(encoding="utf-8").splitlines()
-    return {line.split("\t")[0]: line for line in lines} if header == HEADER else {}
+    """The table's lines by case."""
+    _, *lines = TABLE.read_text(encoding="utf-8").splitlines()
+    return {line.split("\t")[0]: line for line in lines}
+
+
+def table_version() -> str:
+    """The version of onnx that the table was written with."""
+    return TABLE.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix(HEADER)
+
+
+def write_table(outcomes: Mapping[str, Outcome]) -> None:
+    """Write the table of the installed onnx."""
+    TABLE.write_text("\n".join([HEADER + onnx.__version__, *rows(outcomes)]) + "\n", encoding="utf-8")
 
 
 def differences(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The lines that are bad, or not as in the table."""
-    known = read_table()
+    """The lines that are bad, or not as in the table.
+
+    Another version of onnx than the table's may have cases that are not in it; these may be right or refused.
+    """
+    known, is_whole = read_table(), table_version() == onnx.__version__
     return [
-        line
-        for line in rows(outcomes)
-        if line.split("\t")[1] in BAD or (known and known.get(line.split("\t")[0]) != line)
+        f"{line}  [{known.get(name, 'not in the table')}, written with onnx {table_version()}]"
+        for name, line in ((line.split("\t")[0], line) for line in rows(outcomes))
+        if line.split("\t")[1] in BAD or (known.get(name) != line and (is_whole or name in known))
     ]
 
 

@@ -15,6 +15,7 @@ from onnx2ncnn_opt.api.convert import Conversion, convert
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.arrays import difference
 
 _WORKER = NcnnWorker()  # one process for all tests; it ends with this one
 
@@ -62,9 +63,7 @@ def compare(
     for entry in manifest.outputs:
         expected = np.asarray(wanted[entry.name])
         actual = results[entry.blob]
-        assert actual.shape == (expected.shape or (1,)), f"{entry.name}: {actual.shape} for {expected.shape}"
-        largest = np.abs(expected[np.isfinite(expected)]).max(initial=0.0) if expected.dtype.kind == "f" else 0.0
-        np.testing.assert_allclose(actual.reshape(expected.shape), expected, rtol=rel, atol=rel * float(largest))
+        assert difference(actual, expected, rel, of_largest=rel, absolute=0.0) == "", entry.name
     return conversion
 
 

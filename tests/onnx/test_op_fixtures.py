@@ -14,7 +14,8 @@ from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from testing.conformance import Harness, first_difference
+from testing.arrays import first_difference
+from testing.conformance import Harness
 from testing.op_cases import FOLDER, Case, load_cases
 
 CASES = list(load_cases())
