@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import ShapeError
+from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, UnaryOp
 from onnx2ncnn_opt.ir.cut import input_params
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
@@ -291,6 +292,12 @@ class Builder:
             self.note_operands(made, x)
         return made
 
+    def apply(self, x: Value, operation: UnaryOp | BinaryOp, number: float | None = None) -> Tensor:
+        """A UnaryOp on the tensor, or a BinaryOp with a number, in whatever form it is."""
+        if number is None:
+            return self.unary(x, "UnaryOp", op_type=operation)
+        return self.unary(x, "BinaryOp", op_type=operation, with_scalar=1, b=number)
+
     def note_operands(self, x: Tensor, *operands: Value) -> None:
         """Remember what an elementwise layer has computed x of, so that it can be computed anew."""
         self._operands[x.blob] = x.view, operands
@@ -322,7 +329,7 @@ class Builder:
         if size not in self._ones:
             [text], others = self.stated([(size, 1)])
             one = self.memory(np.ones(1, np.float32))
-            self._ones[size] = self.layer("Interp", one, *others, resize_type=1, size_expr=text)
+            self._ones[size] = self.layer("Interp", one, *others, resize_type=Interp.NEAREST, size_expr=text)
         return self.wrap(self._ones[size], (size,), [[], [], [0]])
 
     def stated(

@@ -95,7 +95,7 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
         dims = im.channel_dims(x)
         blob = im.layer("PReLU", im.mat(x, dims, [0]), num_slope=slope.array.size, weights=weights)
         return im.wrap(blob, x.shape, dims, [0])
-    negative = im.unary(x, "BinaryOp", op_type=BinaryOp.MIN, with_scalar=1, b=0.0)
+    negative = im.apply(x, BinaryOp.MIN, 0.0)
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
 
 
@@ -137,7 +137,7 @@ def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
     if alpha == 1.0:
         return im.unary(x, "Swish")
-    gate = im.unary(im.unary(x, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=alpha), "Sigmoid")
+    gate = im.unary(im.apply(x, BinaryOp.MUL, alpha), "Sigmoid")
     return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=BinaryOp.MUL))
 
 
@@ -165,7 +165,7 @@ def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Ten
     if alpha >= 0:
         return im.unary(im.unary(x, "Shrink", lambd=alpha), "ReLU")
     gate = im.unary(x, "Threshold", threshold=alpha)
-    bounded = im.unary(x, "BinaryOp", op_type=BinaryOp.MAX, with_scalar=1, b=alpha)
+    bounded = im.apply(x, BinaryOp.MAX, alpha)
     return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=BinaryOp.MUL))
 
 

@@ -26,7 +26,7 @@ def arg_max_op(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1
 @onnx_op("ArgMin", integers=True, jumps=True)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
-    opposite = im.unary(as_numbers(im, x), "UnaryOp", op_type=UnaryOp.NEG)
+    opposite = im.apply(as_numbers(im, x), UnaryOp.NEG)
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 

@@ -34,9 +34,7 @@ def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value
         raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds", "shift by fewer bits")
     if direction == "LEFT":
         return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**places, 0))), x)
-    return _of_type(
-        im, im.unary(binary(im, BinaryOp.MUL, moved, Constant(2.0**-places)), "UnaryOp", op_type=UnaryOp.FLOOR), x
-    )
+    return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-places)), UnaryOp.FLOOR), x)
 
 
 @onnx_op("BitwiseAnd", since=18, integers=True, axes="same")
@@ -100,7 +98,7 @@ def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Valu
     """The bits of a number, the lowest first; the sign's is -1."""
     bits: list[Value] = []
     while len(bits) < width - signed:
-        above = im.unary(binary(im, BinaryOp.MUL, x, number(0.5)), "UnaryOp", op_type=UnaryOp.FLOOR)
+        above = im.apply(binary(im, BinaryOp.MUL, x, number(0.5)), UnaryOp.FLOOR)
         bits.append(binary(im, BinaryOp.SUB, x, binary(im, BinaryOp.MUL, above, number(2))))
         x = above
     return [*bits, x] if signed else bits
@@ -130,5 +128,5 @@ def _cleared(im: ImportContext, x: Value, bits: int) -> Value:
     """The number with its lowest bits cleared."""
     if not bits:
         return x
-    quotient = im.unary(binary(im, BinaryOp.MUL, x, number(2.0**-bits)), "UnaryOp", op_type=UnaryOp.FLOOR)
+    quotient = im.apply(binary(im, BinaryOp.MUL, x, number(2.0**-bits)), UnaryOp.FLOOR)
     return binary(im, BinaryOp.MUL, quotient, number(2.0**bits))

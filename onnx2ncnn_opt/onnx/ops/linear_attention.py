@@ -99,7 +99,7 @@ def linear_attention(
         assert k is not None
         assert v is not None
         if state is not None and gate is not None:
-            state = binary(im, BinaryOp.MUL, state, im.unary(transposed(gate), "UnaryOp", op_type=UnaryOp.EXP))
+            state = binary(im, BinaryOp.MUL, state, im.apply(transposed(gate), UnaryOp.EXP))
         if state is not None and rate is not None:
             v = binary(im, BinaryOp.SUB, v, matmul(im, k, state))
         if rate is not None:

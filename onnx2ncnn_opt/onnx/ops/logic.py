@@ -65,9 +65,7 @@ def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
 @onnx_op("Xor", since=7, integers=True, axes="same")
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The distance."""
-    return bools(
-        im, im.unary(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), "UnaryOp", op_type=UnaryOp.ABS)
-    )
+    return bools(im, im.apply(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), UnaryOp.ABS))
 
 
 @onnx_op("Not", integers=True, axes="same")
@@ -79,14 +77,14 @@ def not_(im: ImportContext, x: Tensor) -> Tensor:
 @onnx_op("IsNaN", since=9, selects=True, axes="same")
 def is_nan(im: ImportContext, x: Tensor) -> Tensor:
     """Not above -1 although positive."""
-    return bools(im, rest(im, threshold(im, im.unary(x, "UnaryOp", op_type=UnaryOp.ABS), -1.0)))
+    return bools(im, rest(im, threshold(im, im.apply(x, UnaryOp.ABS), -1.0)))
 
 
 @onnx_op("IsInf", since=10, selects=True, axes="same")
 def is_inf(im: ImportContext, x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     """Above the largest number."""
     if not detect_negative and not detect_positive:
-        return bools(im, threshold(im, negative(im, im.unary(x, "UnaryOp", op_type=UnaryOp.ABS)), 0.0))
+        return bools(im, threshold(im, negative(im, im.apply(x, UnaryOp.ABS)), 0.0))
     if detect_negative:
-        x = im.unary(x, "UnaryOp", op_type=UnaryOp.ABS if detect_positive else UnaryOp.NEG)
+        x = im.apply(x, UnaryOp.ABS if detect_positive else UnaryOp.NEG)
     return bools(im, threshold(im, x, FLT_MAX))

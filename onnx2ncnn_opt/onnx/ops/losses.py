@@ -45,7 +45,7 @@ def nll_loss(
         ignored = equal(im, target, Constant(np.array(ignore_index)))
         target = im.tensor(where(im, ignored, Constant(np.array(0)), target))
     share = _weights(im, target, weight, ignored)
-    loss = im.unary(_of_class(im, x, target), "UnaryOp", op_type=UnaryOp.NEG)
+    loss = im.apply(_of_class(im, x, target), UnaryOp.NEG)
     result: Value = loss if weight is None or share is None else binary(im, BinaryOp.MUL, loss, share)
     if ignored is not None:
         result = where(im, ignored, number(0), result)

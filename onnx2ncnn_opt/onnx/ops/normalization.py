@@ -73,7 +73,7 @@ def _in_training(
     axes = tuple(axis for axis in range(x.rank) if axis != 1)
     now = reduce(im, x, "ReduceMean", axes, 1)
     apart = binary(im, BinaryOp.SUB, x, now)
-    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=UnaryOp.SQUARE), "ReduceMean", axes, 1)
+    variance = reduce(im, im.apply(apart, UnaryOp.SQUARE), "ReduceMean", axes, 1)
     if y is None:
         y = _affine(im, binary(im, BinaryOp.DIV, apart, deviation(im, variance, epsilon)), scale, bias)
 

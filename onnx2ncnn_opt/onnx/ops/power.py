@@ -52,7 +52,7 @@ def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
     below: Value = (
         Constant((a.array < 0).astype(np.float32))
         if isinstance(a, Constant)
-        else im.unary(im.unary(a, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.0)
+        else im.unary(im.apply(a, UnaryOp.NEG), "Threshold", threshold=0.0)
     )
     odd = arithmetic(
         im,
@@ -77,13 +77,13 @@ def _logarithm(im: ImportContext, a: Value, b: Value) -> Value:
     """b * log(abs(a)): 0 for an exponent of 0; below or above all that exp tells apart for a base of 0 or infinity."""
     if isinstance(a, Constant) and a.array.all() and np.isfinite(a.array).all():
         return binary(im, BinaryOp.MUL, Constant(np.log(np.abs(a.array.astype(np.float64)))), b)
-    log = im.unary(im.unary(im.tensor(a), "UnaryOp", op_type=UnaryOp.ABS), "Log")
+    log = im.unary(im.apply(im.tensor(a), UnaryOp.ABS), "Log")
     least = _FURTHEST / _BEYOND  # of exponents that make enough of the stand-in
     if isinstance(b, Constant) and not (np.abs(b.array[b.array != 0]) < least).any():
         return binary(im, BinaryOp.MUL, im.unary(log, "Clip", min=-_BEYOND, max=_BEYOND), b)
     cut = im.unary(log, "Clip", min=-_FURTHEST, max=_FURTHEST)
-    side = im.unary(binary(im, BinaryOp.SUB, log, cut), "UnaryOp", op_type=UnaryOp.SIGN)
-    sign = Constant(np.sign(b.array)) if isinstance(b, Constant) else im.unary(b, "UnaryOp", op_type=UnaryOp.SIGN)
+    side = im.apply(binary(im, BinaryOp.SUB, log, cut), UnaryOp.SIGN)
+    sign = Constant(np.sign(b.array)) if isinstance(b, Constant) else im.apply(b, UnaryOp.SIGN)
     far = binary(im, BinaryOp.MUL, side, arithmetic(im, BinaryOp.MUL, sign, number(_BEYOND)))
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, cut, b), far)
 
@@ -94,7 +94,7 @@ def _turned(im: ImportContext, x: Value) -> Value:
 
 
 def _floor(im: ImportContext, x: Value) -> Value:
-    return Constant(np.floor(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=UnaryOp.FLOOR)
+    return Constant(np.floor(x.array)) if isinstance(x, Constant) else im.apply(x, UnaryOp.FLOOR)
 
 
 def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
@@ -105,7 +105,7 @@ def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
     if exponent == -1:
         return reciprocal(im, x)
     if exponent in _POWERS:
-        return im.unary(x, "UnaryOp", op_type=_POWERS[exponent])
+        return im.apply(x, _POWERS[exponent])
     if exponent in range(2, _LARGEST_PRODUCT + 1):
         return _whole_power(im, x, int(exponent))
     if not np.isfinite(np.float32(exponent)):
@@ -118,5 +118,5 @@ def _whole_power(im: ImportContext, x: Tensor, exponent: int) -> Tensor:
     if exponent == 1:
         return x
     half = _whole_power(im, x, exponent // 2)
-    square = im.unary(half, "UnaryOp", op_type=UnaryOp.SQUARE)
+    square = im.apply(half, UnaryOp.SQUARE)
     return square if exponent % 2 == 0 else im.like(x, im.layer("BinaryOp", square.blob, x.blob, op_type=BinaryOp.MUL))

@@ -111,7 +111,7 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
 
 
 def _whole(im: ImportContext, x: Value) -> Value:
-    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.unary(x, "UnaryOp", op_type=UnaryOp.ROUND)
+    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.apply(x, UnaryOp.ROUND)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
@@ -119,11 +119,7 @@ def _folded(im: ImportContext, grid: Value) -> Value:
     place = arithmetic(im, BinaryOp.ADD, grid, number(1))
     turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, place, number(4)), number(4))
     apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, place, turns), number(2))
-    distance = (
-        Constant(np.abs(apart.array))
-        if isinstance(apart, Constant)
-        else im.unary(apart, "UnaryOp", op_type=UnaryOp.ABS)
-    )
+    distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.apply(apart, UnaryOp.ABS)
     return arithmetic(im, BinaryOp.SUB, number(1), distance)
 
 

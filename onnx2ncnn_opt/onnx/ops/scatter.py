@@ -366,7 +366,7 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     numbers = as_float(im, indices)
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # Sums are rounded to whole numbers where ONNX Runtime's are.
-        below = im.unary(im.unary(numbers, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.0)
+        below = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
         numbers = im.tensor(
             binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, Constant(np.array(count, np.float32))))
         )

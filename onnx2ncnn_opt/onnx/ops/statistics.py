@@ -20,8 +20,8 @@ _MVN_EPSILON = 1e-9
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
     """What ONNX says it is: means, differences, and a square root."""
     apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
-    variance = reduce(im, im.unary(apart, "UnaryOp", op_type=UnaryOp.SQUARE), "ReduceMean", axes, 1)
-    deviation = binary(im, BinaryOp.ADD, im.unary(variance, "UnaryOp", op_type=UnaryOp.SQRT), number(_MVN_EPSILON))
+    variance = reduce(im, im.apply(apart, UnaryOp.SQUARE), "ReduceMean", axes, 1)
+    deviation = binary(im, BinaryOp.ADD, im.apply(variance, UnaryOp.SQRT), number(_MVN_EPSILON))
     return binary(im, BinaryOp.DIV, apart, deviation)
 
 
@@ -80,12 +80,12 @@ def _power(im: ImportContext, x: Tensor, p: int) -> Tensor:
     if p < 1:
         raise im.refuse(f"p is {p}: it must be at least 1", "export it with p >= 1")
     if p == 2:
-        return im.unary(x, "UnaryOp", op_type=UnaryOp.SQUARE)
-    positive = im.unary(x, "UnaryOp", op_type=UnaryOp.ABS)
+        return im.apply(x, UnaryOp.SQUARE)
+    positive = im.apply(x, UnaryOp.ABS)
     return positive if p == 1 else im.unary(positive, "Power", power=float(p))
 
 
 def _root(im: ImportContext, x: Value, p: int) -> Value:
     if p == 1:
         return x
-    return im.unary(x, "UnaryOp", op_type=UnaryOp.SQRT) if p == 2 else im.unary(x, "Power", power=1 / p)
+    return im.apply(x, UnaryOp.SQRT) if p == 2 else im.unary(x, "Power", power=1 / p)

@@ -51,7 +51,7 @@ def top_k11(
     size = x.shape[axis]
     if count < 1 or (isinstance(size, int) and count > size):
         raise im.refuse(f"k is {count}, for an axis of {size} elements", "ask for 1 up to as many as there are")
-    order = x if largest else im.unary(x, "UnaryOp", op_type=UnaryOp.NEG)
+    order = x if largest else im.apply(x, UnaryOp.NEG)
     if count == 1:
         found = reduce(im, x, "ReduceMax" if largest else "ReduceMin", (axis,), 1)
         return found, arg_max(im, order, axis=axis)
@@ -120,7 +120,7 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: in
 
 
 def _scaled(im: ImportContext, x: Tensor, factor: float) -> Tensor:
-    return im.unary(x, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=factor)
+    return im.apply(x, BinaryOp.MUL, factor)
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:

@@ -12,9 +12,7 @@ from onnx2ncnn_opt.onnx.value import Tensor
 
 def softsign(im: ImportContext, x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
-    one_more = im.unary(
-        im.unary(x, "UnaryOp", op_type=UnaryOp.ABS), "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=1.0
-    )
+    one_more = im.apply(im.apply(x, UnaryOp.ABS), BinaryOp.ADD, 1.0)
     return im.like(x, im.layer("BinaryOp", x.blob, one_more.blob, op_type=BinaryOp.DIV))
 
 
@@ -24,7 +22,7 @@ _SOFTPLUS_LINEAR = 40.0
 
 def softplus(im: ImportContext, x: Tensor) -> Tensor:
     """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
-    low = im.unary(x, "BinaryOp", op_type=BinaryOp.MIN, with_scalar=1, b=_SOFTPLUS_LINEAR)
+    low = im.apply(x, BinaryOp.MIN, _SOFTPLUS_LINEAR)
     return im.like(x, im.layer("BinaryOp", x.blob, im.unary(low, "Softplus").blob, op_type=BinaryOp.MAX))
 
 

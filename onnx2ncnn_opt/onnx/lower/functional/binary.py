@@ -46,7 +46,7 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
         a, b, op_type = b, a, op_type.exchanged
     assert isinstance(a, Tensor)
     if isinstance(b, Constant) and b.scalar is not None and len(shape) == a.rank:
-        return im.unary(a, "BinaryOp", op_type=op_type, with_scalar=1, b=float(im.f32(b.array).reshape(-1)[0]))
+        return im.apply(a, op_type, float(im.f32(b.array).reshape(-1)[0]))
     rank = len(shape)
     views = [_padded(a.view, rank), _padded(_view(b), rank)]
     aligned = align(views)

@@ -52,11 +52,9 @@ def turned_over(im: ImportContext, x: Tensor) -> Tensor:
         return x
     span = 2.0 ** (8 * x.dtype.itemsize)
     low = -span / 2 if x.dtype.kind == "i" else 0.0
-    above = im.unary(x, "BinaryOp", op_type=BinaryOp.SUB, with_scalar=1, b=low) if low else x
-    turns = im.unary(
-        im.unary(above, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=1 / span), "UnaryOp", op_type=UnaryOp.FLOOR
-    )
-    turns = im.unary(turns, "BinaryOp", op_type=BinaryOp.MUL, with_scalar=1, b=span)
+    above = im.apply(x, BinaryOp.SUB, low) if low else x
+    turns = im.apply(im.apply(above, BinaryOp.MUL, 1 / span), UnaryOp.FLOOR)
+    turns = im.apply(turns, BinaryOp.MUL, span)
     return im.like(x, im.layer("BinaryOp", x.blob, turns.blob, op_type=BinaryOp.SUB))
 
 
@@ -99,11 +97,11 @@ def float_value(im: ImportContext, x: Value) -> Value:
 def nonzero(im: ImportContext, x: Tensor) -> Tensor:
     """1 where the number is not 0 (NaN is not), else 0."""
     whole = not is_float(x.dtype)
-    x = im.unary(as_float(im, x), "UnaryOp", op_type=UnaryOp.ABS)
+    x = im.apply(as_float(im, x), UnaryOp.ABS)
     if whole:
         return im.unary(x, "Threshold", threshold=0.5)
-    zero = im.unary(im.unary(x, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
-    return im.unary(zero, "BinaryOp", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)
+    zero = im.unary(im.apply(x, UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
+    return im.apply(zero, BinaryOp.RSUB, 1.0)
 
 
 FLT_MAX = float(np.finfo(np.float32).max)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx2ncnn_opt.ir.codes import PadMode
 from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, smaller
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
@@ -94,7 +95,7 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     batch = [before.pop(0)] if before and x.view.batch and x.view.axes[before[0]] == x.view.batch else []
     dims = [before, [axis], after]
     blob = im.mat(x, dims, batch)
-    blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=1)
+    blob = im.layer("Pooling", blob, kernel_w=1, stride_w=1, stride_h=step, pad_mode=PadMode.VALID)
     shape = tuple(blob.known_shape[1] if a == axis else n for a, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)
 

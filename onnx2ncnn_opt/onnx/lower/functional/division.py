@@ -81,7 +81,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
     if known.low >= 0:
         return binary(im, BinaryOp.MAX, b, least)
     is_zero = im.unary(
-        im.unary(im.unary(b, "UnaryOp", op_type=UnaryOp.ABS), "UnaryOp", op_type=UnaryOp.NEG),
+        im.apply(im.apply(b, UnaryOp.ABS), UnaryOp.NEG),
         "Threshold",
         threshold=-FLT_MIN,
     )
@@ -123,21 +123,15 @@ def _scalar(value: onnx_ir.Value | None) -> float | None:
     return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
 
 
-def applied(im: ImportContext, x: Value, op_type: int, function: Callable[[Array], Array]) -> Value:
+def applied(im: ImportContext, x: Value, op_type: UnaryOp, function: Callable[[Array], Array]) -> Value:
     """UnaryOp on numbers of any type; of a constant a constant."""
-    return (
-        Constant(function(x.array))
-        if isinstance(x, Constant)
-        else im.unary(as_numbers(im, x), "UnaryOp", op_type=op_type)
-    )
+    return Constant(function(x.array)) if isinstance(x, Constant) else im.apply(as_numbers(im, x), op_type)
 
 
 def divided(im: ImportContext, a: Value, b: Value) -> Value:
     """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
     half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, BinaryOp.MUL, b, number(0.5))
-    twice = im.unary(
-        binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), "UnaryOp", op_type=UnaryOp.ROUND
-    )
+    twice = im.apply(binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), UnaryOp.ROUND)
     # Cut off, so that the rest of an infinity is infinite.
     twice = im.unary(twice, "Clip", min=-_BEYOND, max=_BEYOND)
     return binary(
@@ -154,7 +148,7 @@ def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
     many = binary(
         im,
         BinaryOp.MUL,
-        im.unary(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), "UnaryOp", op_type=UnaryOp.TRUNC),
+        im.apply(binary(im, BinaryOp.MUL, turns, Constant(1 / step.array)), UnaryOp.TRUNC),
         step,
     )
     few = binary(im, BinaryOp.SUB, turns, many)
@@ -179,15 +173,13 @@ def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
 def truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
     larger = arithmetic(im, BinaryOp.MUL, number_value(im, a), number(1 + 2.0**-21))
-    return im.unary(_ratio(im, larger, b), "UnaryOp", op_type=UnaryOp.TRUNC)
+    return im.apply(_ratio(im, larger, b), UnaryOp.TRUNC)
 
 
 def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
     """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
     half = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.SIGN, np.sign), number(0.5))
-    return im.unary(
-        _ratio(im, arithmetic(im, BinaryOp.ADD, number_value(im, a), half), b), "UnaryOp", op_type=UnaryOp.FLOOR
-    )
+    return im.apply(_ratio(im, arithmetic(im, BinaryOp.ADD, number_value(im, a), half), b), UnaryOp.FLOOR)
 
 
 def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
@@ -202,7 +194,7 @@ def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
 def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
     require_untested(im, x)
-    return im.unary(im.tensor(kept_from_zero(im, number(1), x)), "UnaryOp", op_type=UnaryOp.RECIPROCAL)
+    return im.apply(im.tensor(kept_from_zero(im, number(1), x)), UnaryOp.RECIPROCAL)
 
 
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
@@ -218,7 +210,7 @@ def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
             "its divisor may be 0 or infinite, where ONNX's remainder differs from ncnn's",
             "export torch.remainder(x, y) instead, which divides",
         )
-    rest = im.tensor(rest_of(im, a, im.unary(binary(im, BinaryOp.DIV, a, b), "UnaryOp", op_type=UnaryOp.ROUND), b))
+    rest = im.tensor(rest_of(im, a, im.apply(binary(im, BinaryOp.DIV, a, b), UnaryOp.ROUND), b))
     side = applied(im, a if fmod else b, UnaryOp.SIGN, np.sign)
     other = im.unary(
         binary(im, BinaryOp.MUL, rest, arithmetic(im, BinaryOp.MUL, side, number(-1))), "Threshold", threshold=0.0

@@ -80,7 +80,7 @@ def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
         return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))
     ones = im.ones(size)
     sums = im.like(ones, im.layer("CumulativeSum", ones.blob, axis=2))
-    places = im.unary(sums, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=-1.0)
+    places = im.apply(sums, BinaryOp.ADD, -1.0)
     return places.viewed(places.view.with_axes(((),) * axis + places.view.axes + ((),) * (rank - 1 - axis)))
 
 
@@ -94,4 +94,4 @@ def _number(im: ImportContext, size: Sym) -> Tensor:
     ones = im.ones(longer)
     blob = im.layer("Reduction", ones.blob, operation=Reduction.SUM, reduce_all=0, axes=(0, 1, 2), fixbug0=1)
     number = im.wrap(blob, (), [[]])
-    return im.unary(number, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=-1.0) if more else number
+    return im.apply(number, BinaryOp.ADD, -1.0) if more else number

@@ -85,7 +85,7 @@ def _sampled(
     places = counted(im, indices, size)
     if isinstance(size, Sym):
         # The middle of the pixel as a share of the row.
-        middle = im.unary(places, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=0.5)
+        middle = im.apply(places, BinaryOp.ADD, 0.5)
         places = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
         scale, shift = _coordinates(im, 1, rows)
         shift[0] = -1
@@ -140,7 +140,7 @@ def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
-    negative = im.unary(im.unary(indices, "UnaryOp", op_type=UnaryOp.NEG), "Threshold", threshold=0.5)
+    negative = im.unary(im.apply(indices, UnaryOp.NEG), "Threshold", threshold=0.5)
     return im.tensor(binary(im, BinaryOp.ADD, indices, binary(im, BinaryOp.MUL, negative, _sizes(im, *sizes))))
 
 

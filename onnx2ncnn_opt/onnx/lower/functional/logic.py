@@ -22,12 +22,12 @@ def threshold(im: ImportContext, x: Value, limit: float) -> Tensor:
 
 def negative(im: ImportContext, x: Value) -> Tensor:
     """-x."""
-    return im.unary(x, "UnaryOp", op_type=UnaryOp.NEG)
+    return im.apply(x, UnaryOp.NEG)
 
 
 def rest(im: ImportContext, x: Value) -> Tensor:
     """1 - x."""
-    return im.unary(x, "BinaryOp", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)
+    return im.apply(x, BinaryOp.RSUB, 1.0)
 
 
 def bools(im: ImportContext, x: Value) -> Tensor:

@@ -18,9 +18,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 def deviation(im: ImportContext, variance: Value, epsilon: float) -> Tensor:
     """sqrt(variance + epsilon)."""
-    return im.unary(
-        im.unary(variance, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=epsilon), "UnaryOp", op_type=UnaryOp.SQRT
-    )
+    return im.apply(im.apply(variance, BinaryOp.ADD, epsilon), UnaryOp.SQRT)
 
 
 def layer_norm(
@@ -58,10 +56,8 @@ def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[
     if not im.is_used(1) and not im.is_used(2):
         return None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
-    apart = im.unary(binary(im, BinaryOp.SUB, x, mean), "UnaryOp", op_type=UnaryOp.SQUARE)
-    return mean, im.unary(
-        deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), "UnaryOp", op_type=UnaryOp.RECIPROCAL
-    )
+    apart = im.apply(binary(im, BinaryOp.SUB, x, mean), UnaryOp.SQUARE)
+    return mean, im.apply(deviation(im, reduce(im, apart, "ReduceMean", axes, 1), epsilon), UnaryOp.RECIPROCAL)
 
 
 def rms_norm(

@@ -80,7 +80,7 @@ def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
     empty = binary(im, BinaryOp.SUB, number(1), im.unary(width, "Threshold", threshold=0.0))
     scale = binary(im, BinaryOp.ADD, width, empty)
     lowest = binary(im, BinaryOp.SUB, number(0), binary(im, BinaryOp.DIV, low, scale))
-    zero = im.unary(im.unary(lowest, "Clip", min=0.0, max=255.0), "UnaryOp", op_type=UnaryOp.ROUND)
+    zero = im.apply(im.unary(lowest, "Clip", min=0.0, max=255.0), UnaryOp.ROUND)
     zero = Tensor(zero.blob, zero.view, held_as_float(_UINT8))
     return quantized(im, divided(im, x, scale), zero, _UINT8), scale, zero
 
@@ -119,11 +119,11 @@ def quantized(im: ImportContext, x: Value, zero_point: Value | None, dtype: np.d
     if isinstance(zero, Constant) and (zero.array == zero.array.flat[0]).all():
         # Cut off first, the number that is added here and subtracted at the end of a chain falls away between.
         shift = float(zero.array.flat[0])
-        x = im.unary(im.unary(x, "Clip", min=low - shift, max=high - shift), "UnaryOp", op_type=UnaryOp.ROUND)
+        x = im.apply(im.unary(x, "Clip", min=low - shift, max=high - shift), UnaryOp.ROUND)
         if shift:
-            x = im.unary(x, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=shift)
+            x = im.apply(x, BinaryOp.ADD, shift)
     else:
-        x = im.tensor(binary(im, BinaryOp.ADD, im.unary(x, "UnaryOp", op_type=UnaryOp.ROUND), zero))
+        x = im.tensor(binary(im, BinaryOp.ADD, im.apply(x, UnaryOp.ROUND), zero))
         x = im.unary(x, "Clip", min=float(low), max=float(high))
     return Tensor(x.blob, x.view, held_as_float(dtype))
 

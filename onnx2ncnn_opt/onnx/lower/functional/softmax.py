@@ -15,7 +15,7 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     if not x.view.axes[axis]:
         # The softmax of one element is 1; written so that NaN and infinity stay NaN as in ONNX.
         zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
-        return im.unary(zero, "BinaryOp", op_type=BinaryOp.ADD, with_scalar=1, b=1.0)  # exp of NaN is a number on x86
+        return im.apply(zero, BinaryOp.ADD, 1.0)  # exp of NaN is a number on x86
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     return im.like(lying, im.layer("Softmax", lying.blob, axis=dim, fixbug0=1))
