@@ -98,7 +98,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     if summary.verified is not None:
         blocks += [f"note: {text}" for text in summary.notes]
         blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
-    blocks += mask_lines(summary.masks, summary.estimated)
+    blocks += mask_lines(summary.masks, summary.estimated, verbose=verbose)
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += latency_lines(summary.latency, "ONNX Runtime")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]

@@ -117,7 +117,7 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         blocks.append(output_table(summary.verified))
         if summary.caches:
             blocks.append(f"note: caches are not compared, as only ncnn can read them: {', '.join(summary.caches)}")
-    blocks += mask_lines(summary.masks, summary.estimated)
+    blocks += mask_lines(summary.masks, summary.estimated, verbose=verbose)
     blocks += latency_lines(summary.latency, "before")
     blocks += [f"wrote: {path} ({file_size(size)})" for path, size in summary.files]
     blocks.append(f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}")

@@ -46,6 +46,9 @@ def latency_lines(latency: LatencyRow | None, other: str) -> list[str]:
     return [f"latency: {times} (one thread, fp32, fastest of {latency.turns} turns)"]
 
 
+_MOST_MASKS = 10
+
+
 def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[str]:
     """The dynamic sizes that the net was run at, where it has any.
 
@@ -62,9 +65,14 @@ def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
     return [f"checked: {checked}{estimated}"] if checked else []
 
 
-def mask_lines(masks: Sequence[str], estimated: str) -> list[str]:
-    """The layers that fp16 is not enough for, and what it does to the outputs with their masks."""
-    return [*(f"mask: {mask}" for mask in masks), *([f"fp16 (estimated): {estimated}"] if estimated else [])]
+def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -> list[str]:
+    """The layers that fp16 is not enough for, and what it does to the outputs with their masks.
+
+    Of many layers only the first are named, unless `verbose`.
+    """
+    shown = masks if verbose or len(masks) <= _MOST_MASKS else masks[: _MOST_MASKS // 2]
+    rest = [f"mask: and {len(masks) - len(shown)} more layers (-v lists them)"] if len(shown) < len(masks) else []
+    return [*(f"mask: {mask}" for mask in shown), *rest, *([f"fp16 (estimated): {estimated}"] if estimated else [])]
 
 
 def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
