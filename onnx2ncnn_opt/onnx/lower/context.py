@@ -74,6 +74,10 @@ class ImportContext(Builder, ABC):
         """The nodes that read the node's first output."""
         return self._node.outputs[0].consumers()
 
+    def operand(self, at: int) -> onnx_ir.Value | None:
+        """What the node reads as its input number `at`."""
+        return self._node.inputs[at]
+
     def value_hint(self, operand: int, otherwise: str = "") -> str:
         """How to make an operand of the node constant: by binding the inputs that it is computed from to values.
 

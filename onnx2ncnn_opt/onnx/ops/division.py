@@ -47,7 +47,7 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     if isinstance(b, Constant) and isinstance(a, Tensor) and _is_whole(b) and _is_rounding_scale(im):
         return by_whole(im, a, b)
     if a is not b:  # x / x is finite or NaN
-        require_untested(im, b)
+        require_untested(im, b, 1)
     return binary(im, BinaryOp.DIV, a, kept_from_zero(im, a, b))
 
 

@@ -28,6 +28,13 @@ _BEYOND = 2.0**30  # every float32 from here on is even
 # From where on functions give the same in float32, and exp gives 0.
 _LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
 _VANISHED = 104.0
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+# What a quotient is still infinite after.
+_CARRYING = frozenset(
+    {"Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
+    | {"Transpose", "Unsqueeze", "Where"}
+)
+_STEPS = 4  # between a divisor and a condition on it: Abs, Greater, Not
 _TINY = 1e-3
 
 
@@ -38,20 +45,45 @@ def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
     return binary(im, BinaryOp.ADD, near, binary(im, BinaryOp.MUL, rest_of(im, a, im.tensor(b), near), inverse))
 
 
-def require_untested(im: ImportContext, divisor: Operand) -> None:
+def require_untested(im: ImportContext, divisor: Operand, at: int = 0) -> None:
     """Refuse a divisor that may be 0 where the model asks whether the quotient is NaN or infinite.
 
-    x86 makes NaN of what is infinite in ONNX.
+    It is the node's input number `at`. x86 makes NaN of what is infinite in ONNX.
     """
     if isinstance(divisor, Constant) and divisor.array.all():
         return
     may_vanish = not isinstance(divisor, Tensor) or im.range_of(divisor).has(0)
-    tests = [reader for reader in im.readers() if reader.op_type in ("IsInf", "IsNaN")]
-    if may_vanish and tests and not _is_any_test(tests):
+    tests = _tests(im.readers(), im.operand(at)) if may_vanish else []
+    if tests and not _is_any_test(tests):
         raise im.refuse(
             "a quotient by 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
             "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
         )
+
+
+def _tests(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
+    """The nodes that ask whether a quotient is NaN or infinite, which is moved about and selected.
+
+    A select whose condition is computed from the divisor is taken for a guard against 0.
+    """
+    seen, left = set(readers), [*readers]
+    while left:
+        node = left.pop()
+        if node.op_type in _CARRYING and not (node.op_type == "Where" and _depends(node.inputs[0], divisor)):
+            further = [reader for reader in node.outputs[0].consumers() if reader not in seen]
+            left += further
+            seen.update(further)
+    return [node for node in seen if node.op_type in ("IsInf", "IsNaN")]
+
+
+def _depends(value: onnx_ir.Value | None, on: onnx_ir.Value | None) -> bool:
+    """Whether a condition is computed from a value in a few steps."""
+    left = [value]
+    for _ in range(_STEPS):
+        if on in left:
+            return True
+        left = [each for v in left if v is not None and (node := v.producer()) is not None for each in node.inputs]
+    return False
 
 
 def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
@@ -99,10 +131,10 @@ def _limit(node: onnx_ir.Node, side: int) -> float | None:
         return _VANISHED
     if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
         return _VANISHED if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
-    if node.op_type == "Min" and side > 0:
+    if node.op_type in _COMPARISONS or (node.op_type == "Min" and side > 0):
         bounds = [_scalar(value) for value in node.inputs]
-        found = [abs(bound) for bound in bounds if bound is not None]
-        return max(found, default=None)
+        found = [abs(bound) for bound in bounds if bound is not None and np.isfinite(bound)]
+        return max((*found, _TINY)) if found else None
     if node.op_type != "Clip":
         return None
     low, high = (_bound(node, name, at) for name, at in (("min", 1), ("max", 2)))
