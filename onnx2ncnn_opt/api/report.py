@@ -116,10 +116,10 @@ def make_report(
     if param is None:
         step("converting the model")
         conversion = convert(model, shapes=shapes, values=values)
-        verified = conversion.verify(**options, modes=modes)
+        verified = conversion.verify(**options, modes=modes, explain=True)
         return Report((report_conversion(conversion, verified, **options),), verified)
     options |= {"shapes": shapes, "values": values}
-    verified = verify(model, param, bin, manifest=manifest, modes=modes, **options)
+    verified = verify(model, param, bin, manifest=manifest, modes=modes, explain=True, **options)
     return Report((report_net(model, param, bin, verified, **options),), verified)
 
 
@@ -545,7 +545,10 @@ def _record(
         headline=headline,
         facts=(*facts, *([("checked", verified.checked)] if verified and verified.checked else [])),
         notes=(*notes, *(verified.notes if isinstance(verified, VerifyReport) else ())),
-        outputs=tuple(Output(o.name, o.status, o.message, o.max_abs, o.max_rel, o.cosine, o.mode) for o in reports),
+        outputs=tuple(
+            Output(o.name, o.status, o.message, o.max_abs, o.max_rel, o.cosine, o.mode, o.rounding, o.cause)
+            for o in reports
+        ),
         modes=tuple(run.verdicts),
         timing=_timing(run),
         errors=f"Errors and times are not known, or not all: {run.problem}"

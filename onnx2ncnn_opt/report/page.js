@@ -236,7 +236,7 @@ function position(value, {low, high}) {
 }
 
 function outputs(net) {
-  const range = decades(net.outputs.map(output => output.max_rel));
+  const range = decades(net.outputs.flatMap(output => [output.max_rel, output.rounding])), tick = at => `M${4 + at * 152} 2V18`;
   const scale = output => {
     const at = position(output.max_rel, range);
     if (at === null) return null;
@@ -245,11 +245,13 @@ function outputs(net) {
       s("path", {class: "rule", d: Array.from({length: range.high - range.low + 1}, (_, i) =>
         `M${4 + 152 * i / (range.high - range.low)} 4V16`).join("")}),
       s("path", {d: `M4 10H${x}`, stroke: `var(--mode-${Math.max(0, mode)})`, "stroke-width": 3}),
-      mark(mode, x, 10, output.status === "ok" ? "" : "fill"));
+      mark(mode, x, 10, output.status === "ok" ? "" : "fill"),
+      output.rounding === null ? null : s("path", {class: "rounding", d: tick(position(output.rounding, range))}));
   };
   return section("outputs", "Outputs",
     h("p", {class: "quiet"}, `The bar is the relative error, on a logarithmic scale from 1e${range.low} to 1e${range.high}: the largest error `,
-      "of the output, divided by its largest element."),
+      "of the output, divided by its largest element.",
+      net.outputs.some(output => output.rounding !== null) ? " The line across it is what rounding to float32 does to the model itself, against float64." : ""),
     h("div", {class: "wide", tabindex: 0, role: "region", "aria-label": "Outputs"}, h("table", {},
       h("thead", {}, h("tr", {}, ["output", "mode", "result"].map(text => h("th", {scope: "col"}, text)),
         ["max error", "relative error"].map(text => h("th", {scope: "col", class: "number"}, text)), h("th", {scope: "col"}, ""),
@@ -257,7 +259,7 @@ function outputs(net) {
       h("tbody", {}, net.outputs.map(output => h("tr", {class: output.status === "ok" ? "" : "bad"},
         h("td", {}, name(output.name)), h("td", {}, output.mode), h("td", {class: "status"}, output.status === "ok" ? "✓ ok" : `✗ ${output.status}`),
         h("td", {class: "number"}, error(output.max_abs)), h("td", {class: "number"}, error(output.max_rel)), h("td", {}, scale(output)),
-        h("td", {class: "number"}, typeof output.cosine === "number" ? output.cosine.toFixed(6) : "–"), h("td", {}, output.message)))))));
+        h("td", {class: "number"}, typeof output.cosine === "number" ? output.cosine.toFixed(6) : "–"), h("td", {}, output.message, output.cause ? h("div", {class: "quiet"}, output.cause) : null)))))));
 }
 
 // A mark of a mode: each has its own form, so that nobody needs to tell colours apart.

@@ -10,7 +10,10 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Output:
-    """An output of the net against its reference; fields as `verification.verify.OutputReport` has them."""
+    """An output of the net against its reference; fields as `verification.verify.OutputReport` has them.
+
+    `rounding` is how far float32 is from float64 in the model itself, None where that was not found out.
+    """
 
     name: str
     status: str
@@ -19,6 +22,8 @@ class Output:
     max_rel: Number
     cosine: Number
     mode: str
+    rounding: Number = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def record(layers: int, *, name: str = "") -> NetRecord:
         facts=(("input", f"{name} [1, 3, 4, 4]"),),
         notes=(name,),
         outputs=(
-            Output(f"{name}y", "ok", "", 1e-6, 1e-6, 1.0, "fp32"),
+            Output(f"{name}y", "ok", "", 1e-6, 1e-6, 1.0, "fp32", 2e-7, f"rounding {name}"),
             Output(f"{name}y", "nan", name, None, float("nan"), None, "fp16"),
         ),
         modes=("fp32", "fp16"),
