@@ -25,6 +25,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.param.files import bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.storage import ROUNDING
@@ -39,14 +40,7 @@ from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_si
 from onnx2ncnn_opt.verification.compare import SUSPECT, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
 from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.verify import (
-    OutputReport,
-    Status,
-    VerifyReport,
-    load_converted,
-    tolerance_of,
-    verify_net,
-)
+from onnx2ncnn_opt.verification.verify import VerifyReport, load_converted, tolerance_of, verify_net
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)

@@ -26,6 +26,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.report.page import page
@@ -52,13 +53,7 @@ from onnx2ncnn_opt.verification.inputs import Feeds
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.nets import draw_runs
-from onnx2ncnn_opt.verification.verify import (
-    OutputReport,
-    VerifyReport,
-    any_feeds,
-    load_converted,
-    tolerance_of,
-)
+from onnx2ncnn_opt.verification.verify import VerifyReport, any_feeds, load_converted, tolerance_of
 from onnx2ncnn_opt.version import __version__
 
 Step = Callable[[str], None]

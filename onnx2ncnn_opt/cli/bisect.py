@@ -19,7 +19,7 @@ from onnx2ncnn_opt.cli.options import (
     skip_option,
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
-from onnx2ncnn_opt.cli.verification import failure, output_rows, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.inputs import Wanted
@@ -132,4 +132,4 @@ def _outputs(report: VerifyReport) -> list[Any]:
     from onnx2ncnn_opt.report.verification import checked_lines, output_table
 
     notes = [f"note: {text}" for text in report.notes]
-    return [*notes, output_table(output_rows(report.outputs)), *checked_lines(report.checked)]
+    return [*notes, output_table(report.outputs), *checked_lines(report.checked)]

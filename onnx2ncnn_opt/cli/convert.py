@@ -31,13 +31,13 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
-from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, output_sizes, report_fields, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.convert import Files
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
-    from onnx2ncnn_opt.verification.verify import OutputReport
+    from onnx2ncnn_opt.outputs import OutputReport
 
 _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 
@@ -228,7 +228,7 @@ def _convert(
         cost=cost,
         storage=(options["storage"] or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
-        verified=None if report is None else output_rows(report.outputs),
+        verified=None if report is None else report.outputs,
         sizes=[] if report is None else output_sizes(report),
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         prefix=str(prefix),

@@ -30,12 +30,12 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
-from onnx2ncnn_opt.cli.verification import output_rows, require_runtimes
+from onnx2ncnn_opt.cli.verification import require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.optimize import NetFiles, Verification
-    from onnx2ncnn_opt.verification.verify import OutputReport
+    from onnx2ncnn_opt.outputs import OutputReport
 
 _ENDINGS = (".param", ".bin")
 _PARAM = (".param", ".param.bin")
@@ -240,8 +240,8 @@ def _optimize(
         kept=[str(kept) for kept in result.storage.kept] if result.storage else [],
         renamed=known,
         caches=result.caches,
-        folded=output_rows(report.folded) if report else [],
-        verified=output_rows(report.outputs) if report else None,
+        folded=report.folded if report else [],
+        verified=report.outputs if report else None,
         files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],
         seconds=time.perf_counter() - clock,
         checked="" if report is None else report.checked,

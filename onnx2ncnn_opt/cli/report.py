@@ -9,7 +9,7 @@ import click
 from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_targets
-from onnx2ncnn_opt.cli.verification import failure, output_rows, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 
 
 @click.command(short_help="A page about a net: errors, costs, rewrites.")
@@ -56,7 +56,7 @@ def report(
     output.show(
         [
             *(f"note: {text}" for text in verified.notes),
-            output_table(output_rows(verified.outputs)),
+            output_table(verified.outputs),
             f"wrote: {path} ({file_size(path.stat().st_size)})",
             *checked_lines(verified.checked),
         ]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.report.verification import OutputRow
-    from onnx2ncnn_opt.verification.verify import OutputReport, VerifyReport
+    from onnx2ncnn_opt.verification.verify import VerifyReport
 
 
 def require_runtimes(on: str | None, *packages: str) -> None:
@@ -21,13 +19,6 @@ def require_runtimes(on: str | None, *packages: str) -> None:
     for package in packages:
         require(package)
     find_target(on).require()
-
-
-def output_rows(outputs: Sequence[OutputReport]) -> list[OutputRow]:
-    """The outputs as the report shows them."""
-    from onnx2ncnn_opt.report.verification import OutputRow
-
-    return [OutputRow(**{f.name: getattr(o, f.name) for f in fields(OutputRow)}) for o in outputs]
 
 
 def output_sizes(report: VerifyReport) -> list[str]:

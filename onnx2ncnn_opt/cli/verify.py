@@ -20,7 +20,7 @@ from onnx2ncnn_opt.cli.options import (
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
-from onnx2ncnn_opt.cli.verification import failure, output_rows, output_sizes, report_fields
+from onnx2ncnn_opt.cli.verification import failure, output_sizes, report_fields
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.inputs import Wanted
@@ -80,7 +80,7 @@ def verify(
         [
             *(f"note: {text}" for text in found.notes),
             *sizes_lines(output_sizes(found), others_refused=found.manifest is not None),
-            output_table(output_rows(found.outputs)),
+            output_table(found.outputs),
             *checked_lines(found.checked),
         ]
     )

@@ -19,6 +19,7 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.baseline import AGAIN, Example, Place, Record, file_hash
 from onnx2ncnn_opt.regression.config import Model
@@ -31,14 +32,7 @@ from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.latency import Latency, in_turns
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.verify import (
-    OutputReport,
-    any_feeds,
-    load_converted,
-    net_feeds,
-    tolerance_of,
-    verify_net,
-)
+from onnx2ncnn_opt.verification.verify import any_feeds, load_converted, net_feeds, tolerance_of, verify_net
 from onnx2ncnn_opt.version import __version__
 
 REQUEST, RESULT = "request.pickle", "result.json"

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.verification import (
     LatencyRow,
-    OutputRow,
     checked_lines,
     latency_lines,
     mask_lines,
@@ -45,7 +45,7 @@ class ConversionSummary:
     cost: str
     storage: tuple[str, int]
     kept: Sequence[str]
-    verified: Sequence[OutputRow] | None
+    verified: Sequence[OutputReport] | None
     sizes: Sequence[str]
     files: Sequence[tuple[str, int]]
     seconds: float

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.conversion import storage_lines
 from onnx2ncnn_opt.report.verification import (
     LatencyRow,
-    OutputRow,
     checked_lines,
     latency_lines,
     mask_lines,
@@ -47,8 +47,8 @@ class OptimizationSummary:
     kept: Sequence[str]
     renamed: Mapping[str, str]
     caches: Sequence[str]
-    folded: Sequence[OutputRow]
-    verified: Sequence[OutputRow] | None
+    folded: Sequence[OutputReport]
+    verified: Sequence[OutputReport] | None
     files: Sequence[tuple[str, int]]
     seconds: float
     checked: str = ""

@@ -10,7 +10,7 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Output:
-    """An output of the net against its reference; fields as `verification.verify.OutputReport` has them.
+    """An output of the net against its reference; fields as `outputs.OutputReport` has them.
 
     `rounding` is how far float32 is from float64 in the model itself, None where that was not found out.
     """

@@ -5,27 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.console import Table
-
-
-@dataclass(frozen=True)
-class OutputRow:
-    """One output of the model: `status` is "ok" or what is wrong, `message` says more; numbers are None without any.
-
-    `mode` is how ncnn computed: "fp32", "fp16" or "bf16". `rounding`, `bits` and `cause` say where an error comes from,
-    see `verification.budget`.
-    """
-
-    name: str
-    status: str
-    max_abs: float | None
-    max_rel: float | None
-    cosine: float | None
-    message: str = ""
-    mode: str = "fp32"
-    rounding: float | None = None
-    bits: float | None = None
-    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,7 @@ def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -
     return [*(f"mask: {mask}" for mask in shown), *rest, *([f"fp16 (estimated): {estimated}"] if estimated else [])]
 
 
-def output_table(rows: Sequence[OutputRow], label: str = "output") -> Table:
+def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
     """The outputs as a table, with columns of modes where there are others than fp32, and of causes where known."""
     modes = any(row.mode != "fp32" for row in rows)
     causes = any(row.cause for row in rows)

@@ -14,11 +14,11 @@ from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.verification.compare import Tolerance, compare
 from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, sweeps
-from onnx2ncnn_opt.verification.verify import OutputReport, Status
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
 # of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.param.storage import ROUNDING
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -46,10 +47,6 @@ from onnx2ncnn_opt.verification.inputs import (
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
 
-# From right to worst: what ncnn computed is off, is not finite, has another shape; or there is nothing to compare,
-# because the net has no such blob, the model itself gives no number, ncnn refused the net, or died on it.
-Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refused", "crashed"]
-
 # A net of dynamic sizes has to be right at two values of each.
 _SIZES_EACH = 2
 _MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
@@ -61,32 +58,6 @@ _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
 UNPROVEN = (
     "there is no number in it on either side, which proves nothing; give inputs that suit the model with --inputs"
 )
-
-
-@dataclass(frozen=True)
-class OutputReport:
-    """One output of the model: what became of it in the net.
-
-    `max_abs`, `max_rel` and `cosine` are those of `compare`, None where nothing could be compared. `message` says
-    what is wrong, and is empty where nothing is. `blob` is None where the net has none for it. `mode` is how ncnn was
-    told to compute.
-
-    `rounding`, `bits` and `cause` are those of `budget.Budget`: how far ONNX Runtime's float32 is from float64, how
-    much 16 or 8 bits explain, both in units of the output's largest value, and where the error comes from. They are
-    None and empty where that was not asked for, or could not be found out.
-    """
-
-    name: str
-    blob: str | None
-    status: Status
-    message: str = ""
-    max_abs: float | None = None
-    max_rel: float | None = None
-    cosine: float | None = None
-    mode: str = "fp32"
-    rounding: float | None = None
-    bits: float | None = None
-    cause: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import pytest
 
 from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.convert import Files
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.verification.budget import Budget
-from onnx2ncnn_opt.verification.verify import OutputReport, verify_net
+from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import ROOT, refilled
 
 
