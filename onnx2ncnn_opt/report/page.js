@@ -34,7 +34,9 @@ const error = value => value === null || value === undefined ? "–" : typeof va
   : value === 0 ? "0" : value.toExponential(1);
 const times = (number, one, many) => `${number} ${number === 1 ? one : many}`;
 const sum = values => values.some(value => value === null) ? null : values.reduce((a, b) => a + b, 0);
-const lastOf = text => text.length > 46 ? "…" + text.slice(-45) : text;
+const narrow = matchMedia("(max-width: 40rem)");
+// The end of a long name, which tells it from others.
+const lastOf = text => (most => text.length > most ? "…" + text.slice(1 - most) : text)(narrow.matches ? 21 : 46);
 
 const STATUS = {
   right: "as in the reference", reordered: "the same numbers in another order", wrong: "differs from the reference",
