@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from math import inf, isinf
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.baseline import AGAIN, Example, Place, Record, file_hash
 from onnx2ncnn_opt.regression.config import Model
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
-from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
+from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, require
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
@@ -143,12 +143,13 @@ class _Judgement:
         self.worker = NcnnWorker(target)
         self.modes = self.model.modes or target.modes
         greeting = self.worker.start().greeting
+        require("onnxruntime")
         self.checked = self.worker.checked(self.modes)
         self.versions = {
             "converter": self.request.converter,
             "onnx2ncnn-opt": __version__,
             "ncnn": greeting["ncnn"],
-            "onnxruntime": version("onnxruntime"),
+            "onnxruntime": version(packages_distributions()["onnxruntime"][0]),  # or onnxruntime-gpu
         }
         self.step = "baseline"
         before = self.baseline()
@@ -172,7 +173,7 @@ class _Judgement:
             self.changes = Changes() if is_same else self.compared(graph)
         ran: dict[str, Any] = {}
         if is_wrong:
-            self.skip("the net is wrong", "latency", "memory")
+            self.skip("the model fails already", "latency", "memory")
         elif self.request.record:
             ran = self.run(examples, with_baseline=before is not None and not is_same)
         elif before is None:

@@ -159,7 +159,7 @@ def test_thresholds_of_accuracy(project: Path) -> None:
     assert failed(wrong) == ["accuracy fp32"]
     assert wrong.changes is not None
     assert wrong.changes.changed == {"Convolution": 1}
-    assert measured(wrong, "latency").message == "the net is wrong"
+    assert measured(wrong, "latency").message == "the model fails already"
     file.write_text(file.read_text() + "thresholds = { accuracy = 0.01 }\n")
     assert check(file).ok
     file.write_text(file.read_text().replace("0.01", "0.001"))
