@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
-from onnx2ncnn_opt.ir.view import Reorder
+from onnx2ncnn_opt.ir.view import Reorder, Step
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._constants import data_params
 from onnx2ncnn_opt.passes._views import (
@@ -58,14 +58,16 @@ class _Region:
 class _Edge:
     """A blob at the border of a region, and the views between it and the rest of the net that would vanish.
 
-    `steps` lead from the far end to the region's shape, or from the region to the far end. Where a Gemm is at the far
-    end, it transposes its matrix at no cost.
+    `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of views cost
+    nothing: the transposition of a matrix where a `gemm` is at the far end, and a view from the far end that is `there`
+    for somebody else, since equal layers are merged.
     """
 
     blob: Blob
     chain: tuple[Layer, ...]
     steps: Steps
     gemm: Layer | None = None
+    there: frozenset[Step] = frozenset()
 
 
 @graph_pass(exact=False, purpose="transformers and models with channels last")
@@ -165,6 +167,8 @@ def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
     entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
     ways_in = list(entries.values())
     ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
+    own = {layer for edge in (*ways_in, *ways_out) for layer in edge.chain}
+    ways_in = [replace(edge, there=_views_of_others(edge.blob, own)) for edge in ways_in]
     old = _total(
         (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
     )
@@ -267,7 +271,7 @@ def _cost_of(form: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Ed
         steps = shortest(edge.blob.known_shape, (*edge.steps, *form))
         if steps is None:
             return None
-        costs.append(_cost(() if _is_there(edge, steps) else steps, edge))
+        costs.append(_cost(steps, edge))
     back = inverse(shape, form)
     start = shape_after(shape, form)
     for edge in ways_out:
@@ -278,15 +282,17 @@ def _cost_of(form: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Ed
     return _total(costs)
 
 
-def _is_there(edge: _Edge, steps: Steps) -> bool:
-    """Whether somebody else reads the blob through the same view already: equal layers are merged."""
-    return not edge.chain and len(steps) == 1 and any(step_of(user) == steps[0] for user in edge.blob.users)
-
-
 def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
     """What views cost, given from the far end of an edge on."""
+    if len(steps) == 1 and steps[0] in edge.there:
+        return 0, 0
     is_free = edge.gemm is not None and bool(steps) and steps[0] == Reorder((1, 0))
     return cost(steps[1:] if is_free else steps)
+
+
+def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
+    """The views through which others read a blob. Not one's own: the cost of two that are equal is that of one."""
+    return frozenset(step for user in blob.users if user not in own and (step := step_of(user)) is not None)
 
 
 def _reformed(
