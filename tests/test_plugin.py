@@ -51,7 +51,7 @@ def importable(site: Path) -> str:
 
 def optimize(folder: Path, *options: str) -> Ended:
     site = importable(folder / "site")
-    return run(folder, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", *options, PYTHONPATH=site)
+    return run(folder, "optimize", "in.param", "in.bin", "-o", "out", "--no-verify", "-v", *options, PYTHONPATH=site)
 
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:

@@ -99,14 +99,13 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
     """The last elements of an axis before it, and the first ones after it."""
     size = x.shape[axis]
-    if not isinstance(size, int) or max(begin, end) > size:
-        raise im.refuse(
-            f"{max(begin, end)} elements wrapped around an axis of size {size}", "pad by less than the axis"
-        )
     lying = im.along(x, [axis])
     dim = lying.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
         return repeated(im, lying, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
+    if not isinstance(size, int) or max(begin, end) > size:
+        reason = f"{max(begin, end)} elements wrapped around an axis of size {size}"
+        raise im.refuse(reason, "pad by at most the size of the axis")
     parts = [lying.blob]
     if begin:
         parts.insert(0, im.layer("Crop", lying.blob, starts=(size - begin,), ends=(size,), axes=(dim,)))
