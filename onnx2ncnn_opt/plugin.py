@@ -23,7 +23,7 @@ from onnx2ncnn_opt.ir.spec import CUSTOM, LayerSpec, Trait, WeightSpec, parse_pa
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, Sizes, Tensor, Tensors, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, Sizes, Tensor, TensorSequence, Value
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import (
     Replacement,
@@ -65,7 +65,7 @@ __all__ = [
     "SamplePadding",
     "Sizes",
     "Tensor",
-    "Tensors",
+    "TensorSequence",
     "Trait",
     "UnaryOp",
     "Value",

@@ -5,7 +5,7 @@ minima and maxima of such polynomials. Sums and products are kept in one canonic
 different ways through a model compare equal when they are (``3*h`` and ``h + h*2``).
 
 Named sizes are 1 or more. That decides most comparisons (`at_least`), and where none decides, `smaller` and `larger`
-stay what they are. A name that starts with "#" is not a size but a place along an axis, 0 or more (`place`).
+stay what they are. A name that starts with "#" is not a size but an index along an axis, 0 or more (`axis_index`).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def symbol(name: str) -> Sym:
     return Sym({(name,): 1})
 
 
-def place(axis: int) -> Sym:
+def axis_index(axis: int) -> Sym:
     """Where an element stands along an axis, counted from the last one, which is 0."""
     return symbol(f"#{axis}")
 
@@ -270,11 +270,11 @@ def _least(bound: _Bound) -> int | None:
     # With every size as 1 + t, a polynomial of no negative coefficients is smallest where all t are 0.
     shifted: _Bound = {}
     for names, k in bound.items():
-        places = tuple(name for name in names if name.startswith("#"))
+        indices = tuple(name for name in names if name.startswith("#"))
         rest = [name for name in names if not name.startswith("#")]
         for count in range(len(rest) + 1):
             for kept in combinations(rest, count):
-                key = tuple(sorted(places + kept))
+                key = tuple(sorted(indices + kept))
                 shifted[key] = shifted.get(key, Fraction(0)) + k
     constant = shifted.pop((), Fraction(0))
     return ceil(constant) if all(k >= 0 for k in shifted.values()) else None
@@ -298,7 +298,7 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
     elif len(factors) == 1:
         yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
         if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
-            yield {(f"#{calls[0]}",): Fraction(k)}  # itself: what is 0 or more counts like a place
+            yield {(f"#{calls[0]}",): Fraction(k)}  # itself: what is 0 or more counts like an index
     elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
         yield {}
 

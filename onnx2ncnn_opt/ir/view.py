@@ -1,10 +1,10 @@
-"""How a tensor of any rank lies in a Mat of at most four dims, and the layers that bring it into another form.
+"""The layout of a tensor of any rank in a Mat of at most four dims, and the layers that lead to another layout.
 
 A tensor's axes are factorised into atoms: runs of elements that have travelled together so far. The Mat holds the atoms
 in memory order, grouped into dims (and, before them, its batch count); the tensor's axes hold the same atoms in the
 tensor's order. Reshape, Squeeze, Transpose and their chains only regroup atoms, so they cost nothing until somebody
-needs the Mat in a certain form: then `plan` gives the fewest Reshape and Permute layers that lead there. Axes of size 1
-have no atoms at all, which is why they can be added, dropped and moved freely.
+needs the Mat in a certain layout: then `plan` gives the fewest Reshape and Permute layers that lead there. Axes of
+size 1 have no atoms at all, which is why they can be added, dropped and moved freely.
 
 Any permutation of any number of atoms is a product of permutations of at most four blocks, so nothing is out of reach
 for rank alone.
@@ -198,7 +198,7 @@ def _replace(group: Atoms, atom: Atom, parts: Atoms) -> Atoms:
 
 
 def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | None:
-    """Both views with the atoms of two equally long axes cut at the same places; None where that is impossible."""
+    """Both views with the atoms of two equally long axes cut at the same points; None where that is impossible."""
     i = 0
     while i < max(len(a.axes[axis_a]), len(b.axes[axis_b])):
         if i >= min(len(a.axes[axis_a]), len(b.axes[axis_b])):
@@ -219,7 +219,7 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
 def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
     """The fewest layers that bring the view's Mat into these dims and batch; every atom must appear exactly once."""
     old, new = view.batch + flat(view.dims), batch + flat(dims)
-    assert set(old) == set(new), "the wanted form does not hold the tensor's atoms"
+    assert set(old) == set(new), "the wanted layout does not hold the tensor's atoms"
     assert len(dims) <= MAX_DIMS, "a Mat has at most four dims"
     if (view.batch, view.dims) == (batch, dims):
         return []
@@ -362,7 +362,7 @@ def _neighbours(state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple
 
 
 def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """One block to its place at a time: not the fewest, but in reach for any number of blocks."""
+    """One block to its position at a time: not the fewest, but in reach for any number of blocks."""
     moves = []
     for place, block in enumerate(sorted(order)):
         at = order.index(block)

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import sizes_of
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.registry import Input, OnnxOp
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Sizes, Tensor, Tensors, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, SymbolicTensor, Tensor, TensorSequence, is_float
 
 
 def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item | None]) -> list[Item | None]:
@@ -55,9 +55,9 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         return None
     if declared.type == Item:
         return operand
-    if isinstance(operand, Tensors) or declared.type == Tensors:
-        if declared.type != Tensors or not isinstance(operand, Tensors):
-            raise Refusal(f"input {declared.name} is {'a' if isinstance(operand, Tensors) else 'no'} sequence")
+    if isinstance(operand, TensorSequence) or declared.type == TensorSequence:
+        if declared.type != TensorSequence or not isinstance(operand, TensorSequence):
+            raise Refusal(f"input {declared.name} is {'a' if isinstance(operand, TensorSequence) else 'no'} sequence")
         return operand
     if operand.dtype.kind == "c":
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")
@@ -68,16 +68,18 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
             raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
         listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
-        if listed is None or (isinstance(operand, Formula) and declared.type != Sizes):
+        if listed is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
             raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")
         if declared.type == Sizes:
             return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
-        if declared.type == Ints or isinstance(operand, Formula):
+        if declared.type == Ints or isinstance(operand, SymbolicTensor):
             return tuple(map(int, listed))
         return operand if declared.type == Constant else operand.array
     if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn computes in floats only here")
-    if declared.type == Tensor or (isinstance(operand, Formula) and Formula not in get_args(declared.type)):
+    if declared.type == Tensor or (
+        isinstance(operand, SymbolicTensor) and SymbolicTensor not in get_args(declared.type)
+    ):
         return im.tensor(operand)
     return operand
 

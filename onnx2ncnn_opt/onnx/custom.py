@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence, held_as_float
 from onnx2ncnn_opt.param.values import format_value
 
 _KINDS = (
@@ -137,9 +137,9 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
             "an input is left out before others, and a layer's inputs have no gaps",
             "give the operator every input up to the last one that it has",
         )
-    if isinstance(operand, Tensors):
+    if isinstance(operand, TensorSequence):
         raise im.refuse("an input is a sequence, and ncnn has tensors only", "pass its tensors one by one")
-    if isinstance(operand, Formula):
+    if isinstance(operand, SymbolicTensor):
         operand = im.tensor(operand)
     batch = None
     if isinstance(operand, Tensor):
@@ -181,7 +181,7 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """How an output lies: by the shape that the model declares for it, with the batch of the inputs.
+    """The layout of an output: by the shape that the model declares for it, with the batch of the inputs.
 
     A size that is declared, but not in sizes of the inputs, is one that only a run can tell.
     """

@@ -1,4 +1,4 @@
-"""Walks an ONNX graph and builds the ncnn graph: constants fold, views stay lazy, layers come when a form is needed."""
+"""Walks an ONNX graph and builds the ncnn graph: constants fold, views stay lazy until a layout is needed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,24 @@ from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
-from onnx2ncnn_opt.onnx.lower.functional.formula import computed
-from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
+from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.ops import find
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
 from onnx2ncnn_opt.onnx.registry import OnnxOp
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Item, Tensor, Tensors, held_as_float, is_float, is_held_as_float
+from onnx2ncnn_opt.onnx.value import (
+    Constant,
+    Item,
+    SymbolicTensor,
+    Tensor,
+    TensorSequence,
+    held_as_float,
+    is_float,
+    is_held_as_float,
+)
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
 
@@ -125,7 +134,7 @@ class _Walk(ImportContext):
 
     # ---- nodes
 
-    def computed(self, x: Formula) -> Tensor:
+    def computed(self, x: SymbolicTensor) -> Tensor:
         """See `ImportContext`; made of functions that take an import context themselves."""
         return computed(self, x)
 
@@ -204,7 +213,7 @@ class _Walk(ImportContext):
         cut = [(name, x) for name, x in tensors if isinstance(x, Tensor)]
         try:
             for self._label, x in cut:
-                self._output_form(x)
+                self._output_layout(x)
         except Refusal:
             return ""
         if not cut:
@@ -230,13 +239,13 @@ class _Walk(ImportContext):
         if problem is not None:
             raise Refusal(problem)
         shaped = operands[0] if node.op_type in ("Shape", "Size") and not node.domain else None
-        if shaped is not None and not isinstance(shaped, Tensors):
+        if shaped is not None and not isinstance(shaped, TensorSequence):
             attributes = attributes_of(node)
             if node.op_type == "Size":
                 return [sizes.size_of(shaped.shape)]
             return [sizes.shape_of(shaped.shape, attributes.get("start", 0), attributes.get("end"))]
         check_size(node, self.opset, operands)
-        if not any(isinstance(operand, (Tensor, Tensors)) for operand in operands):
+        if not any(isinstance(operand, (Tensor, TensorSequence)) for operand in operands):
             folded = self._fold(node, operands)
             if folded is not None:
                 return folded
@@ -250,7 +259,7 @@ class _Walk(ImportContext):
         with plugged(f"{what}, for node '{self._label}',", Refusal, Incomplete, ShapeError, GraphError):
             results = call(self, op, node, operands)
             for result in results:
-                if not isinstance(result, (Tensor, Constant, Formula, Tensors, NoneType)):
+                if not isinstance(result, (Tensor, Constant, SymbolicTensor, TensorSequence, NoneType)):
                     raise TypeError(f"a {type(result).__name__} is not a result of an importer")
             return results
 
@@ -258,8 +267,8 @@ class _Walk(ImportContext):
         return self._custom.get((node.domain, node.op_type))
 
     def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
-        known = [operand if isinstance(operand, (Constant, Formula)) else None for operand in operands]
-        if any(isinstance(operand, Formula) for operand in known):
+        known = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
+        if any(isinstance(operand, SymbolicTensor) for operand in known):
             result = None if node.domain else sizes.evaluate(node.op_type, known, attributes_of(node))
             return None if result is None else [result]
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
@@ -272,7 +281,7 @@ class _Walk(ImportContext):
         self._budget.take(results)
         return [Constant(array) for array in results]
 
-    def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:
+    def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """See `ImportContext`."""
         outer, refused = dict(self._values), len(self._refused)
         state = self._label, self._node
@@ -286,10 +295,10 @@ class _Walk(ImportContext):
         self._values = outer  # the names of a subgraph end with it
         self._label, self._node = state
         done = tuple(x for x in results if x is not None)
-        if len(done) < len(results) or (trips is not None and len(self._refused) > refused):
+        if len(done) < len(results) or (iterations is not None and len(self._refused) > refused):
             raise Incomplete
         if self._inlined > MOST_INLINED:
-            count = "its trips" if trips is None else f"its {trips} trips"
+            count = "its iterations" if iterations is None else f"its {iterations} iterations"
             raise self.refuse(
                 f"{count} of {len(graph)} nodes are too many: loops may have {MOST_INLINED} in all",
                 "export the loop with fewer iterations",
@@ -355,11 +364,11 @@ class _Walk(ImportContext):
                 continue
             self._label = info.name
             try:
-                if isinstance(value, Tensors):
+                if isinstance(value, TensorSequence):
                     raise Refusal("it is a sequence, and ncnn has tensors only")
                 x = self.tensor(value)
-                form, batch = self._output_form(x)
-                blob = self.formed(x, form).blob
+                layout, batch = self._output_layout(x)
+                blob = self.in_layout(x, layout).blob
             except Refusal as refusal:
                 self._refused.append(Unsupported(info.name, "graph output", refusal.reason, refusal.hint))
                 continue
@@ -371,9 +380,9 @@ class _Walk(ImportContext):
             ports.append(Port(info.name, blob, x.shape, dtype, batch, _element(x.dtype)))
         return tuple(ports)
 
-    def _output_form(self, x: Tensor) -> tuple[Form, int | None]:
-        """The form in which an output leaves the net, and its batch axis: the one that costs the fewest layers."""
-        options: list[tuple[int, int, Form, int | None]] = []
+    def _output_layout(self, x: Tensor) -> tuple[Layout, int | None]:
+        """The layout in which an output leaves the net, and its batch axis: the one that costs the fewest layers."""
+        options: list[tuple[int, int, Layout, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
         if x.view.batch and x.rank > 1:  # a Mat has a dim besides its batch
@@ -382,14 +391,14 @@ class _Walk(ImportContext):
             batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
         for order, batch in enumerate(batches):
             dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
-            form = Form(dims, () if batch is None else (batch,))
+            layout = Layout(dims, () if batch is None else (batch,))
             if len(dims) <= MAX_DIMS:
-                options.append((self.cost(x, form), order, form, batch))
+                options.append((self.cost(x, layout), order, layout, batch))
         if not options:
             reason = f"shape {shape_text(x.shape)} has more than four axes besides the batch"
             raise self.refuse(reason, "squeeze or reshape it in the model")
-        _, _, form, batch = min(options, key=lambda option: option[:2])
-        return form, batch
+        _, _, layout, batch = min(options, key=lambda option: option[:2])
+        return layout, batch
 
     def _rename(self, blob: Blob, name: str) -> None:
         self._names.rename(blob.name, name)

@@ -9,7 +9,7 @@ annotation of an input says is checked before the function runs:
     shape: Sizes          integers known up to symbolic sizes
     v: Value              a tensor, constant or not, the function looks itself
     c: Constant           must be constant; arrives with shape and type
-    s: Tensors            a sequence of tensors
+    s: TensorSequence     a sequence of tensors
     i: Item               any of them, dynamic sizes included
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
@@ -50,7 +50,7 @@ class Traits:
     """What is true of an operator whoever computes it; verification draws inputs that mean something by it.
 
     `moves` are the inputs whose values the outputs have, moved about (`ALL` of them). `indexes` is the input that holds
-    places along the attribute axis of the first one. `domains` are bounds of inputs between which the result is a
+    indices along the attribute axis of the first one. `domains` are bounds of inputs between which the result is a
     finite real number; `divisor` is an input that something is divided by. `selects` says that the operator compares
     its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
     compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.

@@ -21,7 +21,7 @@ Sizes: TypeAlias = tuple[Dim, ...]
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor that exists when the net runs: `view` says how it lies in `blob`.
+    """A tensor that exists when the net runs: `view` says how `blob` holds it.
 
     `dtype` is the ONNX element type; floats of any width are float32 in ncnn, integers int32.
     """
@@ -73,11 +73,11 @@ class Constant:
 
 
 @dataclass(frozen=True, eq=False)
-class Formula:
+class SymbolicTensor:
     """A tensor known up to the model's dynamic sizes: Shape and its like, Range, zeros of a shape.
 
     `cells` are its elements, `Dim`s or numbers. They broadcast to `shape`: along an axis on which they have size 1 they
-    are all the same, but for the `place` of the axis in them (a Range over n is the one cell ``#0``, and its shape n).
+    are all the same, but for the `axis_index` in them (a Range over n is the one cell ``#0``, and its shape n).
     """
 
     cells: Array
@@ -91,17 +91,17 @@ class Formula:
 
 
 Value: TypeAlias = Tensor | Constant
-Operand: TypeAlias = Tensor | Constant | Formula
+Operand: TypeAlias = Tensor | Constant | SymbolicTensor
 
 
 @dataclass(frozen=True, eq=False)
-class Tensors:
+class TensorSequence:
     """A sequence of tensors."""
 
     items: tuple[Value, ...]
 
 
-Item: TypeAlias = Operand | Tensors
+Item: TypeAlias = Operand | TensorSequence
 """An operand of any kind, sequences and dynamic sizes included."""
 
 

@@ -44,7 +44,7 @@ def _is_by_head(scale: Layer) -> bool:
     return bool(scale["scale_data_size"] > 0) and len(scale.input.shape or ()) == 3
 
 
-def turned_attention() -> Iterator[Op]:
+def transposed_attention() -> Iterator[Op]:
     """v @ Softmax(...).T: the same with columns instead of rows, as convolutions leave them."""
     for pattern in attention():
         weights, v = pattern.inputs or ()
@@ -68,7 +68,7 @@ def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> floa
     return factor(scale) if scale is not None else 1.0
 
 
-@rewrite(*attention(), *turned_attention(), exact=False)
+@rewrite(*attention(), *transposed_attention(), exact=False)
 def fuse_sdpa(
     q: Blob,
     k: Blob,
@@ -130,8 +130,8 @@ def _heads(blob: Blob) -> Dim:
 def _swapped(blob: Blob, root: Layer) -> Layer:
     """A matrix for each head, with rows and columns exchanged."""
     c, h, w = blob.known_shape
-    turned = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
-    return Layer("Permute", f"{root.name}_{blob.name}", [blob], [turned], {"order_type": _LAST_TWO})
+    transposed = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
+    return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
 def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:

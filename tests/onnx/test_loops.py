@@ -83,11 +83,11 @@ def test_one_body_twice_has_different_layers() -> None:
 def test_a_loop_that_is_too_long_is_named_with_its_bound() -> None:
     [reason] = refusals(loop("12345678", "b = Neg(a)"))
     assert reason == (
-        f"Loop 'the_loop': its 12345678 trips of 2 nodes are too many: loops may have {MOST_INLINED} in all; "
+        f"Loop 'the_loop': its 12345678 iterations of 2 nodes are too many: loops may have {MOST_INLINED} in all; "
         "export the loop with fewer iterations"
     )
     [reason] = refusals(loop("9223372036854775807", "b = Neg(a)"))
-    assert "its 9223372036854775807 trips" in reason
+    assert "its 9223372036854775807 iterations" in reason
 
 
 def test_loops_without_an_end_or_without_nodes() -> None:
@@ -95,7 +95,7 @@ def test_loops_without_an_end_or_without_nodes() -> None:
         y = Loop(, , x) <body = body (int64 i, bool go, float[2, 3] a) => (bool go, float[2, 3] a) { }>
     }"""
     [reason] = refusals(text)
-    assert f"its trips of 0 nodes are too many: loops may have {MOST_INLINED} in all" in reason
+    assert f"its iterations of 0 nodes are too many: loops may have {MOST_INLINED} in all" in reason
 
 
 def test_every_unsupported_node_is_told_once() -> None:

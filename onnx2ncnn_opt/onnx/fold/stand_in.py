@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, Tensors
+from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor, TensorSequence
 
 _LARGEST_GIVEN = 4096  # elements of a constant that inference gets with its numbers; weights are told by their shapes
 
@@ -33,7 +33,9 @@ def inferred_outputs(
         return nothing
     if not any(isinstance(operand, Tensor) for operand in operands):
         return nothing
-    if any(isinstance(operand, Tensors) or (operand is not None and not _typed(operand)) for operand in operands):
+    if any(
+        isinstance(operand, TensorSequence) or (operand is not None and not _typed(operand)) for operand in operands
+    ):
         return nothing
     proto = onnx_ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
@@ -42,7 +44,7 @@ def inferred_outputs(
     sizes: dict[str, Dim] = {}
     inputs, constants = [], []
     for i, operand in enumerate(operands):
-        if operand is None or isinstance(operand, Tensors):
+        if operand is None or isinstance(operand, TensorSequence):
             continue
         dims = [size if isinstance(size, int) else _named(size, sizes) for size in operand.shape]
         inputs.append(helper.make_tensor_value_info(f"x{i}", _element(operand.dtype), dims))
@@ -59,7 +61,7 @@ def inferred_outputs(
 
 
 def _typed(operand: Item) -> bool:
-    return not isinstance(operand, Tensors) and operand.dtype.kind in "biuf"
+    return not isinstance(operand, TensorSequence) and operand.dtype.kind in "biuf"
 
 
 def _element(dtype: np.dtype[Any]) -> int:

@@ -1,4 +1,4 @@
-"""The net in the making: layers, constants, and tensors in the form that a layer wants."""
+"""The net in the making: layers, constants, and tensors in the layout that a layer wants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Step, View, flat, plan, step_layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UntoldError
-from onnx2ncnn_opt.onnx.lower.layout import Form, separations
+from onnx2ncnn_opt.onnx.lower.layout import Layout, separations
 from onnx2ncnn_opt.onnx.lower.names import Names
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
@@ -50,7 +50,7 @@ class Builder:
         self._label = ""
         self._names = Names(public)
         self._layer_names = Names()
-        self._forms: dict[tuple[Blob, Step], Blob] = {}
+        self._layouts: dict[tuple[Blob, Step], Blob] = {}
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
         self._ones: dict[Sym, Blob] = {}
         self._open_inputs: list[Blob] = []
@@ -60,7 +60,7 @@ class Builder:
     # ---- layers
 
     def input(self, name: str, view: View) -> Blob:
-        """Append an input of the net, which lies as its view says."""
+        """Append an input of the net, in the layout of its view."""
         blob = Blob(name, view.mat_shape, product(atom.size for atom in view.batch))
         self.graph.add(Layer("Input", self._layer_names.new(name), (), (blob,), input_params(blob.shape)))
         if any(isinstance(size, Sym) for size in (*view.mat_shape, blob.batch)):
@@ -131,7 +131,7 @@ class Builder:
         """What is known of the numbers of a value."""
         return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
 
-    # ---- forms
+    # ---- layouts
 
     def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
         """The tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch` axes.
@@ -139,27 +139,27 @@ class Builder:
         Axes of size 1 may be left out; an empty group is a dim of size 1.
         """
         x = self.tensor(x)
-        return self.formed(x, Form(tuple(map(tuple, dims)), tuple(batch))).blob
+        return self.in_layout(x, Layout(tuple(map(tuple, dims)), tuple(batch))).blob
 
-    def formed(self, x: Tensor, form: Form) -> Tensor:
-        """The tensor in a form, by as few layers as possible; every form of a blob is made once."""
-        return self.laid(x, *form.atoms(x.view))
+    def in_layout(self, x: Tensor, layout: Layout) -> Tensor:
+        """The tensor in a layout, by as few layers as possible; every layout of a blob is made once."""
+        return self.in_mat(x, *layout.atoms(x.view))
 
-    def cost(self, x: Tensor, form: Form) -> int:
-        """How many layers it takes to bring the tensor into a form, those not counted that were made before."""
-        return self._missing(x, *form.atoms(x.view))
+    def cost(self, x: Tensor, layout: Layout) -> int:
+        """How many layers it takes to bring the tensor into a layout, without those that were made before."""
+        return self._missing(x, *layout.atoms(x.view))
 
     def _missing(self, x: Tensor, dims: Dims, batch: Atoms) -> int:
         blob: Blob | None = x.blob
         steps = plan(x.view, dims, batch)
         for done, step in enumerate(steps):
-            blob = self._forms.get((blob, step)) if blob is not None else None
+            blob = self._layouts.get((blob, step)) if blob is not None else None
             if blob is None:
                 return len(steps) - done
         return 0
 
-    def laid(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
-        """The tensor in a Mat of these dims and batch, said in the atoms of its view; see `formed` for axes."""
+    def in_mat(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
+        """The tensor in a Mat of these dims and batch, in terms of its view's atoms; see `in_layout` for axes."""
         blob = x.blob
         for step in plan(x.view, dims, batch):
             blob = self._step(blob, step)
@@ -170,9 +170,9 @@ class Builder:
         return self.mat(x, self._channel_dims(x), [0])
 
     def channel_dims(self, x: Tensor) -> list[list[int]]:
-        """The dims of `channels`; axis 1 alone where an image of one pixel lies so: for layers that take rows too."""
+        """The dims of `channels`; axis 1 alone for an image of one pixel stored so: for layers that take rows too."""
         every = self._channel_dims(x)
-        if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Form(((1,),), (0,))):
+        if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Layout(((1,),), (0,))):
             return every[:1]
         return every
 
@@ -182,17 +182,17 @@ class Builder:
         return [[axis] for axis in range(1, x.rank)]
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
-        """The tensor in a form in which each of these axes is a Mat dim of its own (see `View.dim_of`).
+        """The tensor in a layout in which each of these axes is a Mat dim of its own (see `View.dim_of`).
 
         Axes of size 1 are ignored.
         """
-        lying = self.separated(x, axes)
-        if lying is None:
+        laid_out = self.separated(x, axes)
+        if laid_out is None:
             raise self.refuse(
                 f"axes {list(axes)} of a rank {x.rank} tensor need more than ncnn's four dims",
                 "reshape it in the model",
             )
-        return lying
+        return laid_out
 
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
         """As `along`; None where that needs more than four dims."""
@@ -207,7 +207,7 @@ class Builder:
         if not options:
             return None
         _, _, dims, batch = min(options, key=lambda option: option[:2])
-        return self.laid(x, dims, batch)
+        return self.in_mat(x, dims, batch)
 
     def settled(self, x: Tensor) -> Tensor:
         """The tensor in its own order, with nothing left of what its axes were made of.
@@ -221,9 +221,9 @@ class Builder:
 
     def _step(self, blob: Blob, step: Step) -> Blob:
         key = (blob, step)
-        if key not in self._forms:
-            self._forms[key] = self._taken(blob, step)
-        return self._forms[key]
+        if key not in self._layouts:
+            self._layouts[key] = self._taken(blob, step)
+        return self._layouts[key]
 
     def _taken(self, blob: Blob, step: Step) -> Blob:
         """The layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
@@ -259,10 +259,10 @@ class Builder:
         array = x.array
         kept = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
         dims = [[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]
-        form = Form(tuple(map(tuple, dims)) or ((),))
-        shape = tuple(int(np.prod([array.shape[a] for a in group], dtype=np.int64)) for group in form.dims)
+        layout = Layout(tuple(map(tuple, dims)) or ((),))
+        shape = tuple(int(np.prod([array.shape[a] for a in group], dtype=np.int64)) for group in layout.dims)
         dtype = held_as_float(x.dtype) if x.dtype == np.bool_ else x.dtype
-        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, form.dims), dtype)
+        return Tensor(self.memory(array.reshape(shape)), View.of(x.shape, layout.dims), dtype)
 
     def wrap(
         self,
@@ -281,11 +281,11 @@ class Builder:
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
-        """An elementwise layer's output: it lies as its operand does."""
+        """An elementwise layer's output, in its operand's layout."""
         return Tensor(blob, x.view, x.dtype)
 
     def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
-        """An elementwise layer on the tensor in whatever form it is."""
+        """An elementwise layer on the tensor in its present layout."""
         x = self.tensor(x)
         made = self.like(x, self.layer(kind, x.blob, weights=weights, **params))
         if weights is None:
@@ -293,7 +293,7 @@ class Builder:
         return made
 
     def apply(self, x: Value, operation: UnaryOp | BinaryOp, number: float | None = None) -> Tensor:
-        """A UnaryOp on the tensor, or a BinaryOp with a number, in whatever form it is."""
+        """A UnaryOp on the tensor, or a BinaryOp with a number, in its present layout."""
         if number is None:
             return self.unary(x, "UnaryOp", op_type=operation)
         return self.unary(x, "BinaryOp", op_type=operation, with_scalar=1, b=number)

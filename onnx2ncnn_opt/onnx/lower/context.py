@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.lower.builder import Builder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
-from onnx2ncnn_opt.onnx.value import Formula, Item, Operand, Tensor
+from onnx2ncnn_opt.onnx.value import Item, Operand, SymbolicTensor, Tensor
 
 MOST_FLAGS = 64  # elements of an input that can be meant as a choice, and not as data
 
@@ -124,18 +124,18 @@ class ImportContext(Builder, ABC):
         return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", named) for dim in value.shape)
 
     def tensor(self, x: Operand) -> Tensor:
-        """The value as a tensor of the running net; a constant becomes MemoryData, a formula is computed."""
-        return self.computed(x) if isinstance(x, Formula) else super().tensor(x)
+        """The value as a tensor of the running net; a constant becomes MemoryData, a symbolic tensor is computed."""
+        return self.computed(x) if isinstance(x, SymbolicTensor) else super().tensor(x)
 
     @abstractmethod
-    def computed(self, x: Formula) -> Tensor:
-        """The tensor of a formula, computed at run time."""
+    def computed(self, x: SymbolicTensor) -> Tensor:
+        """A symbolic tensor, computed at run time."""
 
     @abstractmethod
-    def inlined(self, graph: onnx_ir.Graph, *operands: Item, trips: int | None = None) -> tuple[Item, ...]:
+    def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
         """The outputs of a graph in an attribute for these inputs, its nodes imported in place of the node.
 
-        `trips` is how often that is meant to happen, for the message that refuses a loop which comes to too much.
+        `iterations` is how often that is meant to happen, for the message that refuses a loop that is too long.
         Raises Incomplete where some of its nodes were refused.
         """
 

@@ -1,8 +1,8 @@
-"""Forms: a Mat's dims and batch said in a tensor's own axes, and the choice of one form for several tensors.
+"""Layouts: a Mat's dims and batch in terms of a tensor's own axes, and the choice of one layout for several tensors.
 
-A form names the axes that make up the batch and each dim, outermost first; axes of size 1 need not be named. Operators
-that combine tensors (BinaryOp, Concat) need one form for all of them; `common_form` picks the one that costs the fewest
-layers.
+A layout names the axes that make up the batch and each dim, outermost first; axes of size 1 need not be named.
+Operators that combine tensors (BinaryOp, Concat) need one layout for all of them; `common_layout` picks the one that
+costs the fewest layers.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refin
 
 
 @dataclass(frozen=True)
-class Form:
+class Layout:
     """The axes of each Mat dim, and those of the batch count."""
 
     dims: tuple[tuple[int, ...], ...]
     batch: tuple[int, ...] = ()
 
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
-        """What the form means for a tensor: the atoms of its dims and batch."""
+        """What the layout means for a tensor: the atoms of its dims and batch."""
         return tuple(flat(view.axes[a] for a in group) for group in self.dims), flat(view.axes[a] for a in self.batch)
 
 
-def form_of(view: View) -> Form | None:
-    """The form in which a tensor lies now; None where a dim holds only a part of an axis."""
+def layout_of(view: View) -> Layout | None:
+    """The present layout of a tensor; None where a dim holds only a part of an axis."""
     batch, dims = _axes_of(view, view.batch), [_axes_of(view, group) for group in view.dims]
     if batch is None or any(group is None for group in dims):
         return None
-    return Form(tuple(group for group in dims if group is not None), batch)
+    return Layout(tuple(group for group in dims if group is not None), batch)
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
@@ -78,7 +78,7 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
     return [view.with_axes(axes) for view, axes in zip(views, fine, strict=True)], origin
 
 
-Cost: TypeAlias = Callable[[Form], int]
+Cost: TypeAlias = Callable[[Layout], int]
 
 
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
@@ -100,14 +100,14 @@ def meeting(axes: Sequence[Atoms]) -> Atoms:
     return next((atoms for atoms in held if atoms[0].size == size), (Atom(size),) if held else ())
 
 
-def common_form(
+def common_layout(
     views: Sequence[View], origin: Sequence[int], costs: Sequence[Cost | None], whole: int | None = None
-) -> Form | None:
-    """The form that brings aligned views to a common one with the fewest layers; of several the tidiest.
+) -> Layout | None:
+    """The layout that all aligned views reach with the fewest layers; of several the tidiest.
 
     `views` and `origin` are as `align` gives them. A dim that is one axis, and all of it, is what others will ask for.
-    `costs` tell for each view how many layers a form takes; None for a constant, which takes any form for free, but has
-    no batch. `whole` is an axis that must be a dim of its own. None where no form of at most four dims fits.
+    `costs` tell for each view how many layers a layout takes; None for a constant, which takes any layout for free, but
+    has no batch. `whole` is an axis that must be a dim of its own. None where no layout of at most four dims fits.
     """
     rank = len(views[0].axes)
     present = [presence(views, axis) for axis in range(rank)]
@@ -115,23 +115,23 @@ def common_form(
         present = [of_axis[:-1] for of_axis in present]
     needed = {axis for axis in range(rank) if any(view.axes[axis] for view in views) or axis == whole}
 
-    def fits(form: Form) -> bool:
-        groups = (*form.dims, form.batch)
+    def fits(layout: Layout) -> bool:
+        groups = (*layout.dims, layout.batch)
         return (
-            len(form.dims) <= MAX_DIMS
+            len(layout.dims) <= MAX_DIMS
             and {axis for group in groups for axis in group} == needed
             and all(len({present[axis] for axis in group}) <= 1 for group in groups)
-            and (whole is None or (whole,) in form.dims)
-            and not any(present[axis][i] for axis in form.batch for i, cost in enumerate(costs) if cost is None)
+            and (whole is None or (whole,) in layout.dims)
+            and not any(present[axis][i] for axis in layout.batch for i, cost in enumerate(costs) if cost is None)
         )
 
     parts = [tuple(i for i in sorted(needed) if origin[i] == axis) for axis in set(origin)]
 
-    def price(form: Form) -> tuple[int, int, int]:
-        """Layers; of what costs as many, Concat takes the form of fewer empty dims, which outputs do without."""
-        tidy = sum(group in parts for group in (*form.dims, form.batch))
-        empty = form.dims.count(()) if whole is not None else 0
-        return sum(cost(form) for cost in costs if cost is not None), empty, -tidy
+    def price(layout: Layout) -> tuple[int, int, int]:
+        """Layers; of what costs as many, Concat takes the layout with fewer empty dims, which outputs do without."""
+        tidy = sum(group in parts for group in (*layout.dims, layout.batch))
+        empty = layout.dims.count(()) if whole is not None else 0
+        return sum(cost(layout) for cost in costs if cost is not None), empty, -tidy
 
     return min(filter(fits, _candidates(views, costs, present, needed, whole)), key=price, default=None)
 
@@ -142,38 +142,38 @@ def _candidates(
     present: list[tuple[bool | int, ...]],
     needed: set[int],
     whole: int | None,
-) -> Iterator[Form]:
+) -> Iterator[Layout]:
     batches: list[tuple[int, ...]] = []
     for view, cost in zip(views, costs, strict=True):
         batch = None if cost is None else _axes_of(view, view.batch)
         if batch is None:
             continue
         batches.append(batch)
-        form = form_of(view)
-        if form is None:
+        layout = layout_of(view)
+        if layout is None:
             continue
-        yield form
-        lying = [axis for group in form.dims for axis in group]
-        yield Form(tuple(_merged(lying, present, whole)) or ((),), form.batch)
-        missing = needed - {*lying, *form.batch}
+        yield layout
+        laid_out = [axis for group in layout.dims for axis in group]
+        yield Layout(tuple(_merged(laid_out, present, whole)) or ((),), layout.batch)
+        missing = needed - {*laid_out, *layout.batch}
         if whole in missing and not view.axes[whole]:
-            yield from _with_dim(form, whole)
+            yield from _with_dim(layout, whole)
     for axes in dict.fromkeys([*batches, ()]):
         rest = [axis for axis in sorted(needed) if axis not in axes]
-        yield Form(tuple((axis,) for axis in rest) or ((),), axes)
-        yield Form(tuple(_merged(rest, present, whole)) or ((),), axes)
+        yield Layout(tuple((axis,) for axis in rest) or ((),), axes)
+        yield Layout(tuple(_merged(rest, present, whole)) or ((),), axes)
 
 
-def _with_dim(form: Form, axis: int) -> Iterator[Form]:
-    """The form with an axis that has size 1 as a dim of its own: an empty dim, or a new one."""
-    for i, group in enumerate(form.dims):
+def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
+    """The layout with an axis of size 1 as a dim of its own: an empty dim, or a new one."""
+    for i, group in enumerate(layout.dims):
         if not group:
-            yield Form((*form.dims[:i], (axis,), *form.dims[i + 1 :]), form.batch)
-    for i in range(len(form.dims) + 1):
-        before = [a for group in form.dims[:i] for a in group]
-        after = [a for group in form.dims[i:] for a in group]
+            yield Layout((*layout.dims[:i], (axis,), *layout.dims[i + 1 :]), layout.batch)
+    for i in range(len(layout.dims) + 1):
+        before = [a for group in layout.dims[:i] for a in group]
+        after = [a for group in layout.dims[i:] for a in group]
         if all(a < axis for a in before) and all(a > axis for a in after):
-            yield Form((*form.dims[:i], (axis,), *form.dims[i:]), form.batch)
+            yield Layout((*layout.dims[:i], (axis,), *layout.dims[i:]), layout.batch)
 
 
 def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int | None) -> Iterator[tuple[int, ...]]:
@@ -188,13 +188,13 @@ def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int |
         yield tuple(group)
 
 
-def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, form: Form) -> View:
-    """The view of a layer's result of `rank` axes, made of fine `axes` of several operands, lying in `form`.
+def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, layout: Layout) -> View:
+    """The view of a layer's result of `rank` axes, made of fine `axes` of several operands, in `layout`.
 
     Its atoms are new: operands may share theirs, and then one atom would stand for two axes of the result.
     """
     fresh = tuple(tuple(Atom(atom.size) for atom in group) for group in axes)
-    dims, batch = form.atoms(View((), (), fresh))
+    dims, batch = layout.atoms(View((), (), fresh))
     return View(batch, dims, tuple(flat(g for g, o in zip(fresh, origin, strict=True) if o == a) for a in range(rank)))
 
 

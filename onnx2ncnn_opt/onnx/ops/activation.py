@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor: they run on a Mat of any form."""
+"""Elementwise functions of one tensor: they run on a Mat in any layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softs
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, turned_over
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 # ONNX operator -> ncnn layer and its parameters; neither has attributes.
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -225,4 +225,4 @@ def dropout12(
 
 def _all(x: Value, number: Array) -> Operand:
     """A tensor of the operand's shape, of which every element is the number."""
-    return decided(Formula(number.reshape((1,) * x.rank), x.shape, number.dtype))
+    return decided(SymbolicTensor(number.reshape((1,) * x.rank), x.shape, number.dtype))

@@ -1,6 +1,6 @@
 """Where the largest number is: ArgMax, ArgMin and Hardmax.
 
-ncnn has none of them, but the place of the first 1 in a row of 0 and 1 is the smallest of ``i - n * row[i]``, plus n.
+ncnn has none of them, but the index of the first 1 in a row of 0 and 1 is the smallest of ``i - n * row[i]``, plus n.
 As for comparisons, numbers closer to each other than the smallest normal float32 are equal.
 """
 

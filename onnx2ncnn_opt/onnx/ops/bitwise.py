@@ -28,13 +28,13 @@ def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value
         raise im.invalid(f"direction {direction} is not known")
     width = 8 * x.dtype.itemsize
     within = (y >= 0) & (y < width)
-    places = np.where(within, y, width).astype(np.float64)
+    bits = np.where(within, y, width).astype(np.float64)
     moved = number_value(im, x)
     if direction == "LEFT" and width > _MOST_BITS and (y[within] > _EXACT_BITS).any():
         raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds", "shift by fewer bits")
     if direction == "LEFT":
-        return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**places, 0))), x)
-    return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-places)), UnaryOp.FLOOR), x)
+        return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**bits, 0))), x)
+    return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-bits)), UnaryOp.FLOOR), x)
 
 
 @onnx_op("BitwiseAnd", since=18, integers=True, axes="same")
@@ -84,7 +84,7 @@ def _common(im: ImportContext, a: Value, b: Value) -> Value:
         raise im.refuse(reason, f"cast to integers of at most {_MOST_BITS} bits before")
     signed = dtype.kind == "i"
     of_a, of_b = (_bits(im, number_value(im, x), width, signed=signed) for x in (a, b))
-    weights = [2.0**place for place in range(width)]
+    weights = [2.0**bit for bit in range(width)]
     if signed:
         weights[-1] *= -1
     parts = [
@@ -107,17 +107,17 @@ def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Valu
 def _masked(im: ImportContext, x: Value, mask: int) -> Value:
     """x & mask: of each run of ones in the mask what is left of x without the bits below and above."""
     total: Value | None = None
-    place = 0
-    while mask >> place:
-        if not mask >> place & 1:
-            place += 1
+    bit = 0
+    while mask >> bit:
+        if not mask >> bit & 1:
+            bit += 1
             continue
-        part = _cleared(im, x, place)
-        while mask >> place & 1 and mask >> place != -1:
-            place += 1
-        endless = mask >> place == -1  # the mask is below 0
+        part = _cleared(im, x, bit)
+        while mask >> bit & 1 and mask >> bit != -1:
+            bit += 1
+        endless = mask >> bit == -1  # the mask is below 0
         if not endless:
-            part = binary(im, BinaryOp.SUB, part, _cleared(im, x, place))
+            part = binary(im, BinaryOp.SUB, part, _cleared(im, x, bit))
         total = part if total is None else binary(im, BinaryOp.ADD, total, part)
         if endless:
             break

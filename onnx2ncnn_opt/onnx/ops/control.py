@@ -1,7 +1,7 @@
-"""If, Loop and Scan: the branch that a known condition takes, and loops unrolled whose trips are known.
+"""If, Loop and Scan: the branch that a known condition takes, and loops unrolled whose trip count is known.
 
-Their graphs are imported in place of the node, once for each trip. Whether a loop goes on has to be known at every
-trip: its condition is constant, or follows from constants, sizes and the number of the trip.
+Their graphs are imported in place of the node, once for each iteration. Whether a loop goes on has to be known at every
+iteration: its condition is constant, or follows from constants, sizes and the iteration's number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import onnx_ir
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.stack import stacked, unstacked
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Item, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, SymbolicTensor, Tensor, Value
 
 
 @onnx_op("If", integers=True)
@@ -27,16 +27,16 @@ def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branc
 def loop(
     im: ImportContext, m: Item | None = None, cond: Item | None = None, *initial: Item, body: onnx_ir.Graph
 ) -> tuple[Item | None, ...]:
-    """As many copies of the body as there are trips."""
+    """As many copies of the body as there are iterations."""
     if len(body.inputs) != 2 + len(initial) or len(body.outputs) <= len(initial):
         raise im.invalid(f"its body takes {len(body.inputs)} and gives {len(body.outputs)} values")
-    trips = None if m is None else _trip_count(im, m)
+    iterations = None if m is None else _trip_count(im, m)
     going = Constant(np.array(True)) if cond is None else cond
     state: Sequence[Item] = initial
     rows: list[Sequence[Item]] = []
-    while len(rows) != trips and _holds(im, going, 1):
-        trip = Constant(np.array(len(rows), np.int64))
-        going, *results = im.inlined(body, trip, going, *state, trips=trips)
+    while len(rows) != iterations and _holds(im, going, 1):
+        iteration = Constant(np.array(len(rows), np.int64))
+        going, *results = im.inlined(body, iteration, going, *state, iterations=iterations)
         state = results[: len(initial)]
         rows.append(results[len(initial) :])
     return *state, *_stacks(im, body.outputs[1 + len(initial) :], rows)
@@ -55,7 +55,7 @@ def _trip_count(im: ImportContext, m: Item) -> int:
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
     """Whether a condition is true, which began as this operand of the node."""
-    if isinstance(condition, Formula):
+    if isinstance(condition, SymbolicTensor):
         raise im.refuse("its condition depends on a dynamic dimension", "bind it with --shape")
     if not isinstance(condition, Constant):
         raise im.refuse("its condition is known only at run time", im.value_hint(operand, "cut it out"))
@@ -115,19 +115,19 @@ def _scan(
 ) -> tuple[Item | None, ...]:
     if not len(body.inputs) == len(initial) + len(scanned) == len(initial) + len(axes) == len(initial) + len(backwards):
         raise im.invalid(f"its body takes {len(body.inputs)} values, not {len(initial) + len(scanned)}")
-    places = [im.axis(axis, x.rank) for axis, x in zip(axes, scanned, strict=True)]
-    lengths = {x.shape[axis] for axis, x in zip(places, scanned, strict=True)}
+    axes_in = [im.axis(axis, x.rank) for axis, x in zip(axes, scanned, strict=True)]
+    lengths = {x.shape[axis] for axis, x in zip(axes_in, scanned, strict=True)}
     if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
         text = " or ".join(sorted(map(str, lengths)))
         raise im.refuse(f"its sequence has the dynamic length {text}", "bind it with --shape")
     steps = [
         parts[::-1] if back else parts
-        for parts, back in zip(map(lambda x, axis: unstacked(im, x, axis), scanned, places), backwards, strict=True)
+        for parts, back in zip(map(lambda x, axis: unstacked(im, x, axis), scanned, axes_in), backwards, strict=True)
     ]
     state: Sequence[Item] = initial
     rows: list[Sequence[Item]] = []
     for step in zip(*steps, strict=True):
-        results = im.inlined(body, *state, *step, trips=len(steps[0]))
+        results = im.inlined(body, *state, *step, iterations=len(steps[0]))
         state = results[: len(initial)]
         rows.append(results[len(initial) :])
     return *state, *_stacks(im, body.outputs[len(initial) :], rows, result_axes, results_backwards)
@@ -140,7 +140,7 @@ def _stacks(
     axes: Ints = (),
     backwards: Ints = (),
 ) -> list[Item | None]:
-    """What the trips gave besides their state, each output stacked along an axis."""
+    """What the iterations gave besides their state, each output stacked along an axis."""
     first = im.output_count - len(declared)
     results: list[Item | None] = []
     for i, value in enumerate(declared):
@@ -156,14 +156,14 @@ def _stacks(
 
 
 def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value:
-    values = [im.tensor(x) if isinstance(x, Formula) else x for x in column if isinstance(x, Operand)]
+    values = [im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in column if isinstance(x, Operand)]
     if len(values) < len(column):
         raise im.refuse("it stacks sequences", "stack tensors instead")
     return stacked(im, values, axis)
 
 
 def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
-    """What no trip gives: no elements, of the shape that the body declares."""
+    """What no iteration gives: no elements, of the shape that the body declares."""
     shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
     if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
         raise im.refuse(

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.onnx.lower.functional.division import (
     truncated,
 )
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value, is_float
 
 _LARGEST_WHOLE = 2**20
 
@@ -38,12 +38,12 @@ _FURTHEST = 3
 def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; corrected where it is rounded; of integers with the fraction cut off."""
     if not is_float(a.dtype):
-        whole, by = (im.tensor(x) if isinstance(x, Formula) else x for x in (a, b))
+        whole, by = (im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in (a, b))
         return turned_over(im, truncated(im, whole, by))
     if isinstance(b, Constant) and isinstance(a, Tensor) and (np.abs(np.frexp(b.array)[0]) == 0.5).all():
         return binary(im, BinaryOp.MUL, a, Constant(1 / b.array))  # exact for powers of two, as ncnn's division is not
     if _are_rounding(im.readers()):
-        return divided(im, *(im.tensor(x) if isinstance(x, Formula) else x for x in (a, b)))
+        return divided(im, *(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in (a, b)))
     if isinstance(b, Constant) and isinstance(a, Tensor) and _is_whole(b) and _is_rounding_scale(im):
         return by_whole(im, a, b)
     if a is not b:  # x / x is finite or NaN

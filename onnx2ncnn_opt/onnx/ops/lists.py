@@ -8,44 +8,46 @@ import onnx_ir
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.stack import joined, parts, stacked, unstacked
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Tensors, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, TensorSequence, Value
 
 
 @onnx_op("SequenceConstruct", since=11, integers=True)
-def sequence_construct(im: ImportContext, *xs: Value) -> Tensors:
+def sequence_construct(im: ImportContext, *xs: Value) -> TensorSequence:
     """Nothing: the list is known."""
-    return Tensors(xs)
+    return TensorSequence(xs)
 
 
 @onnx_op("SequenceEmpty", since=11)
-def sequence_empty(im: ImportContext, *, dtype: int | None = None) -> Tensors:
+def sequence_empty(im: ImportContext, *, dtype: int | None = None) -> TensorSequence:
     """Nothing: the list is known."""
-    return Tensors(())
+    return TensorSequence(())
 
 
 @onnx_op("SequenceInsert", since=11, integers=True)
-def sequence_insert(im: ImportContext, sequence: Tensors, x: Value, position: Ints | None = None) -> Tensors:
+def sequence_insert(
+    im: ImportContext, sequence: TensorSequence, x: Value, position: Ints | None = None
+) -> TensorSequence:
     """Nothing: the list is known."""
     items = sequence.items
     at = _position(im, position or (len(items),), len(items), beyond=1)
-    return Tensors((*items[:at], x, *items[at:]))
+    return TensorSequence((*items[:at], x, *items[at:]))
 
 
 @onnx_op("SequenceErase", since=11)
-def sequence_erase(im: ImportContext, sequence: Tensors, position: Ints | None = None) -> Tensors:
+def sequence_erase(im: ImportContext, sequence: TensorSequence, position: Ints | None = None) -> TensorSequence:
     """Nothing: the list is known."""
     at = _position(im, position or (-1,), len(sequence.items))
-    return Tensors((*sequence.items[:at], *sequence.items[at + 1 :]))
+    return TensorSequence((*sequence.items[:at], *sequence.items[at + 1 :]))
 
 
 @onnx_op("SequenceAt", since=11)
-def sequence_at(im: ImportContext, sequence: Tensors, position: Ints) -> Value:
-    """The tensor of a place that is known."""
+def sequence_at(im: ImportContext, sequence: TensorSequence, position: Ints) -> Value:
+    """The tensor at a known index."""
     return sequence.items[_position(im, position, len(sequence.items))]
 
 
 @onnx_op("SequenceLength", since=11)
-def sequence_length(im: ImportContext, sequence: Tensors) -> Constant:
+def sequence_length(im: ImportContext, sequence: TensorSequence) -> Constant:
     """A constant."""
     return Constant(np.array(len(sequence.items), np.int64))
 
@@ -58,7 +60,7 @@ def _position(im: ImportContext, position: Ints, length: int, beyond: int = 0) -
 
 
 @onnx_op("ConcatFromSequence", since=11)
-def concat_from_sequence(im: ImportContext, sequence: Tensors, *, axis: int, new_axis: int = 0) -> Value:
+def concat_from_sequence(im: ImportContext, sequence: TensorSequence, *, axis: int, new_axis: int = 0) -> Value:
     """Concat."""
     return stacked(im, sequence.items, axis) if new_axis else joined(im, sequence.items, axis)
 
@@ -66,7 +68,7 @@ def concat_from_sequence(im: ImportContext, sequence: Tensors, *, axis: int, new
 @onnx_op("SplitToSequence", since=11, integers=True)
 def split_to_sequence(
     im: ImportContext, x: Value, split: Constant | None = None, *, axis: int = 0, keepdims: int = 1
-) -> Tensors:
+) -> TensorSequence:
     """Slice."""
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
@@ -75,23 +77,25 @@ def split_to_sequence(
     sizes = (1,) if split is None else tuple(map(int, split.array.reshape(-1)))
     is_chunk = split is None or split.rank == 0
     if is_chunk and sizes == (1,) and not keepdims:  # as torch's unbind; ONNX's text would have it without a split only
-        return Tensors(unstacked(im, x, axis))
+        return TensorSequence(unstacked(im, x, axis))
     if is_chunk and sizes[0] > 0:
         sizes = tuple(min(sizes[0], size - start) for start in range(0, size, sizes[0]))
-    return Tensors(parts(im, x, axis, sizes))
+    return TensorSequence(parts(im, x, axis, sizes))
 
 
 @onnx_op("SequenceMap", since=17, integers=True)
-def sequence_map(im: ImportContext, sequence: Tensors, *others: Item, body: onnx_ir.Graph) -> tuple[Tensors, ...]:
+def sequence_map(
+    im: ImportContext, sequence: TensorSequence, *others: Item, body: onnx_ir.Graph
+) -> tuple[TensorSequence, ...]:
     """The body for each tensor."""
-    if any(isinstance(other, Tensors) and len(other.items) != len(sequence.items) for other in others):
+    if any(isinstance(other, TensorSequence) and len(other.items) != len(sequence.items) for other in others):
         raise im.invalid("its sequences have different lengths")
     rows = []
     for i, first in enumerate(sequence.items):
-        further = (other.items[i] if isinstance(other, Tensors) else other for other in others)
-        rows.append(im.inlined(body, first, *further, trips=len(sequence.items)))
+        further = (other.items[i] if isinstance(other, TensorSequence) else other for other in others)
+        rows.append(im.inlined(body, first, *further, iterations=len(sequence.items)))
     columns = zip(*rows, strict=True) if rows else ((),) * len(body.outputs)
-    return tuple(Tensors(tuple(column)) for column in columns)
+    return tuple(TensorSequence(tuple(column)) for column in columns)
 
 
 @onnx_op("Optional", since=15, integers=True, axes="same")

@@ -62,11 +62,11 @@ def pad11(
 @onnx_op("CenterCropPad", since=18, integers=True)
 def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = ()) -> Value:
     """Crop of the axes that shrink, Padding of those that grow."""
-    places = im.axes(axes or range(x.rank), x.rank)
-    if len(places) != len(shape) or min(shape) < 1:
-        raise im.invalid(f"the shape {shape} for {len(places)} axes")
+    wanted_axes = im.axes(axes or range(x.rank), x.rank)
+    if len(wanted_axes) != len(shape) or min(shape) < 1:
+        raise im.invalid(f"the shape {shape} for {len(wanted_axes)} axes")
     before, after = [], []
-    for axis, wanted in zip(places, shape, strict=True):
+    for axis, wanted in zip(wanted_axes, shape, strict=True):
         size = x.shape[axis]
         if not isinstance(size, int):
             raise im.refuse(f"axis {axis} is dynamic", "bind it with --shape")
@@ -74,4 +74,4 @@ def center_crop_pad(im: ImportContext, x: Tensor, shape: Ints, *, axes: Ints = (
         more = abs(wanted - size) - less
         before.append(less if wanted > size else -less)
         after.append(more if wanted > size else -more)
-    return pad11(im, x, (*before, *after), axes=tuple(places))
+    return pad11(im, x, (*before, *after), axes=tuple(wanted_axes))

@@ -18,14 +18,14 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Unrolled
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _DIRECTIONS = {direction.name.lower(): direction for direction in Direction}
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """An operator: its gates in ncnn's order, by their place in ONNX's, and its default activations."""
+    """An operator: its gates in ncnn's order, by their index in ONNX's, and its default activations."""
 
     layer: str
     gates: tuple[int, ...]
@@ -287,10 +287,10 @@ def _nonzero(
         if state is not None and state.shape != expected:
             raise im.invalid(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
     kept = [None if _is_zero(state) else state for state in states]
-    return [im.tensor(state) if isinstance(state, Formula) else state for state in kept]
+    return [im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in kept]
 
 
 def _is_zero(state: Operand | None) -> bool:
-    if isinstance(state, Formula):
+    if isinstance(state, SymbolicTensor):
         return state.cells.dtype != object and not state.cells.any()
     return isinstance(state, Constant) and not state.array.any()

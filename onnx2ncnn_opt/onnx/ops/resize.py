@@ -370,8 +370,8 @@ def _positions(axis: _Axis, sampling: _Sampling) -> Array:
 def _inside(axis: _Axis, sampling: _Sampling) -> Array:
     """Which elements of the result are between the first and the last of the operand's."""
     assert isinstance(axis.size, int)
-    places = _positions(axis, sampling)
-    return (places >= 0) & (places <= axis.size - 1)
+    positions = _positions(axis, sampling)
+    return (positions >= 0) & (positions <= axis.size - 1)
 
 
 def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:

@@ -1,4 +1,4 @@
-"""Operators that read an image at places that are computed, and their inverse."""
+"""Operators that read an image at computed positions, and their inverse."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
     size = np.array(known(sizes), np.float32)
     if isinstance(grid, Constant):
         grid = Constant(im.f32(grid.array))
-    # In ONNX Runtime's order of operations, that the same places are halves.
-    place = arithmetic(im, BinaryOp.ADD, grid, number(1))
+    # In ONNX Runtime's order of operations, that the same positions are halves.
+    position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     if align_corners:
         pixel = _whole(
-            im, arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, place, number(0.5)), Constant(size - 1))
+            im, arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
         )
         return arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / (size - 1))), number(1))
-    pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, place, Constant(size)), number(1))
+    pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, position, Constant(size)), number(1))
     pixel = _whole(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)))
     return arithmetic(im, BinaryOp.ADD, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
 
@@ -116,9 +116,9 @@ def _whole(im: ImportContext, x: Value) -> Value:
 
 def _folded(im: ImportContext, grid: Value) -> Value:
     """The grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
-    place = arithmetic(im, BinaryOp.ADD, grid, number(1))
-    turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, place, number(4)), number(4))
-    apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, place, turns), number(2))
+    position = arithmetic(im, BinaryOp.ADD, grid, number(1))
+    turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, position, number(4)), number(4))
+    apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, position, turns), number(2))
     distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.apply(apart, UnaryOp.ABS)
     return arithmetic(im, BinaryOp.SUB, number(1), distance)
 
@@ -135,8 +135,8 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
         )
     axes = [np.linspace(-1, 1, k) if align_corners else (2 * np.arange(k) + 1) / k - 1 for k in size[2:]]
     # Coordinates are x, y(, z), then 1.
-    places = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
-    base = Constant(np.stack(places, axis=-1).reshape(-1, n + 1).astype(np.float32))
+    positions = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
+    base = Constant(np.stack(positions, axis=-1).reshape(-1, n + 1).astype(np.float32))
     flat = matmul(im, base, theta.viewed(theta.view.transpose((0, 2, 1))))
     return im.reshape(flat, (size[0], *size[2:], n))
 
@@ -181,11 +181,11 @@ def deform_conv(
             weights = {"weight_data": piece}
             if b is not None and total is None:
                 weights["bias_data"] = b[g * outputs : (g + 1) * outputs]
-            places = [_part(im, y, begin // moved, offset_group) for y in (offset, mask) if y is not None]
+            positions = [_part(im, y, begin // moved, offset_group) for y in (offset, mask) if y is not None]
             blob = im.layer(
                 "DeformableConv2D",
                 im.channels(crop(im, x, 1, begin, end) if end - begin < channels else x),
-                *(im.channels(place) for place in places),
+                *(im.channels(position) for position in positions),
                 weights=weights,
                 num_output=outputs,
                 bias_term=int("bias_data" in weights),
@@ -305,26 +305,26 @@ def _largest(
     if not all(isinstance(n, int) for n in x.shape):
         raise im.refuse("mode max in an image of dynamic size", "bind them with --shape")
     batch, channels, height, width = known(x.shape)
-    places, weights = [], []
+    positions, weights = [], []
     for image, (left, top, right, bottom) in zip(images.tolist(), ends, strict=True):
         rows, of_rows = _around(top, bottom, height, size[0], ratio, is_centred=is_centred)
         columns, of_columns = _around(left, right, width, size[1], ratio, is_centred=is_centred)
-        place = (image * height + rows[:, None, :, None]) * width + columns[None, :, None, :]
-        places.append(place.reshape(size[0] * size[1], -1))
-        weights.append((of_rows[:, None, :, None] * of_columns[None, :, None, :]).reshape(places[-1].shape))
-    most = max(1, *(place.shape[1] for place in places))
-    if len(places) * size[0] * size[1] * most > _MOST_PIXELS:
+        position = (image * height + rows[:, None, :, None]) * width + columns[None, :, None, :]
+        positions.append(position.reshape(size[0] * size[1], -1))
+        weights.append((of_rows[:, None, :, None] * of_columns[None, :, None, :]).reshape(positions[-1].shape))
+    most = max(1, *(position.shape[1] for position in positions))
+    if len(positions) * size[0] * size[1] * most > _MOST_PIXELS:
         raise im.refuse(
-            f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(places)} regions",
+            f"mode max of {most} pixels in each of {size[0] * size[1]} cells of {len(positions)} regions",
             "use fewer or smaller regions, or sampling_ratio 1",
         )
     # Cells of fewer pixels look at the first one again, without weight where they have none at all.
-    place = np.concatenate([_widened(place, most) for place in places])
+    position = np.concatenate([_widened(position, most) for position in positions])
     weight = np.concatenate([_widened(weight, most) for weight in weights])
     flat = im.reshape(x.viewed(x.view.transpose((0, 2, 3, 1))), (batch * height * width, channels))
-    pixels = gather_nd(im, flat, Constant(place[..., None]))
+    pixels = gather_nd(im, flat, Constant(position[..., None]))
     weighted = im.tensor(binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32))))
-    largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(places), *size, channels)))
+    largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(positions), *size, channels)))
     return largest.viewed(largest.view.transpose((0, 3, 1, 2)))
 
 
@@ -342,10 +342,10 @@ def _around(
     cell = extent / np.float32(cells)
     samples = ratio if ratio > 0 else max(int(np.ceil(cell)), 0)
     inside = (np.arange(samples, dtype=np.float32) + np.float32(0.5)) * cell / np.float32(max(samples, 1))
-    place = begin + np.arange(cells, dtype=np.float32)[:, None] * cell + inside
-    low = np.clip(np.floor(place), 0, length - 1)
-    share = np.where(low == length - 1, 0, np.maximum(place, 0) - low)
-    outside = (place < -1) | (place > length)
+    position = begin + np.arange(cells, dtype=np.float32)[:, None] * cell + inside
+    low = np.clip(np.floor(position), 0, length - 1)
+    share = np.where(low == length - 1, 0, np.maximum(position, 0) - low)
+    outside = (position < -1) | (position > length)
     pixels = np.stack([low, np.minimum(low + 1, length - 1)], axis=-1).astype(np.int64)
     weights = np.where(outside[..., None], 0, np.stack([1 - share, share], axis=-1))
     return pixels.reshape(cells, -1), weights.astype(np.float32).reshape(cells, -1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, place, product
+from onnx2ncnn_opt.ir.dim import Shape, axis_index, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
@@ -17,11 +17,11 @@ from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop, flip, pick
 from onnx2ncnn_opt.onnx.lower.functional.division import mod
 from onnx2ncnn_opt.onnx.lower.functional.gather import (
-    as_places,
+    as_indices,
     check_indices,
     counted,
     fixed,
-    flat_places,
+    flat_indices,
     gather,
     gather_elements,
 )
@@ -29,10 +29,10 @@ from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
-_MOST_PAIRS = 2**22  # of a place and an update, all of which are compared
+_MOST_PAIRS = 2**22  # of an element and an update, all of which are compared
 _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max": maximum, "min": minimum}
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
@@ -52,7 +52,7 @@ def scatter_nd16(im: ImportContext, data: Value, indices: Value, updates: Value,
         raise im.invalid(f"indices of {depth} axes into rank {data.rank}")
     if isinstance(indices, Constant):
         return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
-    return _scatter_rows(im, data, flat_places(im, indices, data.shape[:depth], 0), updates, depth, reduction)
+    return _scatter_rows(im, data, flat_indices(im, indices, data.shape[:depth], 0), updates, depth, reduction)
 
 
 @onnx_op("Scatter", since=9, integers=True)
@@ -78,9 +78,9 @@ def scatter_elements16(
     axis = im.axis(axis, data.rank)
     if isinstance(indices, Tensor):
         return _scatter_cells(im, data, indices, updates, axis, reduction)
-    places: list[Array] = list(np.indices(indices.array.shape))
-    places[axis] = indices.array
-    return _scatter(im, data, np.stack(places), updates, 0, reduction)
+    targets: list[Array] = list(np.indices(indices.array.shape))
+    targets[axis] = indices.array
+    return _scatter(im, data, np.stack(targets), updates, 0, reduction)
 
 
 @onnx_op("TensorScatter", since=24, integers=True, axes="same")
@@ -102,18 +102,18 @@ def tensor_scatter(
     cache, rows = _transposed(past_cache, perm), _transposed(update, perm)
     if isinstance(write_indices, Tensor):
         begins = im.tensor(im.reshape(as_numbers(im, write_indices), (batch, 1)))
-        row: Value = as_places(im, binary(im, BinaryOp.ADD, begins, Constant(np.arange(new, dtype=np.float32))))
+        row: Value = as_indices(im, binary(im, BinaryOp.ADD, begins, Constant(np.arange(new, dtype=np.float32))))
         if mode == "circular":
             row = mod(im, row, Constant(np.array(length)))
-        behind = length * np.arange(batch, dtype=np.float32)[:, None]
-        flat = im.reshape(as_places(im, binary(im, BinaryOp.ADD, row, Constant(behind))), (batch * new,))
+        starts = length * np.arange(batch, dtype=np.float32)[:, None]
+        flat = im.reshape(as_indices(im, binary(im, BinaryOp.ADD, row, Constant(starts))), (batch * new,))
         columns = im.reshape(rows, (batch * new, *rows.shape[2:]))
         placed = _scatter_rows(im, cache, im.tensor(flat), columns, 2, "none")
     else:
         first = np.zeros(batch, np.int64) if write_indices is None else write_indices.array
-        places = first[:, None] + np.arange(new)
-        items = np.broadcast_to(np.arange(batch)[:, None], places.shape)
-        index = np.stack([items, places % length if mode == "circular" else places])
+        targets = first[:, None] + np.arange(new)
+        items = np.broadcast_to(np.arange(batch)[:, None], targets.shape)
+        index = np.stack([items, targets % length if mode == "circular" else targets])
         placed = _scatter(im, cache, index, rows, past_cache.rank - 2)
     return _transposed(placed, [perm.index(a) for a in range(past_cache.rank)])
 
@@ -128,20 +128,20 @@ def _transposed(x: Value, perm: Sequence[int]) -> Value:
 
 
 def _scatter(
-    im: ImportContext, data: Value, places: Array, updates: Value, rest: int, reduction: str = "none"
+    im: ImportContext, data: Value, targets: Array, updates: Value, rest: int, reduction: str = "none"
 ) -> Value:
-    """``data[places] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
+    """``data[targets] = updates`` over all axes but the last `rest`, or the reduction of what was and what comes."""
     outer = data.shape[: data.rank - rest]
     sizes = fixed(im, outer)
-    for index, size in zip(places, sizes, strict=True):
+    for index, size in zip(targets, sizes, strict=True):
         if index.size and (index.min() < -size or index.max() >= size):
             raise im.invalid(f"indices {index.min()} to {index.max()} are not all in an axis of size {size}")
     inner = data.shape[data.rank - rest :]
-    if updates.shape != (*places.shape[1:], *inner):
-        raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*places.shape[1:], *inner]}")
-    if not places.size:
+    if updates.shape != (*targets.shape[1:], *inner):
+        raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*targets.shape[1:], *inner]}")
+    if not targets.size:
         return data
-    rows = [np.where(index < 0, index + size, index).reshape(-1) for index, size in zip(places, sizes, strict=True)]
+    rows = [np.where(index < 0, index + size, index).reshape(-1) for index, size in zip(targets, sizes, strict=True)]
     if reduction != "none":
         return _reduced(im, data, np.ravel_multi_index(rows, sizes), updates, inner, reduction)
     box = [np.unique(row) for row in rows]
@@ -153,24 +153,24 @@ def _scatter(
     return im.reshape(_place_along(im, *columns, flat, 0), data.shape)
 
 
-def _scatter_rows(im: ImportContext, data: Value, places: Tensor, updates: Value, depth: int, reduction: str) -> Value:
-    """Rows of data and updates, whose `places` are in the first axes as one."""
-    sizes, inner, count = fixed(im, data.shape[:depth]), fixed(im, data.shape[depth:]), fixed(im, places.shape)
+def _scatter_rows(im: ImportContext, data: Value, targets: Tensor, updates: Value, depth: int, reduction: str) -> Value:
+    """Rows of data and updates, whose `targets` are in the first axes as one."""
+    sizes, inner, count = fixed(im, data.shape[:depth]), fixed(im, data.shape[depth:]), fixed(im, targets.shape)
     if updates.shape != (*count, *inner):
         raise im.invalid(f"updates of shape {list(updates.shape)}, not {[*count, *inner]}")
     old, new = math.prod(sizes), math.prod(count)
-    row = im.tensor(im.reshape(places, (1, new)))
+    row = im.tensor(im.reshape(targets, (1, new)))
     if reduction != "none":
         size = math.prod(inner)
         cells = im.reshape(data, (1, old, size)), im.reshape(updates, (1, new, size))
         return im.reshape(_combined(im, *cells, _hits(im, row, old, size), reduction), data.shape)
     both = concat(im, im.reshape(data, (old, *inner)), im.reshape(updates, (new, *inner)), axis=0)
     source = im.reshape(_sources(im, row, old), (old,))
-    return im.reshape(gather(im, both, as_places(im, source)), data.shape)
+    return im.reshape(gather(im, both, as_indices(im, source)), data.shape)
 
 
 def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Value, axis: int, reduction: str) -> Value:
-    """Elements of data and updates, whose places along the axis are the indices."""
+    """Elements of data and updates, whose positions along the axis are the indices."""
     shape, taken = fixed(im, data.shape), fixed(im, indices.shape)
     others = [a for a in range(data.rank) if a != axis]
     if updates.shape != taken or any(taken[a] != shape[a] for a in others):
@@ -181,9 +181,9 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
         )
     order, count = [*others, axis], math.prod(shape[a] for a in others)
     check_indices(im, indices)
-    indices = as_places(im, counted(im, indices, shape[axis]))
-    old, places, new = (im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates))
-    row = im.tensor(places)
+    indices = as_indices(im, counted(im, indices, shape[axis]))
+    old, targets, new = (im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates))
+    row = im.tensor(targets)
     if reduction == "none":
         both = concat(im, old, new, axis=1)
         found = gather_elements(im, both, _sources(im, row, shape[axis]), axis=1)
@@ -194,7 +194,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
 
 
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
-    """The reduction of data [rows, places, size] and of the updates [rows, count, size] for each place."""
+    """The reduction of data [rows, elements, size] and of the updates [rows, count, size] for each element."""
     combine = _REDUCTIONS[reduction]
     count = _size(updates, 1)
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
@@ -208,26 +208,26 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
     return combine(im, data, im.reshape(x, data.shape))
 
 
-def _sources(im: ImportContext, places: Tensor, size: int) -> Tensor:
-    """Where each of `size` elements comes from: itself, or after all of them the last update for its place.
+def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
+    """Where each of `size` elements comes from: itself, or after all of them the last update for it.
 
-    A row of places for each row of elements.
+    A row of targets for each row of elements.
     """
-    hits = _hits(im, places, size, 1)
-    numbers = size + np.arange(fixed(im, places.shape)[1], dtype=np.float32).reshape(-1, 1)
+    hits = _hits(im, targets, size, 1)
+    numbers = size + np.arange(fixed(im, targets.shape)[1], dtype=np.float32).reshape(-1, 1)
     last = reduce(im, im.tensor(binary(im, BinaryOp.MUL, hits, Constant(numbers))), "ReduceMax", (1,), 0)
-    return as_places(im, binary(im, BinaryOp.MAX, last, Constant(np.arange(size, dtype=np.float32))))
+    return as_indices(im, binary(im, BinaryOp.MAX, last, Constant(np.arange(size, dtype=np.float32))))
 
 
-def _hits(im: ImportContext, places: Tensor, size: int, elements: int) -> Tensor:
-    """1 where a place of [rows, count] is one of `size`, else 0; refused where this, times elements, is too much."""
-    rows, count = fixed(im, places.shape)
+def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tensor:
+    """1 where a target of [rows, count] is one of `size`, else 0; refused where this, times elements, is too much."""
+    rows, count = fixed(im, targets.shape)
     if rows * count * size * elements > _MOST_PAIRS:
         raise im.refuse(
             f"{count} indices computed at run time into {size} elements, {rows * elements} times: too many to compare",
             "scatter fewer indices, or make them constant",
         )
-    column = as_float(im, places)
+    column = as_float(im, targets)
     column = column.viewed(column.view.with_axes((*column.view.axes, ())))
     return _equal(im, column, np.arange(size, dtype=np.float32))
 
@@ -239,22 +239,22 @@ def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
     return im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
 
 
-def _reduced(im: ImportContext, data: Value, places: Array, updates: Value, inner: Shape, reduction: str) -> Value:
+def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
     """The reduction of rows and updates, several updates for one row one after the other."""
-    order = np.argsort(places, kind="stable")
-    turn = np.empty_like(places)
-    turn[order] = np.arange(places.size) - np.searchsorted(places[order], places[order])
+    order = np.argsort(targets, kind="stable")
+    turn = np.empty_like(targets)
+    turn[order] = np.arange(targets.size) - np.searchsorted(targets[order], targets[order])
     if turn.max() >= _MOST_TURNS:
         raise im.refuse(
             f"its constant indices name one element {turn.max() + 1} times", "add up the updates of an element before"
         )
     outer = data.shape[: data.rank - len(inner)]
     rows = im.reshape(data, (product(outer), *inner))
-    new = im.reshape(updates, (places.size, *inner))
+    new = im.reshape(updates, (targets.size, *inner))
     for k in range(turn.max() + 1):
         which = order[turn[order] == k]
-        result = _REDUCTIONS[reduction](im, _rows(im, rows, places[which], 0), _rows(im, new, which, 0))
-        rows = _place_along(im, rows, result, places[which], 0)
+        result = _REDUCTIONS[reduction](im, _rows(im, rows, targets[which], 0), _rows(im, new, which, 0))
+        rows = _place_along(im, rows, result, targets[which], 0)
     return im.reshape(rows, data.shape)
 
 
@@ -273,7 +273,7 @@ def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, ax
     """Concat of the rows of an axis that stay and of those that are new, each row of `updates` in one of `rows`."""
     size = _size(data, axis)
     source = np.arange(size)
-    source[rows] = size + np.arange(rows.size)  # of two values for one place the later one stays
+    source[rows] = size + np.arange(rows.size)  # of two values for one element the later one stays
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
     if len(runs) > _MOST_PIECES:
         raise im.refuse(
@@ -301,9 +301,9 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
     if not isinstance(shape[0], int) or not isinstance(shape[1], int):
-        to_the_right = place(0) - place(1)
+        to_the_right = axis_index(0) - axis_index(1)
         beyond = to_the_right - offset if upper else offset - to_the_right
-        distance = im.tensor(Formula(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
+        distance = im.tensor(SymbolicTensor(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
         return where(im, im.unary(distance, "Threshold", threshold=-0.5), x, Constant(np.zeros((), x.dtype)))
     ones = np.ones((shape[0], shape[1]), bool)
     inside = np.triu(ones, offset) if upper else np.tril(ones, offset)
@@ -371,8 +371,8 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
             binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, Constant(np.array(count, np.float32))))
         )
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
-    places = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
-    hot = _equal(im, column, places)
+    targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
+    hot = _equal(im, column, targets)
     off, on = (float(value) for value in values.astype(np.float64))
     scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, Constant(np.array(on - off, np.float32)))
     return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, Constant(np.array(off, np.float32)))

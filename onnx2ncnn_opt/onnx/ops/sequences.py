@@ -1,4 +1,4 @@
-"""Sequences turned round, and elements left out."""
+"""Reversed sequences, and elements left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 def reverse_sequence(
     im: ImportContext, x: Tensor, sequence_lens: Value, *, batch_axis: int = 1, time_axis: int = 0
 ) -> Value:
-    """Gather along both axes as one; its places are constant or computed, as the lengths are."""
+    """Gather along both axes as one; its indices are constant or computed, as the lengths are."""
     if sorted((batch_axis, time_axis)) != [0, 1]:
         raise im.invalid(f"batch_axis {batch_axis} and time_axis {time_axis}")
     steps, batch = x.shape[time_axis], x.shape[batch_axis]
@@ -34,19 +34,19 @@ def reverse_sequence(
     assert isinstance(flat, Tensor)
     if isinstance(sequence_lens, Constant):
         lengths = sequence_lens.array[item]
-        places = np.where(time < lengths, lengths - 1 - time, time) * strides[0] + item * strides[1]
-        return im.reshape(pick(im, flat, 0, places.reshape(-1)), x.shape)
+        sources = np.where(time < lengths, lengths - 1 - time, time) * strides[0] + item * strides[1]
+        return im.reshape(pick(im, flat, 0, sources.reshape(-1)), x.shape)
     lens = as_numbers(im, sequence_lens)
     lens = lens.viewed(lens.view.with_axes((*lens.view.axes, ()) if batch_axis == 0 else ((), *lens.view.axes)))
-    # To the place from its own: length - 1 - 2 * time, where time is before the length.
+    # How far the source is from the element: length - 1 - 2 * time, where time is before the length.
     over = im.tensor(binary(im, BinaryOp.SUB, lens, Constant(time.astype(np.float32))))
     moved = binary(im, BinaryOp.SUB, over, Constant(time.astype(np.float32) + 1))
     step = binary(im, BinaryOp.MUL, im.unary(over, "Threshold", threshold=0.0), moved)
-    place = binary(im, BinaryOp.MUL, step, number(strides[0]))
-    place = im.tensor(
-        binary(im, BinaryOp.ADD, place, Constant((time * strides[0] + item * strides[1]).astype(np.float32)))
+    source = binary(im, BinaryOp.MUL, step, number(strides[0]))
+    source = im.tensor(
+        binary(im, BinaryOp.ADD, source, Constant((time * strides[0] + item * strides[1]).astype(np.float32)))
     )
-    index = im.reshape(Tensor(place.blob, place.view, held_as_float(np.dtype(np.uint32))), (steps * batch,))
+    index = im.reshape(Tensor(source.blob, source.view, held_as_float(np.dtype(np.uint32))), (steps * batch,))
     return im.reshape(gather(im, flat, index), x.shape)
 
 

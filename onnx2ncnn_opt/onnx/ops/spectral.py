@@ -65,9 +65,9 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     weight = np.zeros((*matrix.shape[:2], size, parts))
     weight[:, :, : matrix.shape[2]] = matrix[..., :parts]
     outer = [a for a in range(x.rank - 1) if a != axis]
-    turned = x.viewed(x.view.transpose((*outer, axis, x.rank - 1)))
+    transposed = x.viewed(x.view.transpose((*outer, axis, x.rank - 1)))
     shape = tuple(x.shape[a] for a in outer)
-    rows = im.reshape(turned, (product(shape), size * parts))
+    rows = im.reshape(transposed, (product(shape), size * parts))
     spectrum = linear(im, im.tensor(rows), weight.reshape(-1, size * parts).astype(np.float32))
     apart = im.tensor(im.reshape(spectrum, (*shape, *weight.shape[:2])))
     back = [0] * x.rank

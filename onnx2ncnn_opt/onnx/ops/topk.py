@@ -26,7 +26,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_floa
 _MOST_COMPARISONS = 2**24
 _MOST_ROUNDS = 128  # each is nine layers
 _ROOM = 4
-_PLACE = held_as_float(np.dtype(np.uint32))
+_UNSIGNED = held_as_float(np.dtype(np.uint32))
 _INDEX = held_as_float(np.dtype(np.int64))
 
 
@@ -70,10 +70,10 @@ def top_k11(
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     flat, ordered = (im.reshape(y.viewed(y.view.transpose(perm)), (rows, size)) for y in (x, order))
     assert isinstance(ordered, Tensor)
-    places = _of_rank(im, _ranks(im, ordered, size), size, count)
+    indices = _of_rank(im, _ranks(im, ordered, size), size, count)
     shape = (*(x.shape[a] for a in perm[:-1]), count)
     results = []
-    for y in (gather_elements(im, flat, places, axis=1), places):
+    for y in (gather_elements(im, flat, indices, axis=1), indices):
         result = im.tensor(im.reshape(y, shape))
         results.append(result.viewed(result.view.transpose([perm.index(a) for a in range(x.rank)])))
     return results[0], Tensor(results[1].blob, results[1].view, _INDEX)
@@ -100,22 +100,22 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: in
     left = im.unary(_scaled(im, order, 1 / _ROOM), "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
     from_end = Constant(np.arange(size, 0, -1, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1)))
     found: list[Value] = []
-    places: list[Value] = []
+    from_ends: list[Value] = []
     for turn in range(count):
         largest = reduce(im, left, "ReduceMax", (axis,), 1)
         reached = im.unary(im.tensor(binary(im, BinaryOp.SUB, left, largest)), "Threshold", threshold=-FLT_MIN)
         marked = im.tensor(binary(im, BinaryOp.MUL, reached, from_end))
         first = reduce(im, marked, "ReduceMax", (axis,), 1)
         found.append(largest)
-        places.append(first)
+        from_ends.append(first)
         if turn < count - 1:
             # 0 where the number is that is found, at least 1 below that elsewhere.
-            behind = im.tensor(binary(im, BinaryOp.SUB, marked, first))
-            taken = _scaled(im, im.tensor(binary(im, BinaryOp.ADD, behind, number(0.5))), -FLT_MAX)
+            others = im.tensor(binary(im, BinaryOp.SUB, marked, first))
+            taken = _scaled(im, im.tensor(binary(im, BinaryOp.ADD, others, number(0.5))), -FLT_MAX)
             left = im.tensor(binary(im, BinaryOp.MIN, left, taken))
     sign = 1 if order is x else -1
     values = _scaled(im, im.tensor(concat(im, *found, axis=axis)), sign * _ROOM)
-    indices = im.tensor(binary(im, BinaryOp.RSUB, concat(im, *places, axis=axis), number(size)))
+    indices = im.tensor(binary(im, BinaryOp.RSUB, concat(im, *from_ends, axis=axis), number(size)))
     return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
 
 
@@ -142,5 +142,5 @@ def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-0.5, 0.5))
     found = im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
     index = im.tensor(binary(im, BinaryOp.MUL, found, Constant(np.arange(size, dtype=np.float32))))
-    places = reduce(im, index, "ReduceSum", (2,), 0)
-    return Tensor(places.blob, places.view, _PLACE)
+    indices = reduce(im, index, "ReduceSum", (2,), 0)
+    return Tensor(indices.blob, indices.view, _UNSIGNED)

@@ -1,8 +1,8 @@
 """Arithmetic on tensors that are known up to dynamic sizes: what exporters make of `x.shape`, `arange` and `zeros`.
 
-Every operator here does to the cells of a `Formula` what it would do to elements, and renames the places in them where
-axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction of one) has no
-result here; the importers then compute with the tensor itself.
+Every operator here does to the cells of a `SymbolicTensor` what it would do to elements, and renames the axis indices
+in them where axes move. What depends on more than a size can say (a comparison that sizes do not decide, a fraction
+of one) has no result here; the importers then compute with the tensor itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Known,
     Operator,
     Undecided,
-    as_formula,
+    as_symbolic,
     decided,
     vector,
 )
-from onnx2ncnn_opt.onnx.value import Formula
+from onnx2ncnn_opt.onnx.value import SymbolicTensor
 
 _OPERATORS: Mapping[str, Operator] = {**elementwise.OPERATORS, **movement.OPERATORS}
 
@@ -36,13 +36,13 @@ def shape_of(shape: Shape, start: int = 0, end: int | None = None) -> Known:
 
 def size_of(shape: Shape) -> Known:
     """ONNX Size."""
-    return decided(Formula(np.array(product(shape), dtype=object), (), INT))
+    return decided(SymbolicTensor(np.array(product(shape), dtype=object), (), INT))
 
 
 def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attributes) -> Known | None:
     """The result of an operator; None where it cannot be said in sizes."""
     function = _OPERATORS.get(operator)
-    given = [as_formula(x) for x in inputs if x is not None]
+    given = [as_symbolic(x) for x in inputs if x is not None]
     if function is None or None in inputs[: len(given)]:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Formulas: their cells, their axes, and when nothing is open about them any more."""
+"""Symbolic tensors: their cells, their axes, and when they are constants."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, broadcast_shape, fitting, known, place
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, broadcast_shape, fitting, known
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.onnx.value import Constant, Formula
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor
 
 Attributes = Mapping[str, Any]
-Known = Constant | Formula
-Operator = Callable[[Sequence[Formula], Attributes], Formula]
+Known = Constant | SymbolicTensor
+Operator = Callable[[Sequence[SymbolicTensor], Attributes], SymbolicTensor]
 
 MOST_CELLS = 1 << 16
-_LARGEST = 1 << 26  # elements of a constant that was a formula
+_LARGEST = 1 << 26  # elements of a constant that was a symbolic tensor
 INT = np.dtype(np.int64)
 
 
@@ -25,12 +25,12 @@ class Undecided(Exception):
     """The result cannot be said in sizes."""
 
 
-def as_formula(x: Known) -> Formula:
-    """A constant as a formula in which nothing is open."""
-    return x if isinstance(x, Formula) else Formula(x.array, x.shape, x.dtype)
+def as_symbolic(x: Known) -> SymbolicTensor:
+    """A constant as a symbolic tensor."""
+    return x if isinstance(x, SymbolicTensor) else SymbolicTensor(x.array, x.shape, x.dtype)
 
 
-def decided(x: Formula) -> Known:
+def decided(x: SymbolicTensor) -> Known:
     """A constant, where nothing is open about it."""
     if not all(isinstance(size, int) for size in x.shape) or any(isinstance(cell, Sym) for cell in x.cells.flat):
         return x
@@ -38,11 +38,11 @@ def decided(x: Formula) -> Known:
     return x if math.prod(shape) > _LARGEST else Constant(np.broadcast_to(x.cells.astype(x.dtype), shape))
 
 
-def vector(sizes: Sequence[Dim]) -> Formula:
+def vector(sizes: Sequence[Dim]) -> SymbolicTensor:
     """A tensor of rank 1 with these elements."""
     cells = np.empty(len(sizes), dtype=object)
     cells[:] = sizes
-    return Formula(cells, (len(sizes),), INT)
+    return SymbolicTensor(cells, (len(sizes),), INT)
 
 
 def plain(cell: Any) -> Any:
@@ -50,15 +50,15 @@ def plain(cell: Any) -> Any:
     return int(cell) if isinstance(cell, np.integer) else cell
 
 
-def sizes_of(x: Formula) -> tuple[Dim, ...] | None:
+def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
     """The elements of a tensor that is a list of sizes; None where its length is open, or very large."""
-    whole: Formula | None = x
+    whole: SymbolicTensor | None = x
     for axis in range(x.rank):
-        whole = whole and spelled(whole, axis)
+        whole = whole and materialised_or_none(whole, axis)
     return tuple(plain(cell) for cell in whole.cells.reshape(-1)) if whole else None
 
 
-def numbers(x: Formula) -> list[Dim]:
+def numbers(x: SymbolicTensor) -> list[Dim]:
     """The elements of a tensor that is a list of sizes."""
     found = sizes_of(x)
     if found is None:
@@ -66,7 +66,7 @@ def numbers(x: Formula) -> list[Dim]:
     return list(found)
 
 
-def whole_numbers(x: Formula) -> list[int]:
+def whole_numbers(x: SymbolicTensor) -> list[int]:
     """The elements of a tensor that is a list of numbers."""
     found = numbers(x)
     if any(isinstance(n, Sym) for n in found):
@@ -75,8 +75,8 @@ def whole_numbers(x: Formula) -> list[int]:
 
 
 def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
-    """The cells with places replaced, given by axes counted from the last one."""
-    names = {str(place(axis)): value for axis, value in values.items()}
+    """The cells with axis indices replaced, given by axes counted from the last one."""
+    names = {str(axis_index(axis)): value for axis, value in values.items()}
     if cells.dtype != object:
         return cells
     return each(lambda cell: cell.subs(names) if isinstance(cell, Sym) else cell, cells)
@@ -90,20 +90,20 @@ def each(function: Callable[..., Any], *cells: Array) -> Array:
     return np.asarray(result, dtype=object)
 
 
-def moved(x: Formula, axes: Sequence[int | None]) -> Formula:
+def moved(x: SymbolicTensor, axes: Sequence[int | None]) -> SymbolicTensor:
     """A tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; axes that are left out have size 1."""
     last, rank = len(axes) - 1, x.rank
-    values = {rank - 1 - old: place(last - new) for new, old in enumerate(axes) if old is not None}
+    values = {rank - 1 - old: axis_index(last - new) for new, old in enumerate(axes) if old is not None}
     gone = {rank - 1 - old: 0 for old in range(rank) if old not in axes}
     cells = replaced(x.cells, {**values, **gone})
     kept = [old for old in axes if old is not None]
     cells = cells.transpose([*kept, *(old for old in range(rank) if old not in axes)])
     cells = cells.reshape([1 if old is None else x.cells.shape[old] for old in axes])
-    return Formula(cells, tuple(1 if old is None else x.shape[old] for old in axes), x.dtype)
+    return SymbolicTensor(cells, tuple(1 if old is None else x.shape[old] for old in axes), x.dtype)
 
 
-def spelled_out(x: Formula, axis: int) -> Formula:
-    """The formula with a cell for every element along an axis."""
+def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
+    """The symbolic tensor with a cell for every element along an axis."""
     size = x.shape[axis]
     if not isinstance(size, int) or size > MOST_CELLS:
         raise Undecided
@@ -111,13 +111,13 @@ def spelled_out(x: Formula, axis: int) -> Formula:
         return x
     where = x.rank - 1 - axis
     parts = [replaced(x.cells, {where: i}) for i in range(size)]
-    return Formula(np.concatenate(parts, axis), x.shape, x.dtype)
+    return SymbolicTensor(np.concatenate(parts, axis), x.shape, x.dtype)
 
 
-def spelled(x: Formula, axis: int) -> Formula | None:
-    """The formula with a cell for every element along an axis; None for an axis that is dynamic, or very long."""
+def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
+    """As `materialised`; None for an axis that is dynamic, or very long."""
     try:
-        return spelled_out(x, axis)
+        return materialised(x, axis)
     except Undecided:
         return None
 
@@ -129,7 +129,7 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def axes_of(x: Sequence[Formula], attributes: Attributes) -> list[int] | None:
+def axes_of(x: Sequence[SymbolicTensor], attributes: Attributes) -> list[int] | None:
     """The operand `axes` of newer opsets, or the attribute of older ones."""
     if len(x) > 1:
         return whole_numbers(x[1])

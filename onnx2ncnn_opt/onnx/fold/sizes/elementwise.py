@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, exact_div, larger, place, smaller
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, larger, smaller
 from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
     Operator,
@@ -19,12 +19,12 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     broadcast,
     check_whole,
     each,
+    materialised,
     moved,
     plain,
-    spelled_out,
     with_size,
 )
-from onnx2ncnn_opt.onnx.value import Formula, is_float
+from onnx2ncnn_opt.onnx.value import SymbolicTensor, is_float
 
 _BOOL = np.dtype(np.bool_)
 
@@ -32,26 +32,28 @@ _BOOL = np.dtype(np.bool_)
 def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | None = None, source: int = 0) -> Any:
     """An operator that broadcasts; its result is of the type of operand `source`, if no other is said."""
 
-    def operator(x: Sequence[Formula], _: Attributes) -> Formula:
+    def operator(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
         shape = broadcast([operand.shape for operand in x])
         kind = x[source].dtype
         cells = each(lambda *elements: function(kind, shape, *map(plain, elements)), *(o.cells for o in x))
         cells = cells.reshape((1,) * (len(shape) - cells.ndim) + cells.shape)
-        return Formula(cells, shape, dtype or kind)
+        return SymbolicTensor(cells, shape, dtype or kind)
 
     return operator
 
 
 def _surely(size: Dim, bound: int, shape: Shape) -> bool:
-    """`at_least`, where places also are less than the size of their axis."""
+    """`at_least`, where an axis index is also less than the size of its axis."""
     if at_least(size, bound):
         return True
     if not isinstance(size, Sym):
         return False
-    # A place counted from the other end is a place as well.
-    turned = {name: shape[-1 - int(name[1:])] - 1 - place(int(name[1:])) for name in size.names() if name[0] == "#"}
-    for some in choices(*((None, name) for name in turned)):
-        values = {name: turned[name] for name in some if name is not None}
+    # An index counted from the other end is an index as well.
+    flipped = {
+        name: shape[-1 - int(name[1:])] - 1 - axis_index(int(name[1:])) for name in size.names() if name[0] == "#"
+    }
+    for some in choices(*((None, name) for name in flipped)):
+        values = {name: flipped[name] for name in some if name is not None}
         if values and at_least(size.subs(values), bound):
             return True
     return False
@@ -139,41 +141,41 @@ def _extreme(function: Callable[[Dim, Dim], Dim]) -> Any:
     return _elementwise(compute)
 
 
-def _clip(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _clip(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     for bound, function in zip(x[1:], (larger, smaller), strict=False):
         x = [_extreme(function)([x[0], bound], attributes)]
     return x[0]
 
 
-def _cast(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _cast(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     target = np.dtype(onnx_ir.DataType(attributes["to"]).numpy())
     if target == _BOOL:
         shape = x[0].shape
-        return Formula(each(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
+        return SymbolicTensor(each(lambda cell: not _equal(shape, plain(cell), 0), x[0].cells), shape, _BOOL)
     if target not in (np.int64, np.int32, np.float32, np.float64):
         raise Undecided
     if any(isinstance(cell, Sym) for cell in x[0].cells.flat):
-        return Formula(x[0].cells, x[0].shape, target)
-    return Formula(x[0].cells.astype(x[0].dtype).astype(target), x[0].shape, target)
+        return SymbolicTensor(x[0].cells, x[0].shape, target)
+    return SymbolicTensor(x[0].cells.astype(x[0].dtype).astype(target), x[0].shape, target)
 
 
-def _rounded(x: Sequence[Formula], _: Attributes) -> Formula:
+def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     """Floor, Ceil and Round of what is whole already."""
     each(lambda cell: check_whole(plain(cell)), x[0].cells)
     return x[0]
 
 
 def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
-    def operator(x: Sequence[Formula], attributes: Attributes) -> Formula:
+    def operator(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
         data, axes = x[0], axes_of(x, attributes)
         along = range(data.rank) if axes is None else [axis_of(axis, data.rank) for axis in axes]
         for axis in along:
-            data = spelled_out(data, axis)
+            data = materialised(data, axis)
             parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
             cells = parts[0]
             for part in parts[1:]:
                 cells = each(lambda a, b: function(plain(a), plain(b)), cells, part)
-            data = Formula(cells, with_size(data.shape, axis, 1), data.dtype)
+            data = SymbolicTensor(cells, with_size(data.shape, axis, 1), data.dtype)
         if attributes.get("keepdims", 1):
             return data
         return moved(data, [axis for axis in range(data.rank) if axis not in along])

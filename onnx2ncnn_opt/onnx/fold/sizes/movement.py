@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, exact_div, known, larger, place, product, smaller
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, known, larger, product, smaller
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     Attributes,
@@ -17,17 +17,17 @@ from onnx2ncnn_opt.onnx.fold.sizes.cells import (
     broadcast,
     check_whole,
     each,
+    materialised,
     moved,
     numbers,
     replaced,
-    spelled_out,
     whole_numbers,
     with_size,
 )
-from onnx2ncnn_opt.onnx.value import Formula
+from onnx2ncnn_opt.onnx.value import SymbolicTensor
 
 
-def _reshape(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data, allowzero = x[0], attributes.get("allowzero", 0)
     wanted = numbers(x[1])
     if not allowzero:
@@ -40,8 +40,8 @@ def _reshape(x: Sequence[Formula], attributes: Attributes) -> Formula:
     return _reshaped(data, tuple(wanted))
 
 
-def _reshaped(x: Formula, shape: Shape) -> Formula:
-    """The formula under another shape."""
+def _reshaped(x: SymbolicTensor, shape: Shape) -> SymbolicTensor:
+    """The symbolic tensor in another shape."""
     kept = [axis for axis, size in enumerate(x.shape) if size != 1]
     if [x.shape[axis] for axis in kept] == [size for size in shape if size != 1]:
         axes = iter(kept)
@@ -49,11 +49,11 @@ def _reshaped(x: Formula, shape: Shape) -> Formula:
     if not all(isinstance(size, int) for size in (*x.shape, *shape)) or product(x.shape) != product(shape):
         raise Undecided
     for axis in range(x.rank):
-        x = spelled_out(x, axis)
-    return Formula(x.cells.reshape(known(shape)), shape, x.dtype)
+        x = materialised(x, axis)
+    return SymbolicTensor(x.cells.reshape(known(shape)), shape, x.dtype)
 
 
-def _unsqueeze(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _unsqueeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axes = axes_of(x, attributes) or []
     rank = x[0].rank + len(axes)
     new = {axis_of(axis, rank) for axis in axes}
@@ -61,7 +61,7 @@ def _unsqueeze(x: Sequence[Formula], attributes: Attributes) -> Formula:
     return moved(x[0], [None if axis in new else next(old) for axis in range(rank)])
 
 
-def _squeeze(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _squeeze(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axes = axes_of(x, attributes)
     given = {axis_of(axis, x[0].rank) for axis in axes} if axes is not None else None
     gone = given if given is not None else {axis for axis, size in enumerate(x[0].shape) if size == 1}
@@ -70,50 +70,53 @@ def _squeeze(x: Sequence[Formula], attributes: Attributes) -> Formula:
     return moved(x[0], [axis for axis in range(x[0].rank) if axis not in gone])
 
 
-def _transpose(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _transpose(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     return moved(x[0], attributes.get("perm") or list(reversed(range(x[0].rank))))
 
 
-def _expand(x: Sequence[Formula], _: Attributes) -> Formula:
+def _expand(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     shape = broadcast([x[0].shape, tuple(numbers(x[1]))])
     cells = x[0].cells.reshape((1,) * (len(shape) - x[0].rank) + x[0].cells.shape)
-    return Formula(cells, shape, x[0].dtype)
+    return SymbolicTensor(cells, shape, x[0].dtype)
 
 
-def _concat(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _concat(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     axis = axis_of(attributes["axis"], x[0].rank)
     others = broadcast([tuple(1 if i == axis else size for i, size in enumerate(part.shape)) for part in x])
     if any(others[i] != size for part in x for i, size in enumerate(part.shape) if i != axis):
         raise Undecided
-    parts = [spelled_out(part, axis).cells for part in x]
+    parts = [materialised(part, axis).cells for part in x]
     cells = [max(part.shape[i] for part in parts) for i in range(x[0].rank)]
     for i, count in enumerate(cells):
         if i != axis and count > 1:
             parts = [
-                spelled_out(Formula(p, with_size(others, axis, p.shape[axis]), x[0].dtype), i).cells for p in parts
+                materialised(SymbolicTensor(p, with_size(others, axis, p.shape[axis]), x[0].dtype), i).cells
+                for p in parts
             ]
-    return Formula(np.concatenate(parts, axis), with_size(others, axis, sum(p.shape[axis] for p in parts)), x[0].dtype)
+    return SymbolicTensor(
+        np.concatenate(parts, axis), with_size(others, axis, sum(p.shape[axis] for p in parts)), x[0].dtype
+    )
 
 
-def _gather(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _gather(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data, indices = x[0], x[1]
     axis = axis_of(attributes.get("axis", 0), data.rank)
     if any(isinstance(cell, Sym) for cell in indices.cells.flat):
         raise Undecided
-    data = spelled_out(data, axis)
-    places = indices.cells.astype(np.int64)
+    data = materialised(data, axis)
+    taken = indices.cells.astype(np.int64)
     count = data.cells.shape[axis]
-    if places.size and (places.min() < -count or places.max() >= count):
+    if taken.size and (taken.min() < -count or taken.max() >= count):
         raise Undecided
     # The axes before the gathered one count anew from the last.
     grown = indices.rank - 1
-    behind = data.rank - 1 - axis
-    cells = replaced(data.cells, {k: place(k + grown) for k in range(behind + 1, data.rank)})
+    inner = data.rank - 1 - axis
+    cells = replaced(data.cells, {k: axis_index(k + grown) for k in range(inner + 1, data.rank)})
     shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
-    return Formula(np.asarray(np.take(cells, places, axis), cells.dtype), shape, data.dtype)
+    return SymbolicTensor(np.asarray(np.take(cells, taken, axis), cells.dtype), shape, data.dtype)
 
 
-def _gather_elements(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _gather_elements(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     """Of a table that is the same all along the axis, whatever the indices are."""
     data, indices = x
     axis = axis_of(attributes.get("axis", 0), data.rank)
@@ -123,14 +126,14 @@ def _gather_elements(x: Sequence[Formula], attributes: Attributes) -> Formula:
         head = np.take(data.cells, [0], i)
         if not (data.cells == head).all():
             raise Undecided
-        data = Formula(head, data.shape, data.dtype)
-    name = str(place(data.rank - 1 - axis))
+        data = SymbolicTensor(head, data.shape, data.dtype)
+    name = str(axis_index(data.rank - 1 - axis))
     if any(name in cell.names() for cell in data.cells.flat if isinstance(cell, Sym)):
         raise Undecided
-    return Formula(data.cells, indices.shape, data.dtype)
+    return SymbolicTensor(data.cells, indices.shape, data.dtype)
 
 
-def _slice(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _slice(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     data = x[0]
     if len(x) == 1:  # opset 1: attributes
         starts, ends = list(attributes["starts"]), list(attributes["ends"])
@@ -145,7 +148,7 @@ def _slice(x: Sequence[Formula], attributes: Attributes) -> Formula:
     return data
 
 
-def _cut(x: Formula, axis: int, start: Dim, end: Dim, step: int) -> Formula:
+def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> SymbolicTensor:
     size = x.shape[axis]
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
         found = taken(size, start, end, step)
@@ -158,16 +161,16 @@ def _cut(x: Formula, axis: int, start: Dim, end: Dim, step: int) -> Formula:
         first, count = bounds[0], bounds[1] - bounds[0]
     if x.cells.shape[axis] == 1:
         where = x.rank - 1 - axis
-        cells = replaced(x.cells, {where: place(where) * step + first if count != 1 else first})
+        cells = replaced(x.cells, {where: axis_index(where) * step + first if count != 1 else first})
     elif isinstance(first, int) and isinstance(count, int):
         cells = np.take(x.cells, range(first, first + count * step, step), axis)
     else:
         cells = _progression(x.cells, axis, first)
-    return Formula(cells, with_size(x.shape, axis, count), x.dtype)
+    return SymbolicTensor(cells, with_size(x.shape, axis, count), x.dtype)
 
 
 def taken(size: int, start: int, end: int, step: int) -> range:
-    """The places that a slice takes; backwards from before the axis it is the first one, where Python takes none."""
+    """The indices that a slice takes; backwards from before the axis it is the first one, where Python takes none."""
     return range(size)[0 if step < 0 and start < -size else start : end : step]
 
 
@@ -184,7 +187,7 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
         raise Undecided
     if not step.any():
         return head
-    where = place(cells.ndim - 1 - axis) + first
+    where = axis_index(cells.ndim - 1 - axis) + first
     return each(lambda a, k: int(a) + where * int(k), head, step)
 
 
@@ -203,22 +206,22 @@ def cut(size: Dim, start: Dim, end: Dim) -> tuple[Dim, Dim] | None:
     return bounds[0], bounds[1]
 
 
-def _constant_of_shape(x: Sequence[Formula], attributes: Attributes) -> Formula:
+def _constant_of_shape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
     shape = tuple(numbers(x[0]))
     value = np.asarray(attributes.get("value", np.zeros(1, np.float32)))
-    return Formula(value.reshape((1,) * len(shape)), shape, value.dtype)
+    return SymbolicTensor(value.reshape((1,) * len(shape)), shape, value.dtype)
 
 
-def _range(x: Sequence[Formula], _: Attributes) -> Formula:
+def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
     start, limit, step = (numbers(part)[0] if part.dtype.kind != "f" else _number(part) for part in x)
     if not isinstance(step, int) or step == 0:
         raise Undecided
     far, step_size = (limit - start, step) if step > 0 else (start - limit, -step)
     count = larger((far + step_size - 1) // step_size, 0)
-    return Formula(np.array([place(0) * step + start], dtype=object), (count,), x[0].dtype)
+    return SymbolicTensor(np.array([axis_index(0) * step + start], dtype=object), (count,), x[0].dtype)
 
 
-def _number(x: Formula) -> Dim:
+def _number(x: SymbolicTensor) -> Dim:
     """A number of type float that is whole."""
     cell = x.cells.reshape(-1)[0]
     check_whole(cell)

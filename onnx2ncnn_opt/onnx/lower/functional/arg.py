@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Sym, place
+from onnx2ncnn_opt.ir.dim import Sym, axis_index
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float
 
-# Longer than any dynamic axis; the places in it and this less are whole numbers that float32 holds.
+# Longer than any dynamic axis; the indices in it and this less are whole numbers that float32 holds.
 _LONGEST = 2**23
 
 
@@ -36,8 +36,8 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tupl
     reached = im.unary(below, "Threshold", threshold=-FLT_MIN)
     ones = (1,) * (x.rank - axis - 1)
     if isinstance(size, Sym):
-        cells = np.full((1, *ones), place(len(ones)), dtype=object)
-        index: Value = im.tensor(Formula(cells, (size, *ones), np.dtype(np.float32)))
+        cells = np.full((1, *ones), axis_index(len(ones)), dtype=object)
+        index: Value = im.tensor(SymbolicTensor(cells, (size, *ones), np.dtype(np.float32)))
         span = _LONGEST
     else:
         index, span = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones)), size

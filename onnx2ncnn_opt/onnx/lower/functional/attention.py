@@ -254,7 +254,7 @@ def rotate(
         raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}")
     caches = [im.mat(table, [[1], [2]], [] if table.shape[0] == 1 else [0]) for table in tables]
     blob = im.layer("RotaryEmbed", im.mat(part, [[1], [2], [3]], [0]), *caches, interleaved=int(bool(interleaved)))
-    turned: Value = im.wrap(blob, part.shape, [[1], [2], [3]], [0], x.dtype)
+    rotated_part: Value = im.wrap(blob, part.shape, [[1], [2], [3]], [0], x.dtype)
     if part is not heads:
-        turned = concat(im, turned, crop(im, heads, 3, rotated, size), axis=3)
-    return merge_heads(im, im.tensor(turned)) if x.rank == 3 else turned
+        rotated_part = concat(im, rotated_part, crop(im, heads, 3, rotated, size), axis=3)
+    return merge_heads(im, im.tensor(rotated_part)) if x.rank == 3 else rotated_part

@@ -16,15 +16,15 @@ import numpy as np
 
 from onnx2ncnn_opt.ir import dim
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.dim import Shape, Sym, fitting, known, place, shape_text
+from onnx2ncnn_opt.ir.dim import Shape, Sym, axis_index, fitting, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View, sizes
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, number_value, turned_over
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.layout import Cost, Form, align, combined, common_form, meeting
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.lower.layout import Cost, Layout, align, combined, common_layout, meeting
+from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
     BinaryOp.ADD: np.add,
@@ -54,16 +54,16 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
         return binary(im, op_type, im.settled(a), im.settled(b) if isinstance(b, Tensor) else b)
     fine, origin = aligned
     costs = [_cost(im, x, view) for x, view in zip((a, b), fine, strict=True)]
-    form = common_form(fine, origin, costs)
-    if form is None:  # broadcasting takes more than four dims: without it they can be merged
+    layout = common_layout(fine, origin, costs)
+    if layout is None:  # broadcasting takes more than four dims: without it they can be merged
         return binary(im, op_type, spread(im, a, shape), spread(im, b, shape))
-    left, lying_a = _operand(im, a, fine[0], form)
-    right, lying_b = _operand(im, b, fine[1], form, left)
-    right = _fit(im, right, left, form)
-    left = _fit(im, left, right, form)
+    left, laid_out_a = _operand(im, a, fine[0], layout)
+    right, laid_out_b = _operand(im, b, fine[1], layout, left)
+    right = _fit(im, right, left, layout)
+    left = _fit(im, left, right, layout)
     blob = im.layer("BinaryOp", left, right, op_type=op_type)
-    axes = [meeting(pair) for pair in zip(lying_a.axes, lying_b.axes, strict=True)]
-    result = Tensor(blob, combined(axes, origin, rank, form), a.dtype)
+    axes = [meeting(pair) for pair in zip(laid_out_a.axes, laid_out_b.axes, strict=True)]
+    result = Tensor(blob, combined(axes, origin, rank, layout), a.dtype)
     im.note_operands(result, a, b)
     return result
 
@@ -81,20 +81,20 @@ def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Valu
 
 
 def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
-    """A formula as tensor, not repeated along axes on which it is the same and the other operand has its size."""
-    if not isinstance(x, Formula):
+    """A symbolic tensor, computed; not repeated along axes on which it is constant and the other has its size."""
+    if not isinstance(x, SymbolicTensor):
         return x
     rank = x.rank
     shape = tuple(
         1 if -axis <= len(other) and other[axis] == x.shape[axis] and not _varies(x, axis) else x.shape[axis]
         for axis in range(-rank, 0)
     )
-    return im.tensor(Formula(x.cells, shape, x.dtype))
+    return im.tensor(SymbolicTensor(x.cells, shape, x.dtype))
 
 
-def _varies(x: Formula, axis: int) -> bool:
+def _varies(x: SymbolicTensor, axis: int) -> bool:
     """Whether elements differ along an axis, counted from the end."""
-    name = str(place(-1 - axis))
+    name = str(axis_index(-1 - axis))
     return x.cells.shape[axis] != 1 or any(name in cell.names() for cell in x.cells.flat if isinstance(cell, Sym))
 
 
@@ -123,21 +123,21 @@ def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
     return partial(im.cost, x.viewed(view)) if isinstance(x, Tensor) else None
 
 
-def _operand(im: ImportContext, x: Value, view: View, form: Form, other: Blob | None = None) -> tuple[Blob, View]:
-    """An operand in the common form; inner dims of size 1 are cut off where `other` broadcasts them all the same."""
-    dims, batch = form.atoms(view)
+def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:
+    """An operand in the common layout; inner dims of size 1 are cut off where `other` broadcasts them all the same."""
+    dims, batch = layout.atoms(view)
     if isinstance(x, Tensor):
         trimmed = dims
         while len(trimmed) > 1 and not trimmed[-1]:
             trimmed = trimmed[:-1]
-        lying = view.dims
+        laid_out = view.dims
         # A Mat of fewer dims is aligned to the outer axes, so missing inner dims of size 1 cost nothing.
-        if view.batch == batch and lying != dims and lying == trimmed:
+        if view.batch == batch and laid_out != dims and laid_out == trimmed:
             return x.blob, view
-        made = im.formed(Tensor(x.blob, view, x.dtype), form)
+        made = im.in_layout(Tensor(x.blob, view, x.dtype), layout)
         return made.blob, made.view
     array = x.array.reshape(known(view.shape))
-    order = [axis for group in form.dims for axis in group]
+    order = [axis for group in layout.dims for axis in group]
     rest = [axis for axis in range(array.ndim) if axis not in order]
     data = array.transpose(order + rest).reshape(known(sizes(dims)))
     while data.ndim > 1 and data.shape[-1] == 1:
@@ -147,13 +147,13 @@ def _operand(im: ImportContext, x: Value, view: View, form: Form, other: Blob | 
     return im.memory(data), view
 
 
-def _fit(im: ImportContext, x: Blob, other: Blob, form: Form) -> Blob:
+def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
     """A 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
     mine, others = x.known_shape, other.known_shape
     ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
     if not ambiguous and not _needs_rank(mine, others):
         return x
-    return im.regrouped(x, mine + (1,) * (len(form.dims) - len(mine)))
+    return im.regrouped(x, mine + (1,) * (len(layout.dims) - len(mine)))
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:

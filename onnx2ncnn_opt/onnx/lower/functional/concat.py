@@ -9,12 +9,12 @@ from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import number_value
-from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_form
+from onnx2ncnn_opt.onnx.lower.layout import align, combined, common_layout
 from onnx2ncnn_opt.onnx.value import Tensor, Value, is_float, is_held_as_float
 
 
 def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
-    """Concat along one dim of a form that all operands share."""
+    """Concat along one dim of a layout that all operands share."""
     rank = xs[0].rank
     axis = im.axis(axis, rank)
     if any(x.rank != rank for x in xs):
@@ -37,14 +37,14 @@ def concat(im: ImportContext, *xs: Value, axis: int) -> Value:
     views, origin = aligned
     whole = origin.index(axis)
     tensors = [x.viewed(view) for x, view in zip(tensors, views, strict=True)]
-    form = common_form(views, origin, [partial(im.cost, x) for x in tensors], whole)
-    if form is None:
+    layout = common_layout(views, origin, [partial(im.cost, x) for x in tensors], whole)
+    if layout is None:
         raise im.refuse("the operands have no common layout of at most four dims", "reshape the operands in the model")
-    made = [im.formed(x, form) for x in tensors]
-    dim = form.dims.index((whole,))
+    made = [im.in_layout(x, layout) for x in tensors]
+    dim = layout.dims.index((whole,))
     blob = im.layer("Concat", *(x.blob for x in made), axis=dim)
     joined = View.of((blob.known_shape[dim],), [[0]]).axes[0]
     axes = [
         joined if i == whole else next((view.axes[i] for view in views if view.axes[i]), ()) for i in range(len(origin))
     ]
-    return Tensor(blob, combined(axes, origin, rank, form), dtype)
+    return Tensor(blob, combined(axes, origin, rank, layout), dtype)

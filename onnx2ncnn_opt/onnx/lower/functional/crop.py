@@ -47,8 +47,8 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         elif start != 0 or end < 2**31 - 1:
             x = crop(im, x, axis, start, end if end < 2**31 - 1 else TO_END)
         return x if step == 1 else _every(im, x, axis, step)
-    places = taken(size, start, end, step)
-    begin, count = places.start, len(places)
+    elements = taken(size, start, end, step)
+    begin, count = elements.start, len(elements)
     if step < 0 and count > 1:
         x = flip(im, x, axis)
         begin, step = size - 1 - begin, -step
@@ -68,23 +68,23 @@ def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
 
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
     """The elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
     if dim is None:
         return x  # a size of 1: all there is
     if isinstance(start, int) and isinstance(end, int):
-        blob = im.layer("Crop", lying.blob, starts=(start,), ends=(end,), axes=(dim,))
-        return Tensor(blob, resized(lying.view, axis, blob.known_shape[dim]), x.dtype)
-    [starts, ends], others = im.stated([(start,), (end,)], lying.blob)
-    blob = im.layer("Crop", lying.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
-    return Tensor(blob, resized(lying.view, axis, end - start), x.dtype)
+        blob = im.layer("Crop", laid_out.blob, starts=(start,), ends=(end,), axes=(dim,))
+        return Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim]), x.dtype)
+    [starts, ends], others = im.stated([(start,), (end,)], laid_out.blob)
+    blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
+    return Tensor(blob, resized(laid_out.view, axis, end - start), x.dtype)
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """The axis backwards."""
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
-    return x if dim is None else im.like(lying, im.layer("Flip", lying.blob, axes=(dim,)))
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
+    return x if dim is None else im.like(laid_out, im.layer("Flip", laid_out.blob, axes=(dim,)))
 
 
 def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
@@ -137,12 +137,12 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
     rows, count, step = _rows(indices)
     if 1 < rows <= step and isinstance(size, int) and 0 <= indices[0] <= size - step * count:
         # Every step-th element of so many neighbours each, as torch's unfold has them: patches, transposed.
-        lying = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
-        patches = im.tensor(im.reshape(lying, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
+        laid_out = sliced(im, x, axis, indices[0], indices[0] + step * count, 1)
+        patches = im.tensor(im.reshape(laid_out, (*x.shape[:axis], count, step, *x.shape[axis + 1 :])))
         few = sliced(im, patches, axis + 1, 0, rows, 1)
         order = [*range(axis), axis + 1, axis, *range(axis + 2, few.rank)]
-        turned = few.viewed(few.view.transpose(order))
-        return im.tensor(im.reshape(turned, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
+        transposed = few.viewed(few.view.transpose(order))
+        return im.tensor(im.reshape(transposed, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
     times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
     if 1 < times < len(indices) and indices == [index for index in indices[::times] for _ in range(times)]:
         each = _picked(im, x, axis, indices[::times])
@@ -155,14 +155,14 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
             runs[-1].append(index)
         else:
             runs.append([index])
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
-        return repeated(im, lying, [len(indices) if a == axis else 1 for a in range(x.rank)])
-    made = {run: _run(im, lying.blob, dim, size, *run) for run in dict.fromkeys((run[0], len(run)) for run in runs)}
+        return repeated(im, laid_out, [len(indices) if a == axis else 1 for a in range(x.rank)])
+    made = {run: _run(im, laid_out.blob, dim, size, *run) for run in dict.fromkeys((run[0], len(run)) for run in runs)}
     parts = [made[run[0], len(run)] for run in runs]
     blob = im.layer("Concat", *parts, axis=dim) if len(parts) > 1 else parts[0]
-    return Tensor(blob, resized(lying.view, axis, len(indices)), x.dtype)
+    return Tensor(blob, resized(laid_out.view, axis, len(indices)), x.dtype)
 
 
 def _run(im: ImportContext, blob: Blob, dim: int, size: Dim, start: int, count: int) -> Blob:

@@ -24,8 +24,8 @@ from onnx2ncnn_opt.onnx.lower.functional.gather_slices import picked, picked_tog
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import (
     Constant,
-    Formula,
     Operand,
+    SymbolicTensor,
     Tensor,
     Value,
     held_as_float,
@@ -41,7 +41,7 @@ _LARGEST_IMAGE = 2**20
 def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
     """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
     axis = im.axis(axis, data.rank)
-    if isinstance(indices, Formula):
+    if isinstance(indices, SymbolicTensor):
         run = picked(im, data, axis, indices)
         if run is not None:
             return run
@@ -67,7 +67,7 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
         blob = _sampled(im, image, indices, [[], [], range(indices.rank)], size, 1)
         dims = [range(len(kept)), range(0), range(len(kept), len(shape))]
     found = im.wrap(blob, shape, dims, dtype=_type(data))
-    # The axes of the indices stand in the place of the axis.
+    # The axes of the indices replace the axis.
     perm = (*range(axis), *range(len(kept), len(shape)), *range(axis, len(kept)))
     return found.viewed(found.view.transpose(perm))
 
@@ -81,17 +81,17 @@ def _embed(im: ImportContext, table: Array, indices: Blob) -> Blob:
 def _sampled(
     im: ImportContext, image: Blob, indices: Tensor, dims: Sequence[Sequence[int]], size: Dim, rows: int
 ) -> Blob:
-    """From each row of an image, whose width is `size`, the pixels at the places of a row, which lie as `dims` say."""
-    places = counted(im, indices, size)
+    """From each row of an image, whose width is `size`, the pixels at the indices of a row, in the layout of `dims`."""
+    targets = counted(im, indices, size)
     if isinstance(size, Sym):
         # The middle of the pixel as a share of the row.
-        middle = im.apply(places, BinaryOp.ADD, 0.5)
-        places = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
+        middle = im.apply(targets, BinaryOp.ADD, 0.5)
+        targets = im.tensor(binary(im, BinaryOp.DIV, middle, _sizes(im, size)))
         scale, shift = _coordinates(im, 1, rows)
         shift[0] = -1
     else:
         scale, shift = _coordinates(im, size, rows)
-    grid = im.layer("BinaryOp", im.mat(places, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
+    grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
     return _pixels(im, image, grid)
 
@@ -101,11 +101,11 @@ def _sizes(im: ImportContext, *sizes: Dim) -> Value:
     shape = () if len(sizes) == 1 else (len(sizes),)
     if not any(isinstance(size, Sym) for size in sizes):
         return Constant(np.array(sizes, np.float32).reshape(shape))
-    return im.tensor(Formula(np.array(sizes, dtype=object).reshape(shape), shape, np.dtype(np.float32)))
+    return im.tensor(SymbolicTensor(np.array(sizes, dtype=object).reshape(shape), shape, np.dtype(np.float32)))
 
 
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
-    """What a place in a row is multiplied by, and what is added, for x and y from -1 to 1 between the outer borders."""
+    """The factor and the summand that turn indices in a row into x and y from -1 to 1 between the outer borders."""
     if size * rows > _LARGEST_IMAGE:
         raise im.refuse(
             f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart",
@@ -182,9 +182,9 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
         raise im.invalid(f"indices {indices.min()} to {indices.max()} are not all in an axis of size {shape[axis]}")
     indices = np.where(indices < 0, indices + shape[axis], indices)
     if isinstance(data, Constant):
-        places: list[Array] = list(np.indices(indices.shape, sparse=True))
-        places[axis] = indices
-        return Constant(data.array[tuple(places)])
+        targets: list[Array] = list(np.indices(indices.shape, sparse=True))
+        targets[axis] = indices
+        return Constant(data.array[tuple(targets)])
     if not indices.size:
         raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
     others = [a for a in range(data.rank) if a != axis]
@@ -197,15 +197,15 @@ def _constant_elements(im: ImportContext, data: Value, indices: Array, axis: int
     order = [*first, *same]
     moved = data.viewed(data.view.transpose(order))
     few = indices.transpose(order).reshape(*(indices.shape[a] for a in first), -1)[..., 0]
-    places = list(np.indices(few.shape, sparse=True))
-    places[first.index(axis)] = few
-    picked = _take(im, moved, places, moved.shape[: few.ndim])
+    targets = list(np.indices(few.shape, sparse=True))
+    targets[first.index(axis)] = few
+    picked = _take(im, moved, targets, moved.shape[: few.ndim])
     return picked.viewed(picked.view.transpose([order.index(a) for a in range(data.rank)]))
 
 
 def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
     """Crop and Concat of constant indices; else Gather by what they are in all."""
-    if isinstance(indices, Formula):
+    if isinstance(indices, SymbolicTensor):
         runs = None if batch_dims else picked_together(im, data, indices)
         if runs is not None:
             return runs
@@ -218,51 +218,51 @@ def gather_nd(im: ImportContext, data: Value, indices: Operand, *, batch_dims: i
         return _gather_nd(im, data, indices, data.shape[:picked], batch_dims)
     sizes = fixed(im, data.shape[:picked])
     limits = np.array(sizes[batch_dims:])
-    places = indices.array
-    if (places < -limits).any() or (places >= limits).any():
+    targets = indices.array
+    if (targets < -limits).any() or (targets >= limits).any():
         raise im.invalid(f"indices are not all in axes of sizes {limits.tolist()}")
-    places = np.where(places < 0, places + limits, places)
-    outer = np.indices(places.shape[:-1], sparse=True)[:batch_dims]
-    return _take(im, im.tensor(data), [*outer, *np.moveaxis(places, -1, 0)], sizes)
+    targets = np.where(targets < 0, targets + limits, targets)
+    outer = np.indices(targets.shape[:-1], sparse=True)[:batch_dims]
+    return _take(im, im.tensor(data), [*outer, *np.moveaxis(targets, -1, 0)], sizes)
 
 
 def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: Shape, batch_dims: int) -> Value:
     """Gather along the axes of `sizes` as one, of which the first `batch_dims` go along with the indices."""
-    place = flat_places(im, indices, sizes, batch_dims)
-    return gather(im, im.reshape(data, (product(sizes), *data.shape[len(sizes) :])), place)
+    flat_index = flat_indices(im, indices, sizes, batch_dims)
+    return gather(im, im.reshape(data, (product(sizes), *data.shape[len(sizes) :])), flat_index)
 
 
-def flat_places(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
+def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
     """Indices into axes of these sizes, which their last axis lists, as indices into all of them as one."""
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = counted(im, indices, *sizes[batch_dims:])
     weighted = im.tensor(binary(im, BinaryOp.MUL, numbers, _sizes(im, *strides[batch_dims:])))
-    place: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
+    flat_index: Value = reduce(im, weighted, "ReduceSum", (indices.rank - 1,), 0)
     for axis, size in enumerate(fixed(im, sizes[:batch_dims])):
-        row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (place.rank - axis - 1)))
-        place = binary(im, BinaryOp.ADD, place, arithmetic(im, BinaryOp.MUL, row, _sizes(im, strides[axis])))
-    return as_places(im, place)
+        row = Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (flat_index.rank - axis - 1)))
+        flat_index = binary(im, BinaryOp.ADD, flat_index, arithmetic(im, BinaryOp.MUL, row, _sizes(im, strides[axis])))
+    return as_indices(im, flat_index)
 
 
-def as_places(im: ImportContext, x: Value) -> Tensor:
+def as_indices(im: ImportContext, x: Value) -> Tensor:
     """Whole numbers that the net computed as indices; unsigned, as they are: they count from the front already."""
     return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
 
 
 def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -> Tensor:
     """``data[indices]``, an array of indices for each of the first axes, whose sizes are `shape`."""
-    places = np.zeros((), np.int64)
+    targets = np.zeros((), np.int64)
     for index, size in zip(indices, known(shape), strict=True):
-        places = places * size + index
+        targets = targets * size + index
     rest = data.shape[len(shape) :]
     flat = im.reshape(data, (math.prod(known(shape)), *rest))
     assert isinstance(flat, Tensor)
     # Axes along which nothing changes are repeated at the end.
     kept = tuple(
-        slice(None) if (places != places.take([0], axis)).any() else slice(0, 1) for axis in range(places.ndim)
+        slice(None) if (targets != targets.take([0], axis)).any() else slice(0, 1) for axis in range(targets.ndim)
     )
-    few = places[kept]
+    few = targets[kept]
     runs = _runs(few)
     lines = _lines(indices)
     if lines is not None and sum(map(_runs, lines)) < runs:
@@ -271,7 +271,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
         return data
     is_cut = runs <= _FEW_RUNS or (runs <= _MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
     picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
-    wanted: Shape = (*places.shape, *rest)
+    wanted: Shape = (*targets.shape, *rest)
     repeated = picked if picked.shape == wanted else expand(im, picked, wanted)
     assert isinstance(repeated, Tensor)
     return repeated
@@ -287,15 +287,15 @@ def _lines(indices: Sequence[Array]) -> list[Array] | None:
     grid = np.broadcast_arrays(*indices)
     if grid[0].ndim != len(grid):
         return None
-    lines = [np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1) for axis, places in enumerate(grid)]
+    lines = [np.moveaxis(targets, axis, 0).reshape(targets.shape[axis], -1) for axis, targets in enumerate(grid)]
     return [line[:, 0] for line in lines] if all((line == line[:, :1]).all() for line in lines) else None
 
 
-def _looked_up(im: ImportContext, data: Tensor, places: Array) -> Tensor:
-    """Constant places along axis 0, one by one."""
-    rest, shape = range(data.rank - 1), (*data.shape[1:], *places.shape)
+def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
+    """Constant indices along axis 0, one by one."""
+    rest, shape = range(data.rank - 1), (*data.shape[1:], *targets.shape)
     scale, shift = _coordinates(im, known(data.shape)[0], 1)
-    grid = im.memory((places.reshape(1, 1, -1) * scale + shift).astype(np.float32))
+    grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
     blob = _pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
     picked = range(data.rank - 1, len(shape))
     found = im.wrap(blob, shape, [rest, [], picked], dtype=_type(data))

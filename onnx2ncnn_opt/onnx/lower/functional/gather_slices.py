@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least
 from onnx2ncnn_opt.ir.view import Atoms
-from onnx2ncnn_opt.onnx.fold.sizes.cells import spelled
+from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import spread
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.value import Formula, Operand, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Operand, SymbolicTensor, Tensor, Value
 
 
 class _Run(NamedTuple):
@@ -21,8 +21,8 @@ class _Run(NamedTuple):
     axis: int | None
 
 
-def picked(im: ImportContext, data: Operand, axis: int, indices: Formula) -> Value | None:
-    """ONNX Gather by a formula; None where its elements are not a run of neighbours."""
+def picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> Value | None:
+    """ONNX Gather by a symbolic tensor; None where its elements are not a run of neighbours."""
     run = _run(indices.cells.reshape(-1)[0], indices.rank) if indices.cells.size == 1 else None
     if run is None:
         return None
@@ -32,9 +32,9 @@ def picked(im: ImportContext, data: Operand, axis: int, indices: Formula) -> Val
     return _spread(im, x, (*groups[:axis], *inner, *groups[axis + 1 :]), x.shape[:axis] + indices.shape)
 
 
-def picked_together(im: ImportContext, data: Operand, indices: Formula) -> Value | None:
-    """ONNX GatherND by a formula, without a batch; None where its elements are not runs along axes of their own."""
-    listed = spelled(indices, indices.rank - 1)
+def picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
+    """ONNX GatherND by a symbolic tensor, without a batch; None where its elements are not runs along their axes."""
+    listed = materialised_or_none(indices, indices.rank - 1)
     if listed is None or listed.cells.size != listed.cells.shape[-1]:
         return None
     runs = [_run(cell, indices.rank) for cell in listed.cells.reshape(-1)]
@@ -52,16 +52,16 @@ def picked_together(im: ImportContext, data: Operand, indices: Formula) -> Value
 def _run(cell: object, rank: int) -> _Run | None:
     if not isinstance(cell, Sym):
         return _Run(int(cell), None)  # type: ignore[call-overload]
-    places = [name for name in cell.names() if name.startswith("#")]
-    if len(places) > 1:
+    indices = [name for name in cell.names() if name.startswith("#")]
+    if len(indices) > 1:
         return None
-    start = cell.subs(dict.fromkeys(places, 0))
-    if places and cell - start != Sym({(places[0],): 1}):
+    start = cell.subs(dict.fromkeys(indices, 0))
+    if indices and cell - start != Sym({(indices[0],): 1}):
         return None
-    return _Run(start, rank - 1 - int(places[0][1:]) if places else None)
+    return _Run(start, rank - 1 - int(indices[0][1:]) if indices else None)
 
 
-def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Formula) -> Tensor:
+def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: SymbolicTensor) -> Tensor:
     """The elements of a run; ONNX demands that the axis has them."""
     size, count = x.shape[axis], 1 if run.axis is None else indices.shape[run.axis]
     start = run.start

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, spread
 from onnx2ncnn_opt.onnx.lower.functional.views import rows, transposed
-from onnx2ncnn_opt.onnx.lower.layout import Form, align, combined, meeting, presence
+from onnx2ncnn_opt.onnx.lower.layout import Layout, align, combined, meeting, presence
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
@@ -41,7 +41,7 @@ def _without_axis(x: Tensor, axis: int) -> Tensor:
 
 
 def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
-    """MatMul of Mats whose two innermost dims are the matrices; B may lie transposed."""
+    """MatMul of Mats whose two innermost dims are the matrices; B may be transposed."""
     rank = max(x.rank, y.rank)
     whole = (rank - 2, rank - 1)
     padded = [v.view.with_axes(((),) * (rank - v.rank) + v.view.axes) for v in (x, y)]
@@ -58,25 +58,25 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
         spread_x, spread_y = (im.tensor(spread(im, v, (*outer_shape, *v.shape[-2:]))) for v in (x, y))
         return _matmul(im, spread_x, spread_y)
     pair = x.viewed(left), y.viewed(right)
-    forms = [
-        tuple(Form((*order, *matrix), batch) for matrix in (((row,), (column,)), second))
+    layouts = [
+        tuple(Layout((*order, *matrix), batch) for matrix in (((row,), (column,)), second))
         for order in _orders(groups)
         for second in (((row,), (column,)), ((column,), (row,)))
     ]
-    form, other = min(forms, key=lambda forms: _price(im, pair, forms))
-    a, b = im.formed(pair[0], form), im.formed(pair[1], other)
-    blob = im.layer("MatMul", a.blob, b.blob, transB=int(form != other))
+    layout, other = min(layouts, key=lambda layouts: _price(im, pair, layouts))
+    a, b = im.in_layout(pair[0], layout), im.in_layout(pair[1], other)
+    blob = im.layer("MatMul", a.blob, b.blob, transB=int(layout != other))
     axes = [meeting(pair) for pair in zip(a.view.axes[:row], b.view.axes[:row], strict=True)]
     axes += [a.view.axes[row], b.view.axes[column]]
-    return Tensor(blob, combined(axes, origin, rank, form), x.dtype)
+    return Tensor(blob, combined(axes, origin, rank, layout), x.dtype)
 
 
-def _price(im: ImportContext, operands: Sequence[Tensor], forms: Sequence[Form]) -> tuple[int, int]:
-    """Layers that lead to the forms, then the pieces that they move: fewer go together with what else is moved."""
+def _price(im: ImportContext, operands: Sequence[Tensor], layouts: Sequence[Layout]) -> tuple[int, int]:
+    """Layers that lead to the layouts, then the pieces that they move: fewer go together with what else is moved."""
     layers = pieces = 0
-    for x, form in zip(operands, forms, strict=True):
-        dims, batch = form.atoms(x.view)
-        layers += im.cost(x, form)
+    for x, layout in zip(operands, layouts, strict=True):
+        dims, batch = layout.atoms(x.view)
+        layers += im.cost(x, layout)
         pieces += len(runs(x.view.batch + flat(x.view.dims), batch + flat(dims)))
     return layers, pieces
 
@@ -117,7 +117,7 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
     outer = set(flat(x.view.axes[:-1]))
     if outer in (set(), set(batch)):
         if outer != set(batch):
-            x = im.laid(x, (last,), ())  # one row, whose elements are the batch of a Mat
+            x = im.in_mat(x, (last,), ())  # one row, whose elements are the batch of a Mat
         # InnerProduct flattens whatever it is given: only the order counts, and that the weight can follow.
         weights = {"weight_data": _columns(weight, last, flat(x.view.dims))} | (
             {} if bias is None else {"bias_data": bias}
@@ -125,33 +125,33 @@ def linear(im: ImportContext, x: Tensor, weight: Array, bias: Array | None = Non
         params = {"num_output": outputs, "bias_term": int(bias is not None), "weight_data_size": weight.size}
         blob = im.layer("InnerProduct", x.blob, weights=weights, **params)
         return _with_last(x, blob, ((),) * (len(blob.known_shape) - 1), outputs)
-    lying = _in_order(im, x, inputs, outputs)
-    lying = lying if set(lying.view.dims[-1]) == set(last) else rows(im, lying, lying.rank - 1)
-    if len(lying.view.dims) > 2:
-        lying = im.laid(lying, (flat(lying.view.dims[:-1]), lying.view.dims[-1]), lying.view.batch)
-    weights = {"B_data": _columns(weight, last, lying.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
+    laid_out = _in_order(im, x, inputs, outputs)
+    laid_out = laid_out if set(laid_out.view.dims[-1]) == set(last) else rows(im, laid_out, laid_out.rank - 1)
+    if len(laid_out.view.dims) > 2:
+        laid_out = im.in_mat(laid_out, (flat(laid_out.view.dims[:-1]), laid_out.view.dims[-1]), laid_out.view.batch)
+    weights = {"B_data": _columns(weight, last, laid_out.view.dims[-1])} | ({} if bias is None else {"C_data": bias})
     shape = {"constantN": outputs, "constantK": inputs}
     if bias is not None:
         shape |= {"constantC": 1, "constant_broadcast_type_C": 4}
-    blob = im.layer("Gemm", lying.blob, weights=weights, transB=1, constantB=1, **shape)
-    return _with_last(lying, blob, lying.view.dims[:-1], outputs)
+    blob = im.layer("Gemm", laid_out.blob, weights=weights, transB=1, constantB=1, **shape)
+    return _with_last(laid_out, blob, laid_out.view.dims[:-1], outputs)
 
 
 def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor:
     """x with its rows in the order of its axes, where later that would move more bytes: where the product is wider.
 
-    So only where an axis is made of pieces that lie apart, as windows of an image do: others may be transposed back.
+    So only where an axis is made of pieces that are apart, as windows of an image do: others may be transposed back.
     """
     last, batch = x.view.axes[-1], x.view.batch
     axes = [tuple(atom for atom in axis if atom not in batch) for axis in x.view.axes[:-1]]
-    lying = tuple(atom for atom in flat(x.view.dims) if atom not in last)
-    is_apart = any(len(runs(lying, axis)) > 1 for axis in axes)
-    is_fixed = all(isinstance(atom.size, int) for atom in lying)
-    return im.laid(x, (flat(axes), last), batch) if outputs > inputs and is_apart and is_fixed else x
+    atoms = tuple(atom for atom in flat(x.view.dims) if atom not in last)
+    is_apart = any(len(runs(atoms, axis)) > 1 for axis in axes)
+    is_fixed = all(isinstance(atom.size, int) for atom in atoms)
+    return im.in_mat(x, (flat(axes), last), batch) if outputs > inputs and is_apart and is_fixed else x
 
 
 def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
-    """The weight with its columns in the order in which the operand's elements lie."""
+    """The weight with its columns in the order of the operand's elements."""
     if logical == memory:
         return weight
     parts = weight.reshape(-1, *known(atom.size for atom in logical))

@@ -68,30 +68,30 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
     """Padding by as much as the amounts can become, and a Crop of what is too much."""
     if mode == "wrap":
         raise im.refuse(f"mode {mode} with dynamic pads of {begin} and {end}", "bind sizes with --shape")
-    before, behind = at_most(begin), at_most(end)
+    before, after = at_most(begin), at_most(end)
     positive = at_least(begin, 0) and at_least(end, 0)
     if mode == "reflect" and positive:
         return _reflected(im, x, axis, begin, end)
-    if not positive or before is None or behind is None:
+    if not positive or before is None or after is None:
         reason = f"pads of {begin} and {end}, which may be below 0, or any number"
         raise im.refuse(reason, "bind sizes with --shape")
-    wide = _padding(im, x, {axis: (before, behind)}, mode, value) if before or behind else x
+    wide = _padding(im, x, {axis: (before, after)}, mode, value) if before or after else x
     return crop(im, wide, axis, before - begin, before + x.shape[axis] + end)
 
 
 def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
     """The axis between all that can be reflected of it, and a Crop of what is too much."""
-    lying, size = im.along(x, [axis]), x.shape[axis]
-    dim = lying.view.dim_of(axis)
+    laid_out, size = im.along(x, [axis]), x.shape[axis]
+    dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: there is nothing to reflect
         return x
-    mirrored, parts, before = flip(im, lying, axis), [lying], larger(size - 1, 1)
+    mirrored, parts, before = flip(im, laid_out, axis), [laid_out], larger(size - 1, 1)
     if begin != 0:
         parts.insert(0, crop(im, mirrored, axis, 0, before))
     if end != 0:
         parts.append(crop(im, mirrored, axis, smaller(size - 1, 1), size))
     blob = im.layer("Concat", *(part.blob for part in parts), axis=dim)
-    whole = Tensor(blob, resized(lying.view, axis, blob.known_shape[dim]), x.dtype)
+    whole = Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim]), x.dtype)
     first = before if begin != 0 else 0
     return crop(im, whole, axis, first - begin, first + size + end)
 
@@ -99,20 +99,20 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
     """The last elements of an axis before it, and the first ones after it."""
     size = x.shape[axis]
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again
-        return repeated(im, lying, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
+        return repeated(im, laid_out, [1 + begin + end if a == axis else 1 for a in range(x.rank)])
     if not isinstance(size, int) or max(begin, end) > size:
         reason = f"{max(begin, end)} elements wrapped around an axis of size {size}"
         raise im.refuse(reason, "pad by at most the size of the axis")
-    parts = [lying.blob]
+    parts = [laid_out.blob]
     if begin:
-        parts.insert(0, im.layer("Crop", lying.blob, starts=(size - begin,), ends=(size,), axes=(dim,)))
+        parts.insert(0, im.layer("Crop", laid_out.blob, starts=(size - begin,), ends=(size,), axes=(dim,)))
     if end:
-        parts.append(im.layer("Crop", lying.blob, starts=(0,), ends=(end,), axes=(dim,)))
+        parts.append(im.layer("Crop", laid_out.blob, starts=(0,), ends=(end,), axes=(dim,)))
     blob = im.layer("Concat", *parts, axis=dim)
-    return Tensor(blob, resized(lying.view, axis, begin + size + end), x.dtype)
+    return Tensor(blob, resized(laid_out.view, axis, begin + size + end), x.dtype)
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
@@ -131,8 +131,8 @@ def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], 
     sides = {"w": ("left", "right"), "h": ("top", "bottom"), "c": ("front", "behind"), "d": ("front", "behind")}
     params: dict[str, Any] = {}
     for axis, (begin, end) in amounts.items():
-        before, behind = sides[AXES[len(dims)][dims.index((axis,))]]
-        params |= {before: begin, behind: end}
+        before, after = sides[AXES[len(dims)][dims.index((axis,))]]
+        params |= {before: begin, after: end}
     blob = im.layer("Padding", im.mat(x, dims, batch), type=_MODES[mode], value=value, **params)
     shape = tuple(n + sum(amounts.get(axis, (0, 0))) for axis, n in enumerate(x.shape))
     return im.wrap(blob, shape, dims, batch, x.dtype)

@@ -183,8 +183,8 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
         if not isinstance(size, int) or not isinstance(out, int):
             raise im.refuse("dilations and pads over a dynamic dimension", "bind it with --shape")
         first, last = (-pads[i], size + pads[n + i]) if include else (0, size)
-        places = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
-        counts = ((places >= first) & (places < last)).sum(1)
+        taps = np.arange(out)[:, None] * window.strides[i] - pads[i] + np.arange(kernel[i]) * window.dilations[i]
+        counts = ((taps >= first) & (taps < last)).sum(1)
         share = share[..., None] / counts
     return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
 

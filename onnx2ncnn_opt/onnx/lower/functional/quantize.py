@@ -97,10 +97,10 @@ def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0)
         raise im.invalid(f"a scale or zero point of shape {list(param.shape)} beside {list(x.shape)}")
     if isinstance(param, Constant):
         return Constant(np.repeat(param.array, block, axis).take(range(size), axis))
-    before, behind = param.shape[: axis + 1], param.shape[axis + 1 :]
-    each = im.tensor(im.reshape(param, (*before, 1, *behind)))
+    before, after = param.shape[: axis + 1], param.shape[axis + 1 :]
+    each = im.tensor(im.reshape(param, (*before, 1, *after)))
     blocks = repeated(im, each, [block if i == axis + 1 else 1 for i in range(each.rank)])
-    return crop(im, im.tensor(im.reshape(blocks, (*before[:-1], before[-1] * block, *behind))), axis, 0, size)
+    return crop(im, im.tensor(im.reshape(blocks, (*before[:-1], before[-1] * block, *after))), axis, 0, size)
 
 
 def type_of(zero_point: Value | None) -> np.dtype[np.generic]:

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
-from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 # ONNX operator -> Reduction operation, and the opset from which its axes are an input.
@@ -48,26 +48,26 @@ def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims:
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
     """The tensor with these axes, which are not of size 1, reduced to size 1."""
-    lying = im.separated(x, axes)
-    if lying is None:  # they lie apart in too many dims: all of them as one
+    laid_out = im.separated(x, axes)
+    if laid_out is None:  # they are in too many dims: all of them as one
         kept = tuple(axis for axis in range(x.rank) if axis not in axes)
-        lying = im.formed(x, Form((kept, tuple(axes))))
+        laid_out = im.in_layout(x, Layout((kept, tuple(axes))))
         dims = [1]
     else:
-        dims = sorted(d for d in (lying.view.dim_of(axis) for axis in axes) if d is not None)
-    kept_dims = [i for i in range(len(lying.view.dims)) if i not in dims]
+        dims = sorted(d for d in (laid_out.view.dim_of(axis) for axis in axes) if d is not None)
+    kept_dims = [i for i in range(len(laid_out.view.dims)) if i not in dims]
     # After the kept dims a size of 1 says nothing; before them it keeps later broadcasts aligned.
-    trailing = dims == list(range(len(kept_dims), len(lying.view.dims)))
+    trailing = dims == list(range(len(kept_dims), len(laid_out.view.dims)))
     operation = OPERATIONS[name][0]
     if operation == Reduction.LOGSUMEXP:
-        blob = _log_sum_exp(im, lying, dims)
+        blob = _log_sum_exp(im, laid_out, dims)
     else:
-        blob = reduction(im, lying.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
-    left = tuple(lying.view.dims[i] for i in kept_dims) or ((),)
-    if len(blob.known_shape) == len(lying.view.dims):
-        left = tuple(() if i in dims else group for i, group in enumerate(lying.view.dims))
-    axes_left = tuple(() if axis in axes else group for axis, group in enumerate(lying.view.axes))
-    return Tensor(blob, View(lying.view.batch, left, axes_left), x.dtype)
+        blob = reduction(im, laid_out.blob, dims, operation, keepdims=keepdims and (not trailing or not kept_dims))
+    left = tuple(laid_out.view.dims[i] for i in kept_dims) or ((),)
+    if len(blob.known_shape) == len(laid_out.view.dims):
+        left = tuple(() if i in dims else group for i, group in enumerate(laid_out.view.dims))
+    axes_left = tuple(() if axis in axes else group for axis, group in enumerate(laid_out.view.axes))
+    return Tensor(blob, View(laid_out.view.batch, left, axes_left), x.dtype)
 
 
 def reduction(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, View, flat
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Tensor
 
 
@@ -17,7 +17,7 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
         return x
     batch = batch_beside(x, grown)
     dims = dims_around(x, grown, batch)
-    is_easy = len(dims) <= MAX_DIMS and im.cost(x, Form(tuple(dims), tuple(batch))) < 2 * len(grown)
+    is_easy = len(dims) <= MAX_DIMS and im.cost(x, Layout(tuple(dims), tuple(batch))) < 2 * len(grown)
     if not is_easy and all(x.shape[axis] == 1 for axis in grown):
         for axis in grown:
             x = _spread(im, x, axis, repeats[axis])
@@ -33,13 +33,13 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
 
 
 def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
-    """An axis of size 1 repeated, as a dim of a Mat in which all else stays where it lies."""
+    """An axis of size 1 repeated, as a dim of a Mat in which all else stays in order."""
     before = set(flat(x.view.axes[:axis]))
-    lying = flat(x.view.dims)
-    place = next((i for i, atom in enumerate(lying) if atom not in before), len(lying))
-    around = [group for group in (lying[:place], None, lying[place:]) if group != ()]
+    atoms = flat(x.view.dims)
+    cut = next((i for i, atom in enumerate(atoms) if atom not in before), len(atoms))
+    around = [group for group in (atoms[:cut], None, atoms[cut:]) if group != ()]
     dim = around.index(None)
-    one = im.laid(x, tuple(group or () for group in around), x.view.batch)
+    one = im.in_mat(x, tuple(group or () for group in around), x.view.batch)
     blob = im.layer("Tile", one.blob, repeats=tuple(count if i == dim else 1 for i in range(len(around))))
     new = (Atom(count),)
     dims = tuple(new if i == dim else group for i, group in enumerate(one.view.dims))

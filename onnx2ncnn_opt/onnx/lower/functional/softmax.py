@@ -16,9 +16,9 @@ def softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
         # The softmax of one element is 1; written so that NaN and infinity stay NaN as in ONNX.
         zero = im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
         return im.apply(zero, BinaryOp.ADD, 1.0)  # exp of NaN is a number on x86
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
-    return im.like(lying, im.layer("Softmax", lying.blob, axis=dim, fixbug0=1))
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
+    return im.like(laid_out, im.layer("Softmax", laid_out.blob, axis=dim, fixbug0=1))
 
 
 def flat_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
@@ -40,12 +40,12 @@ def log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     axis %= max(x.rank, 1)
     if not x.view.axes[axis]:
         return im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
     assert dim is not None
-    low = im.layer("BinaryOp", lying.blob, reduction(im, lying.blob, [dim], Reduction.MAX), op_type=BinaryOp.SUB)
+    low = im.layer("BinaryOp", laid_out.blob, reduction(im, laid_out.blob, [dim], Reduction.MAX), op_type=BinaryOp.SUB)
     return im.like(
-        lying, im.layer("BinaryOp", low, reduction(im, low, [dim], Reduction.LOGSUMEXP), op_type=BinaryOp.SUB)
+        laid_out, im.layer("BinaryOp", low, reduction(im, low, [dim], Reduction.LOGSUMEXP), op_type=BinaryOp.SUB)
     )
 
 

@@ -23,10 +23,10 @@ def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tupl
         return tuple(next(whole) if part else empty for part in sizes)
     if len(sizes) == 1:
         return (x,)
-    lying = im.along(x, [axis])
-    dim = lying.view.dim_of(axis)
+    laid_out = im.along(x, [axis])
+    dim = laid_out.view.dim_of(axis)
     assert dim is not None
-    blobs = im.layers("Slice", lying.blob, outputs=len(sizes), slices=tuple(sizes), axis=dim)
+    blobs = im.layers("Slice", laid_out.blob, outputs=len(sizes), slices=tuple(sizes), axis=dim)
     return tuple(
-        Tensor(blob, resized(lying.view, axis, part), x.dtype) for blob, part in zip(blobs, sizes, strict=True)
+        Tensor(blob, resized(laid_out.view, axis, part), x.dtype) for blob, part in zip(blobs, sizes, strict=True)
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from onnx2ncnn_opt.ir.dim import shape_text
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.layout import Form
+from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
@@ -21,7 +21,7 @@ def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     if x.view.batch and outer and x.view.axes[outer[0]] == x.view.batch:
         batch, outer = outer[:1], outer[1:]
     dims = [[a] for a in outer] if len(outer) <= 2 else [outer]
-    return im.formed(x, Form((*map(tuple, dims), inner), tuple(batch)))
+    return im.in_layout(x, Layout((*map(tuple, dims), inner), tuple(batch)))
 
 
 def transposed(x: Value) -> Value:

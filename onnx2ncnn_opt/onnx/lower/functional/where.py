@@ -6,8 +6,8 @@ ways, the first that is safe is taken (docs/special-values.md):
 - Arithmetic, where both sides are ordinary numbers (ir/ranges.py): each times 1 where it is chosen, else 0.
 - A function that leaves its domain is computed anew, of operands that are harmless where it is not chosen:
   ``where(x > 0, log(x), 0)`` is the logarithm of x where x > 0, and of 1 elsewhere.
-- GridSample, which copies numbers, whatever they are: both sides lie one after the other, and the mask says from which
-  the number is taken.
+- GridSample, which copies numbers, whatever they are: both sides are stored one after the other, and the mask says from
+  which the number is taken.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, Reduction, Sample, SamplePadding, UnaryOp
-from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, known, place, product
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, axis_index, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.ranges import Range, of_numbers, through
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float, float_value
 from onnx2ncnn_opt.onnx.lower.functional.logic import negative, ranked, rest
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
 Mask: TypeAlias = Tensor | Constant
 """1 where a side is chosen, 0 elsewhere."""
@@ -34,7 +34,7 @@ Mask: TypeAlias = Tensor | Constant
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _LOWEST = -1e30  # no score comes near; added to one, it swallows it
 _PLANE = ((), (), (0,), (1,))
-_LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose places float32 and fp16 tell apart
+_LARGEST_SIDE, _LARGEST_HALF_SIDE = 2**20, 1024  # pixels whose coordinates float32 and fp16 tell apart
 # Numbers of which one is in the domain of every function.
 _HARMLESS = (0.0, 1.0, 0.5)
 _DEEPEST = 16  # functions of functions
@@ -297,7 +297,7 @@ def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
 
 
 def _sides(shape: Shape) -> tuple[Dim, Dim]:
-    """Rows and columns: the last axis and all others, or others of the same product whose places fp16 tells apart."""
+    """Rows and columns: the last axis and all others, or others of that product whose coordinates fp16 resolves."""
     rows, columns = product(shape[:-1]), shape[-1] if shape else 1
     if isinstance(rows, int) and isinstance(columns, int) and max(rows, columns) > _LARGEST_HALF_SIDE:
         for size in range(_LARGEST_HALF_SIDE, 0, -1):
@@ -337,11 +337,11 @@ def _middles(size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
     """The middles of pixels along one of two axes, of which one is not fixed."""
     if isinstance(size, Sym):
-        cells = np.array([[place(1 - axis)]], dtype=object)
+        cells = np.array([[axis_index(1 - axis)]], dtype=object)
     else:
         cells = np.arange(size).reshape((-1, 1) if axis == 0 else (1, -1)).astype(object)
     float32 = np.dtype(np.float32)
-    middle = binary(im, BinaryOp.ADD, im.tensor(Formula(cells, shape, float32)), number(0.5))
-    whole = im.tensor(Formula(np.array(size, dtype=object).reshape(()), (), float32))
+    middle = binary(im, BinaryOp.ADD, im.tensor(SymbolicTensor(cells, shape, float32)), number(0.5))
+    whole = im.tensor(SymbolicTensor(np.array(size, dtype=object).reshape(()), (), float32))
     share = binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, middle, whole), number(2))
     return im.mat(binary(im, BinaryOp.SUB, share, number(1)), _PLANE)

@@ -193,9 +193,9 @@ def group_query_attention(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise im.refuse("rotary embeddings without their tables", "give it cos_cache and sin_cache")
-        places = Constant(np.arange(before, total)[None])
+        positions = Constant(np.arange(before, total)[None])
         for i in (0, 1):
-            heads[i] = im.tensor(rotate(im, heads[i], (cos_cache, sin_cache), places, rotary_interleaved, 0, 0))
+            heads[i] = im.tensor(rotate(im, heads[i], (cos_cache, sin_cache), positions, rotary_interleaved, 0, 0))
     heads, past = with_past(im, heads, past_key, past_value)
     # The window counts the query's own key.
     mask = Sight(causal=True, left=local_window_size - 1 if local_window_size > 0 else -1).bias(im, heads, past)

@@ -13,18 +13,18 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import LARGEST_EXACT
 from onnx2ncnn_opt.onnx.lower.functional.division import floored
-from onnx2ncnn_opt.onnx.value import Constant, Formula, Tensor, Value, held_as_float, is_float
+from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float, is_float
 
 
-def computed(im: ImportContext, x: Formula) -> Tensor:
-    """The tensor of a formula: the sum of its cells' terms, each a constant times a product of places and sizes."""
+def computed(im: ImportContext, x: SymbolicTensor) -> Tensor:
+    """A symbolic tensor computed: the sum of its cells' terms, each a constant times a product of indices and sizes."""
     value = spread(im, _sum(im, x), x.shape)
     result = im.tensor(value)
     dtype = x.dtype if is_float(x.dtype) else held_as_float(x.dtype)
     return Tensor(result.blob, result.view, dtype)
 
 
-def _sum(im: ImportContext, x: Formula) -> Value:
+def _sum(im: ImportContext, x: SymbolicTensor) -> Value:
     if not any(isinstance(cell, Sym) for cell in x.cells.flat):
         return _constant(im, x.cells, whole=not is_float(x.dtype))
     factors: dict[tuple[str | Call, ...], Array] = {}
@@ -36,7 +36,7 @@ def _sum(im: ImportContext, x: Formula) -> Value:
     return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), terms_)
 
 
-def _term(im: ImportContext, x: Formula, factors: tuple[str | Call, ...], k: Array) -> Value:
+def _term(im: ImportContext, x: SymbolicTensor, factors: tuple[str | Call, ...], k: Array) -> Value:
     coefficients: Value = _constant(im, k, whole=True)
     if not factors:
         return coefficients
@@ -55,13 +55,13 @@ def _constant(im: ImportContext, numbers: Array, *, whole: bool) -> Constant:
     return Constant(im.f32(array))
 
 
-def _factor(im: ImportContext, x: Formula, factor: str | Call) -> Value:
+def _factor(im: ImportContext, x: SymbolicTensor, factor: str | Call) -> Value:
     size = Sym({(factor,): 1})
     if isinstance(factor, str) and factor.startswith("#"):
         axis = x.rank - 1 - int(factor[1:])
         return _placed(im, x.shape[axis], axis, x.rank)
     if isinstance(factor, Call) and any(name.startswith("#") for name in size.names()):
-        a, b = (_sum(im, Formula(_cell(part, x.rank), x.shape, x.dtype)) for part in (factor.a, factor.b))
+        a, b = (_sum(im, SymbolicTensor(_cell(part, x.rank), x.shape, x.dtype)) for part in (factor.a, factor.b))
         if factor.operator == "//":
             return floored(im, a, b)
         return binary(im, BinaryOp.MIN if factor.operator == "min" else BinaryOp.MAX, a, b)
@@ -80,8 +80,8 @@ def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
         return Constant(np.arange(size, dtype=np.float32).reshape(-1, *(1,) * (rank - 1 - axis)))
     ones = im.ones(size)
     sums = im.like(ones, im.layer("CumulativeSum", ones.blob, axis=2))
-    places = im.apply(sums, BinaryOp.ADD, -1.0)
-    return places.viewed(places.view.with_axes(((),) * axis + places.view.axes + ((),) * (rank - 1 - axis)))
+    indices = im.apply(sums, BinaryOp.ADD, -1.0)
+    return indices.viewed(indices.view.with_axes(((),) * axis + indices.view.axes + ((),) * (rank - 1 - axis)))
 
 
 def _number(im: ImportContext, size: Sym) -> Tensor:
