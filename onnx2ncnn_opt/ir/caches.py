@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 def caches(graph: Graph) -> set[Blob]:
     """What attention keeps of keys and values: inputs that may be unset, and outputs.
 
-    How they lie in memory is ncnn's business: numbers that are fed into them, or read out of them, mean nothing.
+    Their layout in memory is ncnn's business: numbers that are fed into them, or read out of them, mean nothing.
     """
     found: set[Blob] = set()
     for layer in graph:

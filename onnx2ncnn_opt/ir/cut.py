@@ -21,8 +21,8 @@ def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> N
     if ends:
         graph.outputs = [_output(graph, name, blob) for name, blob in ends.items()]
     elif starts:
-        behind = _behind(graph, set(starts.values()))
-        graph.outputs = [blob for blob in graph.outputs if blob in behind]
+        after = _after(graph, set(starts.values()))
+        graph.outputs = [blob for blob in graph.outputs if blob in after]
     new = {name: _input(graph, name, blob) for name, blob in starts.items() if not blob.is_input}
     drop_unused(graph, inputs=True)
     for name, blob in {**starts, **new}.items():
@@ -38,13 +38,13 @@ def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
             graph.remove(layer)
 
 
-def _behind(graph: Graph, blobs: set[Blob]) -> set[Blob]:
+def _after(graph: Graph, blobs: set[Blob]) -> set[Blob]:
     """Everything that is computed from some blobs."""
-    behind: set[Blob] = set()
+    after: set[Blob] = set()
     for layer in graph:
-        if any(blob in blobs or blob in behind for blob in layer.inputs):
-            behind.update(layer.outputs)
-    return behind - blobs
+        if any(blob in blobs or blob in after for blob in layer.inputs):
+            after.update(layer.outputs)
+    return after - blobs
 
 
 def _output(graph: Graph, name: str, blob: Blob) -> Blob:
@@ -57,7 +57,7 @@ def _output(graph: Graph, name: str, blob: Blob) -> Blob:
 
 
 def _input(graph: Graph, name: str, blob: Blob) -> Blob:
-    """A new input in place of a blob."""
+    """A new input instead of a blob."""
     new = Blob(name, blob.shape, blob.batch)
     if blob.name == name:
         blob.name = f"{name}_before_start"

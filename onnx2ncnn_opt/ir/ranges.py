@@ -2,7 +2,7 @@
 
 An element of a graph input may be anything. A layer that mixes elements (a convolution, a product of matrices, a
 normalisation) is taken to give ordinary numbers: what one NaN among its operands spoils is spoilt in the model as well.
-Elementwise functions are followed: they give NaN or infinity for what lies outside their domain, and pass on what they
+Elementwise functions are followed: they give NaN or infinity for what is outside their domain, and pass on what they
 get. What overflows because numbers grow is not foreseen.
 """
 
@@ -48,7 +48,7 @@ class Range:
         return self.low <= number <= self.high
 
     def within(self, low: float, high: float) -> bool:
-        """Whether every element that is a number lies between two bounds."""
+        """Whether every element that is a number is between two bounds."""
         return low <= self.low and self.high <= high
 
 
@@ -71,7 +71,7 @@ class Ranges:
     """Answers what is known of blobs; every answer is kept, so an instance serves as long as no layer changes."""
 
     def __init__(self, most: int = _MOST_LAYERS) -> None:
-        """`most` layers are looked at for one question; of what lies further up, nothing is known."""
+        """`most` layers are looked at for one question; of what is further up, nothing is known."""
         self._known: dict[Blob, Range] = {}
         self._most = most
 

@@ -364,13 +364,13 @@ def _neighbours(state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple
 def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """One block to its position at a time: not the fewest, but in reach for any number of blocks."""
     moves = []
-    for place, block in enumerate(sorted(order)):
+    for position, block in enumerate(sorted(order)):
         at = order.index(block)
-        if at == place:
+        if at == position:
             continue
-        cuts = tuple(c for c in (place, at, at + 1) if 0 < c < len(order))
+        cuts = tuple(c for c in (position, at, at + 1) if 0 < c < len(order))
         segments = [order[i:j] for i, j in zip((0, *cuts), (*cuts, len(order)), strict=True)]
-        first = 1 if place else 0
+        first = 1 if position else 0
         perm = list(range(len(segments)))
         perm.insert(first, perm.pop(first + 1))
         moves.append((cuts, tuple(perm)))

@@ -159,7 +159,7 @@ def write_weights(graph: Graph, stream: BinaryIO) -> None:
     for layer in graph:
         blocks = weight_blocks(layer)
         if strange := set(layer.weights) - {block.name for block in blocks}:
-            raise GraphError(f"{layer.type} '{layer.name}' has no place for the weights {sorted(strange)}")
+            raise GraphError(f"{layer.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
         for block in blocks:
             if block.name not in layer.weights:
                 raise GraphError(f"{layer.type} '{layer.name}' lacks its weight {block.name}")

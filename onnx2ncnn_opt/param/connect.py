@@ -36,7 +36,7 @@ class ParsedNet:
 
 @dataclass(frozen=True)
 class Entry:
-    """A layer as a file states it, read but not connected; `where` is its place in the file, for messages."""
+    """A layer as a file states it, read but not connected; `where` is its line in the file, for messages."""
 
     where: str
     type: str
@@ -83,7 +83,7 @@ def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedN
 def _roots(entries: Sequence[Entry]) -> dict[str, str]:
     """For every blob name the blob that it is when Splits are seen through; blob names are checked on the way."""
     root: dict[str, str] = {}
-    places: dict[str, str] = {}
+    producers: dict[str, str] = {}
     later = {name: entry.where for entry in reversed(entries) for name in entry.tops}
     for entry in entries:
         where = f"{entry.where}: layer '{entry.name}'"
@@ -94,9 +94,9 @@ def _roots(entries: Sequence[Entry]) -> dict[str, str]:
         if entry.type == "Split" and (len(entry.bottoms) != 1 or not entry.tops):
             raise ParamError(f"{where} is a Split of {len(entry.bottoms)} blobs into {len(entry.tops)}")
         for name in entry.tops:
-            if name in places:
-                raise ParamError(f"{where} produces the blob '{name}', which {places[name]} already does")
-            places[name] = entry.where
+            if name in producers:
+                raise ParamError(f"{where} produces the blob '{name}', which {producers[name]} already does")
+            producers[name] = entry.where
             root[name] = root[entry.bottoms[0]] if entry.type == "Split" else name
     return root
 

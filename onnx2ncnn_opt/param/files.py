@@ -81,7 +81,7 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary:
 
 
 def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path, *, binary: bool = False) -> Mapping[Blob, str]:
-    """As `write_net`, straight into these files; for a caller who has more files to bring in place with them."""
+    """As `write_net`, straight into these files; for a caller who has more files to write with them."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
@@ -93,7 +93,7 @@ def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path, *, binary: bo
 
 @contextmanager
 def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
-    """Temporary files to write, which take their places only when the block has ended without an error."""
+    """Temporary files to write, which are renamed only when the block has ended without an error."""
     targets = [Path(path) for path in paths]
     drafts = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
     for target in targets:

@@ -78,7 +78,7 @@ def _times_root(x: Pattern, factor: Op) -> Op:
 def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:
     """The axes of a Reduction or global Pooling, counted from 0.
 
-    Refused where its result would not be laid along the others.
+    Refused where its result would not broadcast along the others.
     """
     if reduction.type in _POOLINGS:
         require(rank == _POOLINGS[reduction.type], f"'{reduction.name}' pools no blob of rank {rank}")
@@ -86,5 +86,5 @@ def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:
     axes = tuple(sorted(range(rank) if reduction["reduce_all"] else (axis % rank for axis in reduction["axes"])))
     # Without keepdims ncnn aligns what is left at the outer side: right only if the inner axes went.
     aligned = reduction["keepdims"] or axes == tuple(range(rank - len(axes), rank))
-    require(aligned, f"Reduction '{reduction.name}' is not laid along the remaining axes")
+    require(aligned, f"Reduction '{reduction.name}' is not aligned with the remaining axes")
     return axes

@@ -1,4 +1,4 @@
-"""Layers that only say how a blob's elements lie: as steps of the view algebra, shortened by it, and back as layers."""
+"""Layers that only change a blob's layout: as steps of the view algebra, shortened by it, and back as layers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def shortest(shape: Shape, steps: Steps) -> Steps | None:
     """The fewest steps that do the same; None where that is not known, or cannot be written as layers."""
     found: Steps
     if all(isinstance(step, Regroup) for step in steps):
-        # Whatever the sizes between: not all of them fall apart at the same places.
+        # Whatever the sizes between: not all of them split at the same points.
         found = steps[-1:] if steps and _dims(steps[-1]) != shape else ()
     else:
         view = viewed(shape, steps)
@@ -113,28 +113,28 @@ def _is_writable(step: Step) -> bool:
     return not isinstance(step, Regroup) or sum(isinstance(size, Sym) for size in step.dims) <= 1
 
 
-def in_form(data: Array, steps: Steps) -> Array:
+def in_layout(data: Array, steps: Steps) -> Array:
     """The numbers of a blob after the steps."""
     for step in steps:
         data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
 
 
-def steps_to(place: Array, source: tuple[int, ...]) -> Steps | None:
-    """The steps that bring a blob's elements into the order of `place`, which has the number of the element there.
+def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
+    """The steps to the order of `elements`, each of which is the element's number in the source.
 
-    None where `place` is not a view of the whole blob.
+    None where `elements` is not a view of the whole blob.
     """
-    axes = [axis for axis, size in enumerate(place.shape) if size > 1]
-    whole = place.reshape([place.shape[axis] for axis in axes])
+    axes = [axis for axis, size in enumerate(elements.shape) if size > 1]
+    whole = elements.reshape([elements.shape[axis] for axis in axes])
     strides = [int(whole.take(1, axis).flat[0]) for axis in range(whole.ndim)]
     order = sorted(range(whole.ndim), key=lambda axis: -strides[axis])
     back = tuple(order.index(axis) for axis in range(whole.ndim))
     sizes = tuple(whole.shape[axis] for axis in order)
-    found = np.arange(whole.size, dtype=place.dtype).reshape(sizes).transpose(back)
+    found = np.arange(whole.size, dtype=elements.dtype).reshape(sizes).transpose(back)
     if whole.size != math.prod(source) or not np.array_equal(found, whole):
         return None
-    return Regroup(sizes), Reorder(back), Regroup(place.shape)
+    return Regroup(sizes), Reorder(back), Regroup(elements.shape)
 
 
 def cost(steps: Steps) -> tuple[int, int]:

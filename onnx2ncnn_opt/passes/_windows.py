@@ -28,7 +28,7 @@ class Slide:
     stride: int
     dilation: int
     before: int
-    behind: int
+    after: int
 
     @property
     def extent(self) -> int:
@@ -45,7 +45,7 @@ class Window(Slide):
     @property
     def outputs(self) -> int:
         """The number of positions of a convolution's output."""
-        return (self.size + self.before + self.behind - self.extent) // self.stride + 1
+        return (self.size + self.before + self.after - self.extent) // self.stride + 1
 
     @property
     def live_taps(self) -> tuple[int, ...]:
@@ -100,15 +100,15 @@ def windows(layer: Layer) -> tuple[Window, ...]:
     for at, axis in enumerate(axes, 1):
         size = fixed_size(x, at)
         kernel, stride, dilation = (int(layer[f"{name}_{axis}"]) for name in ("kernel", "stride", "dilation"))
-        before, behind = (layer[f"pad_{side}"] for side in SIDES[axis])
+        before, after = (layer[f"pad_{side}"] for side in SIDES[axis])
         if mode:
             total = (kernel - 1) * dilation + 1 + (size - 1) // stride * stride - size
             require(total >= 0, f"'{layer.name}' skips elements of '{x.name}' at its end")
             # ncnn puts the odd one of the depth after it in both modes.
             before = total // 2 if mode == _SAME_UPPER or axis == "d" else total - total // 2
             require(axis != "d" or mode == _SAME_UPPER or not total % 2, f"'{layer.name}' pads the depth unevenly")
-            behind = total - before
-        found.append(Window(axis, kernel, stride, dilation, before, behind, size))
+            after = total - before
+        found.append(Window(axis, kernel, stride, dilation, before, after, size))
     return tuple(found)
 
 
@@ -129,8 +129,8 @@ def window_params(found: Sequence[Slide]) -> dict[str, Any]:
     """The parameters of a convolution that slides so."""
     params: dict[str, Any] = {}
     for window in found:
-        axis, (before, behind) = window.axis, SIDES[window.axis]
+        axis, (before, after) = window.axis, SIDES[window.axis]
         params |= {f"kernel_{axis}": window.kernel, f"stride_{axis}": window.stride}
         params |= {f"dilation_{axis}": window.dilation}
-        params |= {f"pad_{before}": window.before, f"pad_{behind}": window.behind}
+        params |= {f"pad_{before}": window.before, f"pad_{after}": window.after}
     return params

@@ -61,7 +61,7 @@ def _is_sum(layer: Layer) -> bool:
 def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:
     shape = known_shape(x)
     sizes = known_shape(mask.output)
-    require(len(sizes) == len(shape), f"'{mask.name}' is laid along other axes")
+    require(len(sizes) == len(shape), f"'{mask.name}' broadcasts along other axes")
     data: Array = mask.weights["data"].reshape([int(str(size)) for size in sizes])
     is_open = np.isfinite(data).any(axis=axis).all() and not (np.isnan(data) | np.isposinf(data)).any()
     require(is_open, f"'{mask.name}' leaves nothing of some rows")

@@ -20,7 +20,7 @@ def _kept(window: Window) -> range:
     if not live:
         return range(window.kernel)
     head = min(live[0], window.before // window.dilation)
-    tail = min(window.kernel - 1 - live[-1], window.behind // window.dilation)
+    tail = min(window.kernel - 1 - live[-1], window.after // window.dilation)
     return range(head, window.kernel - tail)
 
 
@@ -48,8 +48,8 @@ def eliminate_padding_taps(layer: Layer) -> Layer:
         weight = weight.take(taps, axis)
         head, tail = taps.start, window.kernel - taps.stop
         dilation = window.dilation if len(taps) > 1 else 1
-        before, behind = window.before - head * window.dilation, window.behind - tail * window.dilation
-        smaller.append(replace(window, kernel=len(taps), dilation=dilation, before=before, behind=behind))
+        before, after = window.before - head * window.dilation, window.after - tail * window.dilation
+        smaller.append(replace(window, kernel=len(taps), dilation=dilation, before=before, after=after))
     stored = reordered(layer.weights.stored("weight_data"), weight)
     new = layer.having(weights={"weight_data": stored}, weight_data_size=weight.size, **window_params(smaller))
     return new.without_defaults()

@@ -7,7 +7,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.passes._views import Steps, end_of, in_form, shortest, step_of, steps_to, view_layers
+from onnx2ncnn_opt.passes._views import Steps, end_of, in_layout, shortest, step_of, steps_to, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Replacement, graph_pass
 
@@ -66,17 +66,17 @@ def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
     groups, rest = divmod(prod(source), size)
     if rest or heads % max(groups, 1):
         return None
-    place = np.arange(prod(source), dtype=np.int32).reshape(source)
+    elements = np.arange(prod(source), dtype=np.int32).reshape(source)
     for layer, shape in zip(chain, shapes[1:], strict=True):
         step = step_of(layer)
         if step is not None:
-            place = in_form(place, (step,))
+            elements = in_layout(elements, (step,))
         else:
-            place = place.reshape((1,) * (len(shape) - place.ndim) + place.shape)
-            place = np.tile(place, [n // m for n, m in zip(shape, place.shape, strict=True)])
+            elements = elements.reshape((1,) * (len(shape) - elements.ndim) + elements.shape)
+            elements = np.tile(elements, [n // m for n, m in zip(shape, elements.shape, strict=True)])
     times = heads // groups
-    if not np.array_equal(place, place[::times].repeat(times, axis=0)):
+    if not np.array_equal(elements, elements[::times].repeat(times, axis=0)):
         return None
-    steps = steps_to(place[::times], source)
+    steps = steps_to(elements[::times], source)
     short = shortest(source, steps) if steps is not None else None
     return None if short is None else (times, short)

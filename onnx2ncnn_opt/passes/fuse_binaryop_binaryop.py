@@ -17,7 +17,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 _FACTORS, _OFFSETS = frozenset({BinaryOp.MUL, BinaryOp.DIV}), frozenset({BinaryOp.ADD, BinaryOp.SUB})
 
 
-def _forms() -> Iterator[Op]:
+def _variants() -> Iterator[Op]:
     for kinds in (_FACTORS, _OFFSETS):
         scalar = op("BinaryOp", "inner", op_type=kinds, with_scalar=1)("x")
         yield op("BinaryOp", "outer", op_type=kinds, with_scalar=1)(scalar)
@@ -26,7 +26,7 @@ def _forms() -> Iterator[Op]:
         yield op("BinaryOp", "outer", op_type=kind, with_scalar=0)(inner, const("second"))
 
 
-@rewrite(*_forms(), exact=False, purpose="scaled attention and masks of transformers")
+@rewrite(*_variants(), exact=False, purpose="scaled attention and masks of transformers")
 def fuse_binaryop_binaryop(
     x: Blob, inner: Layer, outer: Layer, first: Layer | None = None, second: Layer | None = None
 ) -> Layer | list[Layer]:
@@ -44,7 +44,7 @@ def fuse_binaryop_binaryop(
     require(a.ndim == b.ndim, f"'{first.name}' and '{second.name}' differ in rank")
     require(x.shape is not None and x.shape == outer.output.shape, f"the constants give '{x.name}' another shape")
     fits = all(m == n or 1 in (m, n) for m, n in zip(a.shape, b.shape, strict=True))
-    require(fits and (a.ndim == len(x.shape or ()) or a.shape == b.shape), "the constants lie along different axes")
+    require(fits and (a.ndim == len(x.shape or ()) or a.shape == b.shape), "the constants broadcast along other axes")
     both = np.asarray(a * b if is_factor else a + b)
     require(both.size <= max(a.size, b.size), "the constants together would be larger")
     if not is_factor:

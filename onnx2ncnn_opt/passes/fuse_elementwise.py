@@ -49,9 +49,9 @@ _FINE = np.concatenate([-_POWERS, _POWERS, np.arange(-24, 24, 1 / 128), np.arang
 def fuse_elementwise(graph: Graph) -> Iterator[Replacement | Miss]:
     """several layers that make each number of one number of x   ⇒   the activation that gives the same
 
-    The activation's parameters follow from the layers' values at a few places. That both are the same is seen at
-    40,000 places, and then proved in between, from -2^62 to 2^62 (where squares overflow): interval arithmetic bounds
-    what the difference, its slope and its curvature can be anywhere in a cell between two places, and cells are halved
+    The activation's parameters follow from the layers' values at a few points. That both are the same is seen at
+    40,000 points, and then proved in between, from -2^62 to 2^62 (where squares overflow): interval arithmetic bounds
+    what the difference, its slope and its curvature can be anywhere in a cell between two points, and cells are halved
     until that is within twice the tolerance, or the pass gives up. A kink, a pole or a spike, however narrow, is in
     some cell, whose bound it exceeds. Layers that round in float32 what they make are left alone. So is what adds a
     small number against zeros, however little it does. Not CELU and Softplus, which ncnn computes no faster than
@@ -245,7 +245,7 @@ def _rounds(steps: _Steps, values: Array) -> bool:
 
 
 def _is_proved(steps: _Steps, activation: Layer) -> bool:
-    """Whether layers and activation differ by no more than twice the tolerance between the places, too."""
+    """Whether layers and activation differ by no more than twice the tolerance between the points, too."""
     lo, hi = _ENDS[:-1], _ENDS[1:]
     for _ in range(_MOST_HALVINGS):
         left = ~_is_within(steps, activation, lo, hi)
@@ -275,14 +275,14 @@ def _is_within(steps: _Steps, activation: Layer, lo: Array, hi: Array) -> Array:
 
 @cache
 def _fixed() -> tuple[list[Layer], Array]:
-    """Activations without parameters, and what they are at the first places, a row each."""
+    """Activations without parameters, and their values at the first points, a row each."""
     layers = [Layer(type, type) for type in ("AbsVal", "Sigmoid", "TanH", "Swish", "GELU", "Mish")]
     layers.append(Layer("GELU", "GELU", (), (), {"fast_gelu": 1}))
     return layers, np.stack([_made(layer, _COARSE) for layer in layers])
 
 
 def _guesses(coarse: Array) -> Iterator[Layer]:
-    """Activations that are near at the first places, with the parameters that follow from some of these."""
+    """Activations that are near at the first points, with the parameters that follow from some of these."""
     layers, wanted = _fixed()
     yield from (layers[i] for i in np.flatnonzero(_is_near(coarse, wanted, _COARSE).all(axis=1)))
     yield from (layer for layer in _fitted(coarse) if _agree(layer, _COARSE, coarse))

@@ -45,11 +45,11 @@ def _factored(square: Op, c: float) -> Iterator[Op]:
 
 
 _ERF = tuple(_gated(op("Erf")(times("x", by=sqrt(0.5)))))
-_TANH_FORMS = tuple(
-    form
+_TANH_VARIANTS = tuple(
+    variant
     for argument in _arguments()
     for tanh in (op("TanH"), op("UnaryOp", op_type=UnaryOp.TANH))
-    for form in _gated(tanh(argument))
+    for variant in _gated(tanh(argument))
 )
 
 
@@ -59,7 +59,7 @@ def fuse_gelu(x: Blob, root: Layer) -> Layer:
     return Layer("GELU", root.name, [x])
 
 
-@rewrite(*_TANH_FORMS, exact=False, purpose="GPT-2 and other models with the tanh form")
+@rewrite(*_TANH_VARIANTS, exact=False, purpose="GPT-2 and other models with the tanh form")
 def fuse_fast_gelu(x: Blob, root: Layer) -> Layer:
     """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))   ⇒   GELU(x, fast)"""
     return Layer("GELU", root.name, [x], (), {"fast_gelu": 1})

@@ -25,7 +25,7 @@ def fuse_hardswish(
 ) -> Layer:
     """x * HardSigmoid(x), or x * Clip(x + 3, 0, 6) / 6   ⇒   HardSwish(x)
 
-    The division by 6 may stand in any place.
+    The division by 6 may come anywhere.
     """
     if gate:
         alpha, beta, name = gate["alpha"], gate["beta"], gate.name

@@ -13,19 +13,19 @@ from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
 # For each rank the Permutes that bring the channels after everything else, and back.
-_BEHIND = {rank: (order_type((*range(1, rank), 0)), order_type((rank - 1, *range(rank - 1)))) for rank in (2, 3)}
+_CHANNELS_LAST = {rank: (order_type((*range(1, rank), 0)), order_type((rank - 1, *range(rank - 1)))) for rank in (2, 3)}
 
 
 def _centred() -> Op:
     return op("BinaryOp", "centred", op_type=BinaryOp.SUB, with_scalar=0)("x", mean("x", "mean"))
 
 
-def _forms() -> Iterator[Op]:
+def _variants() -> Iterator[Op]:
     for squares in square(_centred(), _centred()):
         yield from over_root(_centred(), mean(squares, "variance"))
 
 
-@rewrite(*_forms(), exact=False, purpose="exports of LayerNorm before opset 17")
+@rewrite(*_variants(), exact=False, purpose="exports of LayerNorm before opset 17")
 def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   LayerNorm(x)
 
@@ -40,7 +40,7 @@ def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Laye
     )
 
 
-@rewrite(*_forms(), exact=False, purpose="models that write it out")
+@rewrite(*_variants(), exact=False, purpose="models that write it out")
 def fuse_instancenorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   InstanceNorm(x)
 
@@ -54,28 +54,28 @@ def fuse_instancenorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: L
     return Layer("InstanceNorm", root.name, [x], (), {"channels": channels, "eps": offset(eps), "affine": 0})
 
 
-@rewrite(*_forms(), exact=False, purpose="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
+@rewrite(*_variants(), exact=False, purpose="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
 def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> list[Layer]:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   x ── Permute ── LayerNorm ── Permute ──
 
-    For means over the channels at each place. Measured on x86, for 16 x 96 x 128 to 768 x 7 x 7: two thirds of the
+    For means over the channels of each pixel. Measured on x86, for 16 x 96 x 128 to 768 x 7 x 7: two thirds of the
     time.
     """
     shape = known_shape(x)
-    require(len(shape) in _BEHIND, f"'{x.name}' does not have channels and places")
+    require(len(shape) in _CHANNELS_LAST, f"'{x.name}' is no image or sequence of channels")
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == (0,), f"'{reduction.name}' is not over the channels")
     channels = fixed_size(x, 0)
-    there, back = _BEHIND[len(shape)]
-    behind = Blob(f"{x.name}_behind", (*shape[1:], channels), x.batch)
-    permute = Layer("Permute", f"{root.name}_behind", [x], [behind], {"order_type": there})
-    normal = Blob(f"{root.output.name}_behind", behind.shape, x.batch)
+    there, back = _CHANNELS_LAST[len(shape)]
+    last = Blob(f"{x.name}_last", (*shape[1:], channels), x.batch)
+    permute = Layer("Permute", f"{root.name}_last", [x], [last], {"order_type": there})
+    normal = Blob(f"{root.output.name}_last", last.shape, x.batch)
     params = {"affine_size": channels, "eps": offset(eps), "affine": 0}
-    norm = Layer("LayerNorm", root.name, [behind], [normal], params)
+    norm = Layer("LayerNorm", root.name, [last], [normal], params)
     return [permute, norm, Layer("Permute", f"{root.name}_back", [normal], (), {"order_type": back})]
 
 
-@rewrite(*_forms(), exact=False, purpose="hand-written global LayerNorm of audio nets")
+@rewrite(*_variants(), exact=False, purpose="hand-written global LayerNorm of audio nets")
 def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   GroupNorm(x)
 

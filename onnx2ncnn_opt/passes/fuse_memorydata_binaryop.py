@@ -18,7 +18,7 @@ _ORDERED = frozenset(code for code in BinaryOp if not code.commutes)
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:
     """x, MemoryData (one value) ── BinaryOp ──   ⇒   x ── BinaryOp (scalar) ──
 
-    Or many that are the same, where they lie within x.
+    Or many that are the same, where they are inside x.
     """
     shape = binary.output.shape
     within = is_single(constant) or (shape is not None and shape == x.shape)

@@ -6,7 +6,7 @@ from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._constants import data_params
-from onnx2ncnn_opt.passes._views import VIEWS, in_form, step_of
+from onnx2ncnn_opt.passes._views import VIEWS, in_layout, step_of
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 
@@ -23,6 +23,6 @@ def fuse_memorydata_view(constant: Layer, view: Layer) -> Layer:
     assert before is not None
     assert after is not None
     assert step is not None
-    data = np.ascontiguousarray(in_form(block.data.reshape(known(before)), (step,)))
+    data = np.ascontiguousarray(in_layout(block.data.reshape(known(before)), (step,)))
     sizes = data_params(after)
     return constant.having(**sizes, weights={"data": Weight(data.reshape(-1))})

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._gemm import Linear, linear_of, stored
 from onnx2ncnn_opt.passes._linear import factor, times
-from onnx2ncnn_opt.passes._views import in_form, step_of
+from onnx2ncnn_opt.passes._views import in_layout, step_of
 from onnx2ncnn_opt.passes.fuse_sdpa import attention
 from onnx2ncnn_opt.rewrite.edit import require_private
 from onnx2ncnn_opt.rewrite.pattern import matches, op
@@ -62,7 +62,7 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _match(root: Layer) -> Replacement | None:
-    """The MultiHeadAttention that ends in a Gemm, in the place of the layers that it makes unnecessary."""
+    """The MultiHeadAttention that ends in a Gemm, instead of the layers that it makes unnecessary."""
     merged = _trace(root.input, _is_attention)
     core = _core(merged.source.producer) if merged is not None else None
     if merged is None or core is None:
@@ -188,7 +188,7 @@ def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
     return all(_has_equal_rows(each, depth - 1) for each in layer.inputs)
 
 
-# ---- what lies between attention and projections
+# ---- between attention and projections
 
 
 def _is_gemm(layer: Layer) -> bool:
@@ -215,7 +215,7 @@ def _trace(blob: Blob, is_source: object, depth: int = 12) -> _Trace | None:
         return None
     above.layers.append(layer)
     if step is not None:
-        above.index = in_form(above.index, (step,))
+        above.index = in_layout(above.index, (step,))
     elif is_scaling:
         above.factor = one_factor(above.factor, factor(layer))
     else:

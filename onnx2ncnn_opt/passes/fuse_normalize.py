@@ -25,7 +25,7 @@ def _limited(length: Op) -> Iterator[Op]:
     yield op("BinaryOp", "least", op_type=BinaryOp.MAX, with_scalar=1)(length)
 
 
-def _forms() -> Iterator[Op]:
+def _variants() -> Iterator[Op]:
     squares = tuple(sum_of_squares("x", "norm"))
     for length in (op("Reduction", "norm", operation=Reduction.L2)("x"), *map(sqrt, squares)):
         for least in _limited(length):
@@ -35,11 +35,11 @@ def _forms() -> Iterator[Op]:
             yield from over("x", op("UnaryOp", "square", op_type=UnaryOp.SQRT)(least))
 
 
-@rewrite(*_forms(), exact=False, purpose="embeddings and cosine similarity")
+@rewrite(*_variants(), exact=False, purpose="embeddings and cosine similarity")
 def fuse_normalize(x: Blob, norm: Layer, least: Layer, root: Layer, square: Layer | None = None) -> Layer:
     """x / max(L2 norm of x, eps)   ⇒   Normalize(x)
 
-    For the norm of a vector, and that over the channels at each place of an image. For that of rows it is an RMSNorm,
+    For the norm of a vector, and that over the channels of each pixel. For that of rows it is an RMSNorm,
     where eps is there for rows of zeros only; the square may be limited, too.
     """
     shape = known_shape(x)

@@ -92,9 +92,9 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
         return pool.having(inputs=[x], avgpool_count_include_pad=1, **pads)
     require(value <= max(Ranges().of(x).low, _LOWEST), f"'{x.name}' may have numbers below {value:g}")
     for axis, tail in zip(_AXES[_rank(pool)], tails, strict=True):
-        before, behind = (pads[f"pad_{side}"] for side in SIDES[axis])
-        inside = max(before, behind + tail) < pool[f"kernel_{axis}"]
-        require(inside, f"windows of '{pool.name}' may lie in the padding")
+        before, after = (pads[f"pad_{side}"] for side in SIDES[axis])
+        inside = max(before, after + tail) < pool[f"kernel_{axis}"]
+        require(inside, f"windows of '{pool.name}' may be all padding")
     return pool.having(inputs=[x], **pads)
 
 
@@ -104,10 +104,10 @@ def _tail(pool: Layer, axis: str) -> int:
     if pool["pad_mode"] == PadMode.VALID or stride == 1:
         return 0
     size = pool.input.known_shape[{"w": -1, "h": -2, "d": -3}[axis]]
-    before, behind = (pool[f"pad_{side}"] for side in SIDES[axis])
+    before, after = (pool[f"pad_{side}"] for side in SIDES[axis])
     if not isinstance(size, int):
         return stride - 1
-    tail: int = -(size + before + behind - pool[f"kernel_{axis}"]) % stride
+    tail: int = -(size + before + after - pool[f"kernel_{axis}"]) % stride
     return tail
 
 

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 def fuse_padding_crop(x: Blob, crop: Layer, padding: Layer) -> Layer | Blob:
     """x ── Padding ── Crop ──   ⇒   x ── Padding, Crop, or nothing ──
 
-    What the Crop takes away is not added in the first place.
+    What the Crop takes away is not added at all.
     """
     kept, shape = ranges(crop), known_shape(x)
     require(kept is not None, "what a Crop keeps is not known")
@@ -28,16 +28,16 @@ def fuse_padding_crop(x: Blob, crop: Layer, padding: Layer) -> Layer | Blob:
     left: dict[str, int] = {}
     inside: dict[int, tuple[int, int]] = {}
     for i, axis in enumerate(AXES[len(shape)]):
-        before, behind = (padding[side] for side in sides[axis]) if axis in sides else (0, 0)
+        before, after = (padding[side] for side in sides[axis]) if axis in sides else (0, 0)
         if i in kept:
             size = shape[i]
             assert isinstance(size, int)
             start, end = kept[i][0] - before, kept[i][1] - before
             if start > 0 or end < size:
                 inside[i] = start, end
-            before, behind = max(-start, 0), max(end - size, 0)
+            before, after = max(-start, 0), max(end - size, 0)
         if axis in sides:
-            left |= dict(zip(sides[axis], (before, behind), strict=True))
+            left |= dict(zip(sides[axis], (before, after), strict=True))
     require(not inside or not any(left.values()), f"'{crop.name}' takes more away than '{padding.name}' has added")
     if inside:
         return cropped(crop, x, inside)

@@ -129,6 +129,6 @@ def _taps(large: Slide, small: Slide) -> list[int]:
     moved = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
     taps, rests = zip(*(divmod(offset, large.dilation) for offset in moved), strict=True)
     covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)
-    same_ends = large.before + large.behind - large.extent == small.before + small.behind - small.extent
+    same_ends = large.before + large.after - large.extent == small.before + small.after - small.extent
     require(covers and same_ends and large.stride == small.stride, "neither kernel reads all that the other one reads")
     return list(taps)

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.passes._views import (
     Steps,
     end_of,
-    in_form,
+    in_layout,
     inverse,
     shortest,
     step_of,
@@ -48,12 +48,12 @@ _MOST_LAYERS = 32
 class _Term(NamedTuple):
     """One addend of every element of a blob: the number of an element of the source, and its factor."""
 
-    place: Array
+    elements: Array
     by: Array
 
 
 class _Rotation(NamedTuple):
-    """RotaryEmbed's tables, the shape that it works on, and the views before and behind it."""
+    """RotaryEmbed's tables, the shape that it works on, and the views before and after it."""
 
     cos: Array
     sin: Array
@@ -190,16 +190,16 @@ def _of_layer(layer: Layer, blob: Blob, operands: list[list[_Term]]) -> list[_Te
 
 def _times(terms: list[_Term], by: Array | float) -> list[_Term]:
     with np.errstate(over="ignore"):
-        found = [_Term(term.place, (term.by * by).astype(np.float32)) for term in terms]
-    require(all(term.by.shape == term.place.shape for term in found), "a factor broadcasts")
+        found = [_Term(term.elements, (term.by * by).astype(np.float32)) for term in terms]
+    require(all(term.by.shape == term.elements.shape for term in found), "a factor broadcasts")
     require(all(np.isfinite(term.by).all() for term in found), "a factor would overflow")
     return found
 
 
 def _beside(constant: Layer, sizes: tuple[int, ...]) -> Array:
-    """A constant operand, laid along the axes of the other one as ncnn does it: from the outermost on."""
+    """A constant operand, broadcast along the axes of the other one as ncnn does it: from the outermost on."""
     data = constant_array(constant)
-    require(data.ndim == len(sizes) or 1 < data.ndim < len(sizes), f"'{constant.name}' may lie along several axes")
+    require(data.ndim == len(sizes) or 1 < data.ndim < len(sizes), f"'{constant.name}' may belong to several axes")
     return data.reshape(*data.shape, *(1,) * (len(sizes) - data.ndim))
 
 
@@ -207,7 +207,7 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
     """The values of a layer's input as its output `blob` has them."""
     step = step_of(layer)
     if step is not None:
-        return in_form(values, (step,))
+        return in_layout(values, (step,))
     if layer.type == "Pooling":
         require(values.ndim == 3, f"'{layer.name}' takes no image")
         return values[:, :: layer["stride_h"], :: layer["stride_w"]]
@@ -238,13 +238,13 @@ def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
         sides = [[_Term(*(v.reshape(shape).take(i, pair) for v in term)) for term in terms] for i in (0, 1)]
         for a, b in product(*((side, side[::-1]) for side in sides)):
             if len(terms) == 2 and _is_rotated(a, b):
-                place = np.stack((a[0].place, b[0].place), pair)
-                return _laid_out(place, a[0].by, -a[1].by, interleaved, fixed_shape(source), fixed_shape(blob))
+                elements = np.stack((a[0].elements, b[0].elements), pair)
+                return _arranged(elements, a[0].by, -a[1].by, interleaved, fixed_shape(source), fixed_shape(blob))
     return None
 
 
 def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, bool]]:
-    """Where the pairs of a blob may lie: the axes before, the number of pairs of a row, and whether in neighbours."""
+    """Where the pairs of a blob may be: the axes before, the number of pairs of a row, and whether in neighbours."""
     *lead, width = shape
     if lead and lead[-1] == 2:
         yield (*lead[:-1],), width, False
@@ -263,8 +263,8 @@ def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-def _laid_out(
-    place: Array, cos: Array, sin: Array, interleaved: bool, source: tuple[int, ...], result: tuple[int, ...]
+def _arranged(
+    elements: Array, cos: Array, sin: Array, interleaved: bool, source: tuple[int, ...], result: tuple[int, ...]
 ) -> _Rotation:
     """The rotation with its rows after the heads: those axes along which the tables do not change."""
     lead = cos.shape[:-1]
@@ -273,18 +273,18 @@ def _laid_out(
     rows = varying or [len(lead) - 1] if lead else []
     heads = [a for a in range(len(lead)) if a not in rows]
     order = (*heads, *rows)
-    place = place.transpose(*order, len(lead), len(lead) + 1)
+    elements = elements.transpose(*order, len(lead), len(lead) + 1)
     count, length, width = prod(lead[a] for a in heads), prod(lead[a] for a in rows), 2 * cos.shape[-1]
     shape = (count, length, width) if count > 1 else (length, width)
     tables = [t.transpose(*order, len(lead)).reshape(count, length, -1)[0] for t in (cos, sin)]
-    collected = steps_to(place, source)
+    collected = steps_to(elements, source)
     require(collected is not None, "the rotated elements are not a view of a blob")
     assert collected is not None
     way_in = shortest(source, (*collected, Regroup(shape)))
     lead_out = (*(lead[a] for a in order), width)
     back = inverse((*lead, width), (Reorder((*order, len(lead))),)) if order != tuple(range(len(lead))) else ()
     way_out = shortest(shape, (Regroup(lead_out), *back, Regroup(result)))
-    require(way_in is not None and way_out is not None, "the rows cannot be laid one after the other")
+    require(way_in is not None and way_out is not None, "the rows cannot be stored one after the other")
     assert way_in is not None
     assert way_out is not None
     return _Rotation(tables[0], tables[1], interleaved, shape, way_in, way_out)

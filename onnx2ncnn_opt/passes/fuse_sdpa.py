@@ -136,7 +136,7 @@ def _swapped(blob: Blob, root: Layer) -> Layer:
 
 def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
     """The mask as SDPA takes it: (queries, keys) for all heads, or (heads, queries, keys)."""
-    # Of fewer dims it would lie along the heads.
+    # With fewer dims it would broadcast along the heads.
     heads, *matrix = known_shape(mask, 3)
     wanted = logits.known_shape
     if mask.shape == wanted:

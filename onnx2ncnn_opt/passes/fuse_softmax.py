@@ -15,12 +15,12 @@ def _shifted() -> Op:
     return op("BinaryOp", op_type=BinaryOp.SUB, with_scalar=0)("x", most)
 
 
-def _forms() -> Iterator[Op]:
+def _variants() -> Iterator[Op]:
     exp = op("UnaryOp", "exp", op_type=UnaryOp.EXP)(_shifted())
     yield from over(exp, op("Reduction", "total", operation=Reduction.SUM, coeff=1.0)(exp))
 
 
-@rewrite(*_forms(), exact=False, purpose="hand-written attention and class scores")
+@rewrite(*_variants(), exact=False, purpose="hand-written attention and class scores")
 def fuse_softmax(x: Blob, most: Layer, total: Layer, root: Layer) -> Layer:
     """exp(x - max(x)) / sum(exp(x - max(x)))   ⇒   Softmax(x)
 

@@ -43,7 +43,7 @@ def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
     """mask * -3.4e38 ── Softmax or SDPA   ⇒   mask * -30000 ── Softmax or SDPA
 
     For numbers below those of fp16 that only a Softmax reads: exp makes 0 of both. Such a number swallows the scores of
-    a row that is masked as a whole; with -30000 in its place, the queries (or scores) of these rows become 0.
+    a row that is masked as a whole; with -30000 instead, the queries (or scores) of these rows become 0.
     """
     limiter = _Limiter()
     for layer in graph.layers:
@@ -105,7 +105,7 @@ class _Limiter:
         return Replacement(tuple(takes), takes=takes, added=added)
 
     def _masks(self, layer: Layer, readers: _Readers) -> bool:
-        """Whether a layer fills its number in at places, and has no business with numbers between it and others."""
+        """Whether a layer fills its number in somewhere, and has no business with numbers between it and others."""
         if layer.type == "MemoryData":
             return True
         if _is_product(layer):
@@ -128,10 +128,10 @@ class _Limiter:
         for user in mask.users:
             if user in self.made:
                 continue
-            at = [place for place, blob in enumerate(user.inputs) if blob is mask]
+            at = [position for position, blob in enumerate(user.inputs) if blob is mask]
             if user.type in ("SDPA", "MultiHeadAttention"):
-                place = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
-                if not user["attn_mask"] or user["kv_cache"] or at != [place]:
+                position = _SDPA_MASK if user.type == "SDPA" else len(user.inputs) - 1
+                if not user["attn_mask"] or user["kv_cache"] or at != [position]:
                     return False
                 readers.fill = max(readers.fill, _FILL * _scale(user))
                 if gate:
@@ -172,7 +172,7 @@ class _Limiter:
         return self._collect(fill, user.output, readers, gate=chosen, summed=True)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
-        """The layer with the fill in the place of lower numbers, and what it reads in place of its input."""
+        """The layer with the fill instead of lower numbers, and what it reads instead of its input."""
         if layer.type == "MemoryData":
             block = layer.weights.stored("data")
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)

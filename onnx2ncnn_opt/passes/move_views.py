@@ -1,4 +1,4 @@
-"""`move_views`: one form for everything that elementwise layers connect: that with the fewest views around it."""
+"""`move_views`: one layout for everything that elementwise layers connect: that with the fewest views around it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnx2ncnn_opt.passes._views import (
     chain_above,
     cost,
     end_of,
-    in_form,
+    in_layout,
     inverse,
     shape_after,
     shortest,
@@ -30,10 +30,10 @@ from onnx2ncnn_opt.passes._views import (
 from onnx2ncnn_opt.passes.fuse_permute_matrix import GEMM
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, require
 
-# These work along the innermost axis; all others may be in any form.
+# These work along the innermost axis; all others take any layout.
 _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
-# More forms than this are not tried; nets have two or three.
-_MOST_FORMS = 12
+# More layouts than this are not tried; nets have two or three.
+_MOST_LAYOUTS = 12
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Edge:
 def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
     """x ── Permute ── elementwise, LayerNorm ── Permute ──   ⇒   x ── elementwise, LayerNorm ──
 
-    What elementwise layers connect may lie in any form, if all of it does. The form is chosen that needs the fewest
+    What elementwise layers connect may have any layout, if all of it has. The layout is chosen that needs the fewest
     views on all ways in and out. Constants take it at once.
     """
     for rowwise in (_ROWWISE, frozenset[str]()):
@@ -116,7 +116,7 @@ def _same_form(a: Layer, b: Layer) -> bool:
 
 
 def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
-    """Whether a layer does the same in every form of its one shape."""
+    """Whether a layer does the same in every layout of its one shape."""
     if len(layer.outputs) != 1 or any(not isinstance(name, str) for name in layer.params):
         return False
     shape = layer.output.shape
@@ -144,7 +144,7 @@ def _operands_fit(layer: Layer, shape: Shape) -> bool:
         if blob.shape is None:
             return False
         if _is_constant(blob):
-            # Where a constant has one dim alone, its size decides which axis it lies along.
+            # Where a constant has one dim alone, its size decides along which axis it broadcasts.
             if layer.type != "BinaryOp" or len(blob.shape) not in {len(shape), *range(2, len(shape))}:
                 return False
             if not all(isinstance(size, int) for size in shape):
@@ -172,25 +172,25 @@ def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
     old = _total(
         (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
     )
-    forms = _forms(shape, ways_in, ways_out)
-    fitting = [form for form in forms if not region.is_rowwise or _keeps_rows(shape, form)]
+    layouts = _layouts(shape, ways_in, ways_out)
+    fitting = [layout for layout in layouts if not region.is_rowwise or _keeps_rows(shape, layout)]
     best = _best(fitting, old, shape, ways_in, ways_out)
     if best is None:
-        others = [form for form in forms if form not in fitting]
+        others = [layout for layout in layouts if layout not in fitting]
         require(_best(others, old, shape, ways_in, ways_out) is None, "a layer needs the innermost axis where it is")
         return None
     return _reformed(region, shape, best, entries, ways_out, order)
 
 
 def _best(
-    forms: Sequence[Steps], old: tuple[int, int], shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]
+    layouts: Sequence[Steps], old: tuple[int, int], shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]
 ) -> Steps | None:
-    """The form that costs least, if that is less than it was."""
+    """The layout that costs least, if that is less than it was."""
     best, least = None, old
-    for form in forms[:_MOST_FORMS]:
-        new = _cost_of(form, shape, ways_in, ways_out)
+    for layout in layouts[:_MOST_LAYOUTS]:
+        new = _cost_of(layout, shape, ways_in, ways_out)
         if new is not None and new < least:
-            best, least = form, new
+            best, least = layout, new
     return best
 
 
@@ -244,8 +244,8 @@ def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
         yield _Edge(blob, (), ())
 
 
-def _forms(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[Steps]:
-    """Steps from the region's shape to the forms that lie around it."""
+def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[Steps]:
+    """Steps from the region's shape to the layouts around it."""
     found: dict[tuple[Shape, Steps], Steps] = {}
     for edge in ways_in:
         back = inverse(edge.blob.known_shape, edge.steps)
@@ -258,22 +258,22 @@ def _forms(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[St
 
 
 def _keeps_rows(shape: Shape, steps: Steps) -> bool:
-    """Whether a form has the same innermost axis, and the rank that layers over rows take."""
+    """Whether a layout has the same innermost axis, and the rank that layers over rows take."""
     view = viewed(shape, steps)
     if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
         return False
     return view.axes[-1] == view.dims[-1]
 
 
-def _cost_of(form: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> tuple[int, int] | None:
+def _cost_of(layout: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> tuple[int, int] | None:
     costs = []
     for edge in ways_in:
-        steps = shortest(edge.blob.known_shape, (*edge.steps, *form))
+        steps = shortest(edge.blob.known_shape, (*edge.steps, *layout))
         if steps is None:
             return None
         costs.append(_cost(steps, edge))
-    back = inverse(shape, form)
-    start = shape_after(shape, form)
+    back = inverse(shape, layout)
+    start = shape_after(shape, layout)
     for edge in ways_out:
         steps = shortest(start, (*back, *edge.steps))
         if steps is None:
@@ -298,13 +298,13 @@ def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
 def _reformed(
     region: _Region,
     shape: Shape,
-    form: Steps,
+    layout: Steps,
     entries: dict[Blob, _Edge],
     ways_out: list[_Edge],
     order: dict[Layer, int],
 ) -> Replacement:
-    """The region in another form, with the views that are left around it."""
-    back, start = inverse(shape, form), shape_after(shape, form)
+    """The region in another layout, with the views that are left around it."""
+    back, start = inverse(shape, layout), shape_after(shape, layout)
     fresh = {blob: Blob(blob.name, start, blob.batch) for blob in region.inner}
     outside: list[tuple[Layer, Layer | None]] = []
     reads: dict[Blob, Blob] = {}
@@ -325,10 +325,10 @@ def _reformed(
     for blob in region.incoming:
         first = min((user for user in blob.users if user in inside), key=order.__getitem__)
         if _is_constant(blob):
-            views = [_constant(blob, shape, form)]
+            views = [_constant(blob, shape, layout)]
         else:
             edge = entries[blob]
-            steps = shortest(edge.blob.known_shape, (*edge.steps, *form))
+            steps = shortest(edge.blob.known_shape, (*edge.steps, *layout))
             assert steps is not None
             views = view_layers(reads.get(edge.blob, edge.blob), steps, like=edge.chain or [first])
         fresh[blob] = views[-1].output if views else reads.get(entries[blob].blob, entries[blob].blob)
@@ -352,12 +352,12 @@ def _exit(region: _Region, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, 
     return edge.blob, min(readers, key=lambda user: order.get(user, 0)) if readers else None
 
 
-def _constant(blob: Blob, shape: Shape, form: Steps) -> Layer:
-    """A constant operand in the new form; axes along which it does not change have size 1."""
+def _constant(blob: Blob, shape: Shape, layout: Steps) -> Layer:
+    """A constant operand in the new layout; axes along which it does not change have size 1."""
     old = _maker(blob)
-    # Of fewer dims it lies along the outer axes.
+    # Of fewer dims it belongs to the outer axes.
     sizes = (*known(blob.known_shape), *(1,) * (len(shape) - len(blob.known_shape)))
-    data = in_form(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), form)
+    data = in_layout(np.broadcast_to(old.weights["data"].reshape(sizes), known(shape)), layout)
     for axis in range(data.ndim):
         head = data.take([0], axis)
         data = head if np.array_equal(np.broadcast_to(head, data.shape), data, equal_nan=True) else data

@@ -117,7 +117,7 @@ def _on_images(layer: Layer) -> Layer | None:
 
 
 def _standing(blob: Blob) -> Blob:
-    """A new blob in the form of an image."""
+    """A new blob, as an image."""
     return Blob(blob.name, _image(blob.shape or ()), blob.batch)
 
 
@@ -138,9 +138,9 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
                 fresh[blob] = made.output
                 added.append((made, layer))
                 views += [made] if made.type == "Reshape" and not _is_view_of_image(blob.producer) else []
-        form = region.layers[layer]
-        new = form.having(inputs=[fresh.get(blob, blob) for blob in layer.inputs])
-        new.outputs = form.outputs
+        old = region.layers[layer]
+        new = old.having(inputs=[fresh.get(blob, blob) for blob in layer.inputs])
+        new.outputs = old.outputs
         fresh |= zip(layer.outputs, new.outputs, strict=True)
         added.append((new, layer))
     reads: dict[Blob, Blob] = {}
@@ -162,7 +162,7 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
 
 
 def _entry(blob: Blob, reader: Layer) -> Layer:
-    """What makes an image of a sequence that comes into a region: a Reshape, or the constant itself in another form."""
+    """What makes an image of a sequence that comes into a region: a Reshape, or the constant in another shape."""
     assert blob.producer is not None
     if _is_constant(blob):
         rows, columns = blob.known_shape
@@ -228,7 +228,7 @@ def _binary(layer: Layer) -> Params | None:
     ranks = {len(blob.shape or ()) for blob in layer.inputs}
     if ranks == {_RANK}:
         return {}
-    # A vector lies along the outermost axis where that has its size, whatever the rank.
+    # A vector belongs to the outermost axis where that has its size, whatever the rank.
     vector = next((blob for blob in layer.inputs if len(blob.shape or ()) == 1), None)
     sequence = next(blob for blob in layer.inputs if _is_sequence(blob))
     fits = ranks == {1, _RANK} and vector is not None and vector.shape == sequence.known_shape[:1]

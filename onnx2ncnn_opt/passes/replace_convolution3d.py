@@ -1,6 +1,6 @@
 """`replace_convolution3d`: convolutions of volumes, for which ncnn has a plain loop alone, as 2-D ones.
 
-All depths lie below each other in one tall image, with rows of zeros between them where the kernel pads. What the taps
+All depths are below each other in one tall image, with rows of zeros between them where the kernel pads. What the taps
 along the depth read are parts of that image, each some rows further down. They become channels of one convolution with
 as many times the input channels; single channels have one convolution for each tap instead, whose results are added. A
 kernel that has taps along the depth alone is a convolution of an image whose rows are the depths.
@@ -40,7 +40,7 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
 
 def _is_one_tap(window: Window) -> bool:
     """Whether output positions are input positions."""
-    return window.kernel == window.stride == 1 and not window.before and not window.behind
+    return window.kernel == window.stride == 1 and not window.before and not window.after
 
 
 def _along_depth(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
@@ -57,8 +57,8 @@ def _tall(chain: Chain, channels: int, depth: Window, height: Window, width: Win
     rows, top, pitch = _rows(height, depth.outputs)
     # The depths in steps of the stride: a tap reads one of each step.
     steps = ceil(max((depth.outputs - 1) * depth.stride + depth.extent, depth.before + depth.size) / depth.stride)
-    behind = steps * depth.stride - depth.before - depth.size
-    sides: dict[str, Any] = {"top": top, "bottom": pitch - top - height.size, "front": depth.before, "behind": behind}
+    after = steps * depth.stride - depth.before - depth.size
+    sides: dict[str, Any] = {"top": top, "bottom": pitch - top - height.size, "front": depth.before, "behind": after}
     x = chain.add("Padding", "pad", layer.input, **sides) if any(sides.values()) else layer.input
     x = chain.reshape(x, (channels, steps, depth.stride * pitch, width.size), "steps")
     parts = [_tap(chain, x, depth, k * depth.dilation, pitch) for k in range(depth.kernel)]
@@ -86,11 +86,11 @@ def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
         return height, 0, height.size
     shares = height.before <= height.extent - height.stride
     top = 0 if shares else height.before
-    zeros = max(height.before, height.behind) if shares else height.before + height.behind
+    zeros = max(height.before, height.after) if shares else height.before + height.after
     pitch = ceil((height.size + zeros) / height.stride) * height.stride
     before = height.before if shares else 0
-    behind = max(0, height.extent - height.stride - before)
-    return replace(height, size=depths * pitch, before=before, behind=behind), top, pitch
+    after = max(0, height.extent - height.stride - before)
+    return replace(height, size=depths * pitch, before=before, after=after), top, pitch
 
 
 def _tap(chain: Chain, x: Blob, depth: Window, offset: int, pitch: int) -> Blob:

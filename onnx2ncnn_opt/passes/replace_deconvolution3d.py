@@ -1,6 +1,6 @@
 """`replace_deconvolution3d`: transposed convolutions of volumes, for which ncnn has a plain loop alone, as 2-D ones.
 
-All depths lie below each other in one tall image. Output depths that are a stride apart are made in the same way: each
+All depths are below each other in one tall image. Output depths that are a stride apart are made in the same way: each
 of the `stride` ways has its own output channels, and what any of them reads are the input channels.
 """
 
@@ -79,10 +79,10 @@ def _image(
     """For each step all depths that it reads, as channels, below each other with rows of zeros between."""
     layer = chain.layer
     front = max(0, -offsets[0])
-    behind = max(0, steps + offsets[-1] - depth.size)
-    sides: dict[str, Any] = {"bottom": pitch - int(str(layer.input.known_shape[2])), "front": front, "behind": behind}
+    after = max(0, steps + offsets[-1] - depth.size)
+    sides: dict[str, Any] = {"bottom": pitch - int(str(layer.input.known_shape[2])), "front": front, "behind": after}
     x = chain.add("Padding", "pad", layer.input, **sides) if any(sides.values()) else layer.input
-    x = chain.reshape(x, (channels, 1, (depth.size + front + behind) * pitch, width), "rows")
+    x = chain.reshape(x, (channels, 1, (depth.size + front + after) * pitch, width), "rows")
     parts = [
         chain.crop(x, {2: ((offset + front) * pitch, (offset + front + steps) * pitch)}, f"tap{i}")
         for i, offset in enumerate(offsets)

@@ -146,7 +146,7 @@ def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob
 def _inherit(edit: Replacement) -> None:
     """Hand on origins, feature masks and shape hints: an opt-out of fp16 must survive a fusion.
 
-    One layer in the place of several unites what they had. Where several are replaced one by one, each keeps its own.
+    One layer that replaces several unites what they had. Where several are replaced one by one, each keeps its own.
     """
     alone = len(edit.takes) <= 1
     sources = edit.layers if alone else edit.removed

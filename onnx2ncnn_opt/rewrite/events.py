@@ -21,7 +21,7 @@ class LayerRef:
 
 @dataclass(frozen=True)
 class Applied:
-    """A rewrite that happened: the layers that went, and those that stand in their place."""
+    """A rewrite that happened: the layers that went, and those that replace them."""
 
     pass_name: str
     before: tuple[LayerRef, ...]

@@ -1,7 +1,7 @@
 """Integers in nets that compute in fp16: the bits of those that are fed, indexes, and whole numbers beyond 2048.
 
 ncnn takes the bits of integers for floats, and casts them where a layer computes in fp16. Whole numbers that are held
-as floats are exact up to 2048 there, and places in an image as wide as 1024.
+as floats are exact up to 2048 there, and positions in an image as wide as 1024.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def inexact_layers(graph: Graph, fed: Collection[Blob], *, fixed: bool) -> Itera
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
             width = _longest(layer.inputs[0], fixed=fixed)
             if width is None or width > _LARGEST_SIDE:
-                reason = f"it finds places in an image of more than {_LARGEST_SIDE} pixels a side"
-                reason = reason if width else "it finds places in an image of any size"
+                reason = f"it samples an image of more than {_LARGEST_SIDE} pixels a side"
+                reason = reason if width else "it samples an image of any size"
                 cones[layer] = reason
                 _collect(layer.inputs[1], reason, ranges, cones)
         elif layer.type == "Threshold" and abs(layer["threshold"]) > _LARGEST_WHOLE and ranges.of(layer.input).is_whole:

@@ -27,7 +27,7 @@ _HALF_WEIGHTS = frozenset(
     {"Convolution", "Convolution1D", "ConvolutionDepthWise", "Deconvolution", "DeconvolutionDepthWise", "Gemm"}
     | {"InnerProduct", "MultiHeadAttention", "LSTM", "GRU", "RNN"}
 )
-# With infinity in the place of a large number their results are wrong only where they are too large themselves.
+# With infinity instead of a large number their results are wrong only where they are too large themselves.
 _EXP_LIMIT = 11.0  # exp(11.09) is 65504
 _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
 
@@ -103,8 +103,8 @@ def _divides(blob: Blob) -> list[Layer]:
     for user in blob.users:
         if _has_no_result_at_0(user, blob):
             found.append(user)
-        elif user.type == "UnaryOp" and user["op_type"] == UnaryOp.SQRT and (behind := _divides(user.output)):
-            found += [user, *behind]
+        elif user.type == "UnaryOp" and user["op_type"] == UnaryOp.SQRT and (divisors := _divides(user.output)):
+            found += [user, *divisors]
     return found
 
 

@@ -169,9 +169,9 @@ class _Run:
                     if p.depth > distance:
                         self.queues[p].push(layer)
             # All users of a changed layer may look at it as a layer that is kept.
-            behind = [*_near_users(blob for layer in front for blob in layer.outputs)]
-            behind += [user for layer in changed for blob in layer.outputs for user in blob.users]
-            front, changed = dict.fromkeys(user for user in behind if user not in seen), {}
+            after = [*_near_users(blob for layer in front for blob in layer.outputs)]
+            after += [user for layer in changed for blob in layer.outputs for user in blob.users]
+            front, changed = dict.fromkeys(user for user in after if user not in seen), {}
             seen.update(front)
 
 

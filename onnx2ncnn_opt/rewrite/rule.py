@@ -51,7 +51,7 @@ def fixed_size(blob: Blob, axis: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Rewrite:
-    """A pattern, and a function that says what stands in its place; it never edits the graph.
+    """A pattern, and a function that says what replaces it; it never edits the graph.
 
     The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
     It returns a Layer without outputs, which takes over the root's output; a Blob, which is used instead of the root's
@@ -106,10 +106,10 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Layers that go, and what stands in their place.
+    """Layers that go, and what replaces them.
 
     `layers` are all that the edit is about, the last one last. They are removed, except those that `takes` has a new
-    layer for: that one comes without outputs, and takes over the place and the blobs of the old one. `added` are new
+    layer for: that one comes without outputs, and takes over the position and the blobs of the old one. `added` are new
     layers with blobs of their own, each with the layer that it stands before (None: at the end). Whoever reads a key of
     `reads` reads its value instead, and a name that the net's caller knows moves along. With `may_stay` a layer that
     others read too is left where it is, as views are; otherwise such an edit is refused. `sources` are layers that are
@@ -131,7 +131,7 @@ class Replacement:
 
     @property
     def removed(self) -> list[Layer]:
-        """The layers in whose place no other one stands."""
+        """The layers that nothing replaces."""
         return [layer for layer in self.layers if layer not in self.takes]
 
 

@@ -199,7 +199,7 @@ def bias(**changes: Any) -> Graph:
     ("changes", "message"),
     [
         ({"bias_data": np.ones(3)}, "Bias 'b': bias_data has 3 elements, the parameters say 2"),
-        ({"other": np.ones(3)}, r"Bias 'b' has no place for the weights \['other'\]"),
+        ({"other": np.ones(3)}, r"Bias 'b' cannot hold the weights \['other'\]"),
         ({"bias_data": Weight(np.ones(2, np.float16), Encoding.FP16)}, "bias_data cannot be stored as fp16"),
         ({"bias_data": Weight(np.ones(2, np.float64))}, "bias_data is stored as fp32, but has the dtype float64"),
         ({"bias_data": Weight(np.ones(2, np.uint8), Encoding.BYTES)}, "bias_data cannot be stored as bytes"),

@@ -7,7 +7,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import equal, fail, need_rank, parts, shape_of
 
-# The parameters of the padding before and behind each axis.
+# The parameters of the padding before and after each axis.
 _PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
 _OUTPUT_PADS = {"w": "output_pad_right", "h": "output_pad_bottom", "d": "output_pad_behind"}
 _SAME_PADS = (-233, -234)
@@ -41,16 +41,16 @@ def _slide(layer: Layer, sizes: Shape, kernel: tuple[Dim, ...] | list[int], axes
         fail(layer, f"pads {flat} mix positive and negative")
     found = []
     strides, dilations = _positive(layer, "stride", axes), _positive(layer, "dilation", axes)
-    for axis, size, length, stride, dilation, (before, behind) in zip(
+    for axis, size, length, stride, dilation, (before, after) in zip(
         axes, sizes, kernel, strides, dilations, pads, strict=True
     ):
         if same:
             found.append((size - 1) // stride + 1)
             continue
         extent = (length - 1) * dilation + 1
-        room = size + (before + behind) - extent
+        room = size + (before + after) - extent
         if isinstance(room, int) and room < 0:
-            fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size + (before + behind)}")
+            fail(layer, f"the kernel spans {extent} along {axis}, the padded input has {size + (before + after)}")
         found.append(room // stride + 1)
     return tuple(found)
 
@@ -137,7 +137,7 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
     if max(flat) > 0:
         if min(flat) < 0:
             fail(layer, f"pads {flat} mix positive and negative")
-        return channels, *(size - (before + behind) for size, (before, behind) in zip(full, pads, strict=True))
+        return channels, *(size - (before + after) for size, (before, after) in zip(full, pads, strict=True))
     wanted = [layer[f"output_{axis}"] for axis in axes]
     if min(wanted) <= 0:
         return channels, *full

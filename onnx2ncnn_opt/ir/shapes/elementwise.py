@@ -143,7 +143,7 @@ def eltwise(layer: Layer, *inputs: Shape) -> Shape:
 def binary_op(layer: Layer, a: Shape, b: Shape | None = None) -> Shape:
     """The broadcast shape: numpy's for equal ranks, aligned at the OUTERMOST axes otherwise.
 
-    A 1-D blob lies along the outermost axis where it has that size, else along w.
+    A 1-D blob is along the outermost axis where it has that size, else along w.
     """
     if layer["with_scalar"]:
         return a

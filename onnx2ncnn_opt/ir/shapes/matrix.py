@@ -73,12 +73,12 @@ def gemm(layer: Layer, *inputs: Shape) -> Shape:
 
 
 def _matrix(layer: Layer, x: Shape) -> Shape:
-    """A blob as Gemm reads it: a vector is one row, and the rows of a 3-D blob lie along c."""
+    """A blob as Gemm reads it: a vector is one row, and the rows of a 3-D blob are along c."""
     need_rank(layer, x, 1, 2, 3)
     if len(x) == 1:
         return 1, x[0]
     if len(x) == 3:
-        equal(layer, x[1], 1, "the height of a 3-D blob, whose rows lie along c, and 1:")
+        equal(layer, x[1], 1, "the height of a 3-D blob, whose rows are along c, and 1:")
         return x[0], x[2]
     return x
 

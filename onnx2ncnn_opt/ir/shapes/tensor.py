@@ -252,7 +252,7 @@ def _numpy_crop(layer: Layer, x: Shape, starts: list[Dim], ends: list[Dim], axes
         if isinstance(first, int) and first < 0:
             first = size + first
         if isinstance(first, int) and first < 0:
-            fail(layer, f"start {start} lies before axis {axis}, which ncnn does not clamp")
+            fail(layer, f"start {start} is before axis {axis}, which ncnn does not clamp")
         left = _end(size, end) - first
         result[axis] = left
         if isinstance(left, int) and left <= 0:
@@ -270,14 +270,14 @@ def _end(size: Dim, end: Dim) -> Dim:
 
 def _cut(layer: Layer, axis: str, size: Dim) -> Dim:
     before: int = layer[f"{axis}offset"]
-    behind: int = layer[f"{axis}offset2"]
+    after: int = layer[f"{axis}offset2"]
     want: int = layer[f"out{axis}"]
-    if before < 0 or behind < 0:
+    if before < 0 or after < 0:
         fail(layer, f"negative offsets along {axis}")
-    left = size - (before + behind)
+    left = size - (before + after)
     result = left if want == _ABSENT or (isinstance(left, int) and left < want) else want
     if isinstance(result, int) and result <= 0:
-        fail(layer, f"nothing is left of {axis}: offsets {before} and {behind}, size {want} (-233: all) of {size}")
+        fail(layer, f"nothing is left of {axis}: offsets {before} and {after}, size {want} (-233: all) of {size}")
     return result
 
 
@@ -293,10 +293,10 @@ def padding(layer: Layer, x: Shape) -> Shape:
     sides = {**_SIDES, "c" if len(x) == 3 else "d": ("front", "behind")}
     result = []
     for axis, size in zip(AXES[len(x)], x, strict=True):
-        before, behind = (layer[side] for side in sides[axis]) if axis in sides else (0, 0)
-        if layer["type"] == Padding.REFLECT and isinstance(size, int) and max(before, behind) >= size:
-            fail(layer, f"a reflection of {max(before, behind)} needs more than {size} elements along {axis}")
-        result.append(size + (before + behind))
+        before, after = (layer[side] for side in sides[axis]) if axis in sides else (0, 0)
+        if layer["type"] == Padding.REFLECT and isinstance(size, int) and max(before, after) >= size:
+            fail(layer, f"a reflection of {max(before, after)} needs more than {size} elements along {axis}")
+        result.append(size + (before + after))
     if layer["per_channel_pad_data_size"] and len(x) >= 3:
         equal(layer, layer["per_channel_pad_data_size"], result[0], "per_channel_pad_data_size and the channels")
     return tuple(result)
@@ -358,7 +358,7 @@ def diag(layer: Layer, x: Shape) -> Output:
 
 @shape_of("CopyTo")
 def copy_to(layer: Layer, x: Shape, source: Shape) -> Shape:
-    """The first input's shape; the second must lie inside it."""
+    """The first input's shape; the second must be inside it."""
     need_rank(layer, source, len(x))
     offsets: list[Dim] = [layer[f"{axis}offset"] for axis in AXES[len(x)]]
     if layer["starts"]:
