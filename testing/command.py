@@ -1,11 +1,14 @@
-"""The command line as a user has it: a process of its own, in a folder of its own."""
+"""The command line as a user has it, in a folder of its own; most of them as forks of one process."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -28,20 +31,51 @@ class Ended:
 
 
 def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
-    """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback."""
-    done = subprocess.run(
-        [*COMMAND, *map(str, args)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    out, err = done.stdout.decode(), done.stderr.decode()
+    """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback.
+
+    With variables of an `environment` it starts as a user's command does, else as a fork of `fork_server`.
+    """
+    words = [*map(str, args)]
+    if environment:
+        done = subprocess.run(
+            [*COMMAND, *words],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+        code, out, err = done.returncode, done.stdout.decode(), done.stderr.decode()
+    else:
+        code, out, err = _forked(folder, words)
     assert "Traceback" not in err, err
     assert "\x1b" not in out + err
-    return Ended(done.returncode, out, err)
+    return Ended(code, out, err)
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """The process that forks; it ends when this one does, as its stdin does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "testing.fork_server"],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _forked(folder: Path, args: list[str]) -> tuple[int, str, str]:
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as home:
+        out, err = Path(home, "out"), Path(home, "err")
+        request = {"folder": str(folder), "args": args, "out": str(out), "err": str(err)}
+        print(json.dumps(request), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        return code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
 
 
 def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: str = "") -> Path:

@@ -288,11 +288,11 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
 
 def start_slow_conversion(folder: Path) -> subprocess.Popen[str]:
     """A conversion that is being verified, and will be for a while: its files are there as drafts."""
-    body = " ".join(f"a{i + 1} = Conv<pads = [1, 1, 1, 1]>(a{i}, w)" for i in range(12))
-    weights = ", ".join(["0.01"] * 8 * 8 * 9)
-    size = "float[1, 8, 1200, 1200]"
-    write_model(folder, f"({size} a0) => ({size} a12) <float[8, 8, 3, 3] w = {{{weights}}}> {{ {body} }}")
-    command = [*COMMAND, "convert", "model.onnx"]
+    write_model(folder, SMALL)
+    python = folder / "python"  # which says nothing
+    python.write_text("#!/bin/sh\nexec sleep 100\n")
+    python.chmod(0o755)
+    command = [*COMMAND, "convert", "model.onnx", "--on", str(python)]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     while process.poll() is None and not any(name.startswith(".model.ncnn.json") for name in names(folder)):
         time.sleep(0.01)
@@ -306,13 +306,13 @@ def test_an_interrupted_conversion_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int, message: str
 ) -> None:
     process = start_slow_conversion(tmp_path)
-    assert len(names(tmp_path)) == 4
+    assert len(names(tmp_path)) == 5
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     # Python ends by SIGINT itself where that came while a string was executed (a dataclass); a shell sees the same.
     seen = 128 - process.returncode if process.returncode < 0 else process.returncode
     assert (seen, err) == (code, message)
-    assert names(tmp_path) == {"model.onnx"}
+    assert names(tmp_path) == {"model.onnx", "python"}
 
 
 BUSY = """
