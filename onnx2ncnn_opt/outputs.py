@@ -18,9 +18,9 @@ class OutputReport:
     `message` says what is wrong, and is empty where nothing is. `blob` is None where the net has none for it. `mode` is
     how ncnn was told to compute: "fp32", "fp16" or "bf16".
 
-    `rounding`, `bits` and `cause` are those of `verification.budget.Budget`: how far ONNX Runtime's float32 is from
-    float64, how much 16 or 8 bits explain, both in units of the output's largest value, and where the error comes from.
-    They are None and empty where that was not asked for, or could not be found out.
+    `rounding` is how far ONNX Runtime's float32 is from float64, `bits` how much 16 or 8 bits explain, `allowed` what
+    the output may be off by, all in units of its largest value, and `cause` where the error comes from. They are None
+    and empty where that was not asked for, or could not be found out.
     """
 
     name: str
@@ -33,4 +33,5 @@ class OutputReport:
     mode: str = "fp32"
     rounding: float | None = None
     bits: float | None = None
+    allowed: float | None = None
     cause: str = ""

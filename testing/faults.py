@@ -384,8 +384,9 @@ def _deleted_output(graph: Graph, rng: Rng) -> Change | None:
     name = blob.producer.name
     if blob.users:  # it stays a blob
         return lambda text: _renamed(text, {blob.name: "no_output"}), {name}
+    before = {read.producer.name for read in blob.producer.inputs if read.producer}
     graph.remove(blob.producer)
-    return lambda text: text, {name}
+    return lambda text: text, {name, *before}
 
 
 def _missing_split(graph: Graph, rng: Rng) -> Change | None:
@@ -680,9 +681,11 @@ class Campaign:
                 return None
             blamed, where = change[1], ", ".join(sorted(change[1]))
         else:
-            before, name = {layer.name for layer in graph}, graph.layers[place].name
+            layer, before = graph.layers[place], {layer.name for layer in graph}
+            # Of a layer that is gone, only those can be named that read what it should have given.
+            readers = {user.name for user in layer.output.users} if kind == DELETED else set()
             where = plant(graph, kind, place, rng)
-            blamed = {name, *({layer.name for layer in graph} - before)}
+            blamed = {layer.name, *readers, *({layer.name for layer in graph} - before)}
         if on and not verified(subject, subject.param, subject.bin, self.worker, on, mode).ok:
             return None
         converter = "pnnx" if self.pnnx else "ours"

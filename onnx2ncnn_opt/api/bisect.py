@@ -37,7 +37,7 @@ from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values, same_numbers
-from onnx2ncnn_opt.verification.compare import SUSPECT, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.compare import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.verify import VerifyReport, load_converted, tolerance_of, verify_net
@@ -155,7 +155,8 @@ def bisect(
         report = replace(report, notes=(note, *report.notes))
     if report.ok:
         return Bisection(report, None, None)
-    graph = read_net(param, bin, entry_points.layer_types()).graph
+    net = read_net(param, bin, entry_points.layer_types())
+    graph = net.graph
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         step("converting the model anew")
         fresh = _converted(source, known, Path(folder)) if known else None
@@ -167,8 +168,10 @@ def bisect(
         loaded = load_converted(source, known, shapes=shapes, values=values)
         with NcnnWorker(find_target(on)) as worker, NcnnWorker() as here:
             search = _Search(source, loaded, param, bin, graph, known, report, timeout, worker, here, step)
-            found = search.found(fresh)
-            located = found.located if found else search.missing(fresh)
+            located = search.unsplit(net.unsplit)
+            found = None if located else search.found(fresh)
+            if located is None:
+                located = found.located if found else search.missing(fresh)
             pair = search.pair(found, write, on) if found and write else None
     if located is not None and difference is not None:
         changed = {*difference.added, *(change.after for change in difference.changed)}
@@ -267,6 +270,16 @@ class _Search:
                 return found
         return None
 
+    def unsplit(self, blobs: Sequence[Blob]) -> Located | None:
+        """The layer that finds a blob gone, because another one has read it; where outputs are missing."""
+        failed = any(output.status in ("missing", "crashed", "refused") for output in self.report.outputs)
+        blob = next((b for b in blobs if b.producer and b.producer.type != "MemoryData"), None)  # which runs again
+        if blob is None or not failed:
+            return None
+        first, last = blob.users[0], blob.users[-1]
+        message = f"it reads '{blob.name}', which '{first.name}' reads as well, and there is no Split between"
+        return self.unread(last.outputs[0], message, None)
+
     def missing(self, fresh: _Fresh | None) -> Located | None:
         """The layer that should give an output which the net has not."""
         blobs = {blob.name: blob for layer in self.graph for blob in layer.outputs}
@@ -275,15 +288,28 @@ class _Search:
             return None
         if fresh is not None:
             return self.missing_in(fresh, lacking)
-        value, tolerance = self.values[lacking.name], self.tolerance(exact=False)
-        for _, results in self.ways(exact=False):
-            for name, result in results.items():
-                if isinstance(result, Failure) or squeezed(result.shape) != squeezed(value.shape):
+        tolerance = self.tolerance(exact=False)
+        computed = [pair for _, results in self.ways(exact=False) for pair in results.items()]
+        for name in self.before(lacking.name):
+            if name not in self.values:
+                continue
+            value = self.values[name]
+            for blob, result in computed:
+                if isinstance(result, Failure) or result.size != value.size:
                     continue
-                if compare(result.reshape(value.shape), value, tolerance).ok:
-                    message = f"the net has no output '{lacking.name}', but its numbers here"
-                    return self.unread(blobs[name], message, lacking.name)
+                if aligned(result, value, tolerance)[0].ok:
+                    what = "but its numbers here" if name == lacking.name else f"which the model makes of '{name}'"
+                    return self.unread(blobs[blob], f"the net has no output '{lacking.name}', {what}", name)
         return None
+
+    def before(self, name: str) -> Iterator[str]:
+        """A value of the model, and those that it is made of, the nearest first."""
+        makers = {value.name: node for node in self.loaded.graph for value in node.outputs}
+        names = [name]
+        for found in names:
+            yield found
+            reads = makers[found].inputs if found in makers else ()
+            names += [v.name for v in reads if v is not None and v.name and v.name not in names]
 
     def missing_in(self, fresh: _Fresh, output: OutputReport) -> Located | None:
         """The layer of an output that a new conversion has."""
@@ -298,7 +324,7 @@ class _Search:
             return self.unread(mine, f"the net has no blob '{blob.name}', which this should be", output.name, origin)
         return self.unread(blob, f"the net has no blob '{blob.name}': it lacks this layer", output.name, origin)
 
-    def unread(self, blob: Blob, message: str, value: str, origin: tuple[str, ...] = ()) -> Located:
+    def unread(self, blob: Blob, message: str, value: str | None, origin: tuple[str, ...] = ()) -> Located:
         """The layer of a blob, of which no numbers are known."""
         assert blob.producer is not None
         layer = refs((blob.producer,))[0]
@@ -372,7 +398,7 @@ class _Search:
     def tolerance(self, *, exact: bool) -> Tolerance:
         """What a blob may differ by from the model's value; `exact` kernels have no errors but those of rounding."""
         usual = tolerance_of(self.loaded)
-        closer = replace(usual, relative=min(usual.relative, SUSPECT), slices=False) if exact else usual
+        closer = replace(usual, relative=min(usual.relative, UNKNOWN_ROUNDING), slices=False) if exact else usual
         return in_mode(self.mode, self.stored(closer))
 
     def judged(self, blob: Blob, result: Array | Failure | None, tolerance: Tolerance) -> Verdict:
@@ -563,7 +589,8 @@ class _Search:
                 **verdicts,
                 maker.outputs[0]: replace(verdicts[maker.outputs[0]], status="unknown", message=message),
             }
-        suspects: list[Layer] = []
+        # Without a twin, a blob in another order of axes is as right as its value.
+        suspects = [] if expected else [b.producer for b in first.inputs if b.producer and b.producer.type == "Permute"]
         for layer in order:
             if layer is first or _depends(layer, suspects):
                 suspects.append(layer)

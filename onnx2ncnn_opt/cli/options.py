@@ -260,8 +260,8 @@ def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=float,
         callback=_not_negative,
         metavar="R",
-        help="What an output may be off by, in units of its largest value, in every mode.  [default: 1e-3, and more "
-        "for weights and modes of 16 bits]",
+        help="What an output may be off by, in units of its largest value, in every mode.  [default: what rounding may "
+        "do, and more for weights and modes of 16 bits]",
     )
     absolute = click.option(
         "--atol",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,14 @@ class DroppedSplit:
 class ParsedNet:
     """What a .param file says: the graph, still without weights, and the Splits that reading did away with.
 
-    `unread_layers` stand in the file after as many as its header counts.
+    `unsplit` are blobs that several layers read without a Split, as ncnn cannot run them. `unread_layers` stand in the
+    file after as many as its header counts.
     """
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
     names: Mapping[str, Blob]  # every name that the file has for a blob, those of Splits' tops included
+    unsplit: tuple[Blob, ...] = ()
     unread_layers: int = 0
 
 
@@ -77,7 +80,9 @@ def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedN
         graph.add(_layer(entry, [blobs[root[name]] for name in entry.bottoms], tops, types.get(entry.type)))
     graph.outputs = [public[name] for entry in entries for name in entry.tops if name not in consumed]
     names = {name: public.get(name, blobs[root[name]]) for entry in entries for name in entry.tops}
-    return ParsedNet(graph, tuple(_dropped(splits, blobs)), names)
+    reads = Counter(name for entry in entries for name in entry.bottoms)
+    unsplit = tuple(names[name] for name, count in reads.items() if count > 1)
+    return ParsedNet(graph, tuple(_dropped(splits, blobs)), names, unsplit)
 
 
 def _roots(entries: Sequence[Entry]) -> dict[str, str]:

@@ -26,13 +26,14 @@ _MAX_PARAM_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class LoadedNet:
-    """A net read from disk: its graph, the Splits that were not needed, and what stands after its end in the files."""
+    """A net read from disk: its graph, and what `ParsedNet` has; `trailing_bytes` stand after the end of the .bin."""
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
     unread_layers: int
     trailing_bytes: int
     names: Mapping[str, Blob]  # every name that the .param has for a blob
+    unsplit: tuple[Blob, ...]
     is_binary: bool
 
 
@@ -45,7 +46,9 @@ def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, Layer
     is_binary = is_param_bin(data)
     parsed = (parse_param_bin if is_binary else parse_param)(data, file=file, types=types)
     trailing = load_weights(parsed.graph, open_bin(bin_path), file=os.fspath(bin_path))
-    return LoadedNet(parsed.graph, parsed.dropped_splits, parsed.unread_layers, trailing, parsed.names, is_binary)
+    return LoadedNet(
+        parsed.graph, parsed.dropped_splits, parsed.unread_layers, trailing, parsed.names, parsed.unsplit, is_binary
+    )
 
 
 def read_graph(param_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> Graph:

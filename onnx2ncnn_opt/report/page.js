@@ -57,17 +57,18 @@ const largest = layer => Object.values(layer.errors).reduce((most, found) =>
 class List {
   constructor(label, height, render, choose) {
     this.height = height; this.render = render; this.choose = choose; this.at = -1; this.count = 0;
+    this.rows = new Map();
     this.inside = h("div", {class: "inside", role: "presentation"});
     this.element = h("div", {
       class: "list", tabindex: 0, role: "listbox", "aria-label": label,
-      onscroll: () => this.later(), onkeydown: event => this.key(event),
+      onscroll: () => this.later(true), onkeydown: event => this.key(event),
       onclick: event => {
         const row = event.target.closest(".row");
         if (row && !event.target.closest("button")) this.go(Number(row.dataset.at), event.target);
       },
     }, this.inside);
     this.id = `list-${List.made = (List.made || 0) + 1}`;
-    new ResizeObserver(() => this.later()).observe(this.element);
+    new ResizeObserver(() => this.later(true)).observe(this.element);
   }
   show(count) {
     this.count = count; this.at = -1;
@@ -75,7 +76,9 @@ class List {
     this.element.scrollTop = 0;
     this.later();
   }
-  later() {
+  // Draw with the next frame; the rows that are there `stay` where nothing but their place has changed.
+  later(stay) {
+    if (!stay) this.rows.clear();
     if (this.waits) return;
     this.waits = requestAnimationFrame(() => { this.waits = 0; this.draw(); });
   }
@@ -83,21 +86,28 @@ class List {
     const top = this.element.scrollTop - (this.above || 0);
     const first = Math.max(0, Math.floor(top / this.height) - 4);
     const last = Math.min(this.count, Math.ceil((top + this.element.clientHeight) / this.height) + 4);
-    const rows = [];
-    for (let at = first; at < last; at++) {
-      const row = this.render(at);
-      row.classList.add("row");
-      row.classList.toggle("chosen", at === this.at && this.marks !== false);
-      row.dataset.at = at;
-      fill(row, {id: `${this.id}-${at}`, role: "option", "aria-selected": String(at === this.at),
-        "aria-posinset": at + 1, "aria-setsize": this.count}, []);
-      row.style.top = `${at * this.height}px`;
-      row.style.height = `${this.height}px`;
-      rows.push(row);
+    const rows = new Map();
+    for (let at = first; at < last; at++) rows.set(at, this.rows.get(at) || this.row(at));
+    for (const row of [...this.inside.children]) if (rows.get(Number(row.dataset.at)) !== row) row.remove();
+    let next = this.inside.firstChild;
+    for (const row of rows.values()) {
+      if (row === next) next = next.nextSibling;
+      else this.inside.insertBefore(row, next);
     }
-    this.inside.replaceChildren(...rows);
+    this.rows = rows;
     if (this.at >= first && this.at < last) this.element.setAttribute("aria-activedescendant", `${this.id}-${this.at}`);
     else this.element.removeAttribute("aria-activedescendant");
+  }
+  row(at) {
+    const row = this.render(at);
+    row.classList.add("row");
+    row.classList.toggle("chosen", at === this.at && this.marks !== false);
+    row.dataset.at = at;
+    fill(row, {id: `${this.id}-${at}`, role: "option", "aria-selected": String(at === this.at),
+      "aria-posinset": at + 1, "aria-setsize": this.count}, []);
+    row.style.top = `${at * this.height}px`;
+    row.style.height = `${this.height}px`;
+    return row;
   }
   reveal(at) {
     this.at = at;

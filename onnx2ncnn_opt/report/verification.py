@@ -61,7 +61,7 @@ def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
     modes = any(row.mode != "fp32" for row in rows)
     causes = any(row.cause for row in rows)
     first = ("output", "mode", "result") if modes else ("output", "result")
-    numbers = ("max error", "relative error", "cosine", *(("rounding", "bits") if causes else ()))
+    numbers = ("max error", "relative error", "cosine", *(("rounding", "bits", "allowed") if causes else ()))
     return Table(
         columns=(*first, *numbers, *(("cause",) if causes else ()), ""),
         rows=tuple(
@@ -72,7 +72,7 @@ def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
                 _number(row.max_abs),
                 _number(row.max_rel),
                 "-" if row.cosine is None else f"{row.cosine:.6f}",
-                *((_number(row.rounding), _number(row.bits), row.cause or "-") if causes else ()),
+                *((*map(_number, (row.rounding, row.bits, row.allowed)), row.cause or "-") if causes else ()),
                 row.message,
             )
             for row in rows

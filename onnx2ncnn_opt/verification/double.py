@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -34,6 +35,7 @@ _ONE_ROUNDING_NAMES = """
     Sinh Softplus Softsign Tan ThresholdedRelu Upsample
 """
 _ONE_ROUNDING = frozenset(_ONE_ROUNDING_NAMES.split())
+_MOST_WEIGHTS = 2**27  # which are 1 GiB in float64
 _OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs
 _END = np.iinfo(np.int64).max
 
@@ -54,9 +56,12 @@ class InDouble:
             cut_model(proto, outputs, folder)
         self._opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
         if self._opset < _OLDEST_OPSET:
-            raise RunError(f"float64: opset {self._opset} is not rewritten, {_OLDEST_OPSET} is the oldest")
+            raise RunError(f"opset {self._opset} is not rewritten, {_OLDEST_OPSET} is the oldest")
+        weights = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
+        if weights > _MOST_WEIGHTS:
+            raise RunError(f"its {weights} weights take too much memory, {_MOST_WEIGHTS} are the most")
         if any(attribute.HasField("g") for node in proto.graph.node for attribute in node.attribute):
-            raise RunError("float64: a model with branches or loops is not rewritten")
+            raise RunError("a model with branches or loops is not rewritten")
         inferred = inferred_values(proto)
         self._types = element_types(proto, inferred)
         self._ranks = {
@@ -79,7 +84,7 @@ class InDouble:
             else:
                 value.ClearField("type")
             if value.name in self._double:
-                raise RunError(f"float64: output {value.name} is an input")
+                raise RunError(f"its output '{value.name}' is an input")
         self.data = bytes(proto.SerializeToString())
         self.single = tuple(self._single)
 

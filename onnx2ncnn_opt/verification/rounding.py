@@ -40,6 +40,8 @@ _DECIDING = DEFAULT.relative / 5
 # All numbers too large, all too small, and six times each by a sign of its own.
 _RUNS = ((0.0, 1.0), (0.0, -1.0), *((1.0, 0.0),) * 6)
 _ROOM = 2.0
+# For a model in float64, which takes some ten to a hundred times as long as in float32.
+_SECONDS = 120.0
 
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -55,11 +57,16 @@ class Rounding:
         self._model, self._outputs, self._values, self._threads = model, outputs, values, threads
         self._runner: OrtRunner | None = None
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
+        self.problem = ""  # why there are no outputs in float64, once they were asked for
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The outputs in float64; none where the model cannot be computed so."""
+        """The outputs in float64; none where the model cannot be computed so, which `problem` tells."""
         if self._exact is None or self._exact[0] is not feeds:
-            self._exact = feeds, self._rewritten(feeds, lambda: InDouble(self._model, tuple(self._outputs)).data)
+            try:
+                found = self._rewritten(feeds, lambda: InDouble(self._model, tuple(self._outputs)).data)
+            except (RunError, EncodeError, InferenceError) as error:
+                found, self.problem = {}, str(error)
+            self._exact = feeds, found
         return self._exact[1]
 
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
@@ -70,21 +77,21 @@ class Rounding:
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
     ) -> dict[str, float]:
         """How far the outputs move if the model's weights are rounded to an encoding, as `measured`."""
-        results = self._rewritten(feeds, lambda: with_rounded_weights(self._model, self._outputs, encoding))
+        try:
+            results = self._rewritten(feeds, lambda: with_rounded_weights(self._model, self._outputs, encoding))
+        except (RunError, EncodeError):
+            return {}
         return {name: _relative(array, reference[name]) for name, array in results.items()}
 
     def _rewritten(self, feeds: Mapping[str, Array], rewrite: Callable[[], bytes]) -> Mapping[str, Array]:
-        """What a rewritten model gives; nothing where it cannot be rewritten, or ONNX Runtime does not take it."""
+        """What a rewritten model gives."""
         folder = self._model.absolute().parent if isinstance(self._model, Path) else None
+        runner = OrtRunner(rewrite(), folder=folder, values=self._values, threads=self._threads, timeout=_SECONDS)
+        known = set(runner.input_names())
         try:
-            runner = OrtRunner(rewrite(), folder=folder, values=self._values, threads=self._threads)
-            known = set(runner.input_names())
-            try:
-                return runner.run({name: array for name, array in feeds.items() if name in known})
-            finally:
-                runner.close()
-        except (RunError, EncodeError, InferenceError):
-            return {}
+            return runner.run({name: array for name, array in feeds.items() if name in known})
+        finally:
+            runner.close()
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """How far each element of the reference moves with the errors, infinite where it becomes infinite or NaN.

@@ -28,8 +28,24 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.budget import ROOM, Budget, budgets, weights_encoding
-from onnx2ncnn_opt.verification.compare import DEFAULT, SUSPECT, Tolerance, chosen, compare, in_mode, with_quantisation
+from onnx2ncnn_opt.verification.budget import (
+    LEAST_BUDGET,
+    MOST_BUDGET,
+    ROOM,
+    Budget,
+    budgets,
+    float32_budget,
+    weights_encoding,
+)
+from onnx2ncnn_opt.verification.compare import (
+    DEFAULT,
+    UNKNOWN_ROUNDING,
+    Tolerance,
+    chosen,
+    compare,
+    in_mode,
+    with_quantisation,
+)
 from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
@@ -200,7 +216,10 @@ def verify_net(
         step("ONNX Runtime runs the model")
         runs = iter([_Run({}, None, given, model_runner.run(given))])
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
-    is_usual = allowed == DEFAULT and (tolerance, rtol, atol) == (None, None, None)
+    is_fixed = (rtol, atol) != (None, None)
+    # A GPU's exp and its like are nearly as good as a CPU's, and it has no plain kernels.
+    least = UNKNOWN_ROUNDING if target.vulkan else LEAST_BUDGET
+    is_usual = allowed == DEFAULT and tolerance is None and not is_fixed
     rounding = Rounding(model, outputs, loaded.values, threads)
     done: list[_Run] = []
     merged: list[OutputReport] = []
@@ -214,10 +233,10 @@ def verify_net(
             for run in tuple(done) or _kept(runs, done):
                 step(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
                 passes = chosen(in_mode(mode, allowed), rtol, atol)
-                comparison = _Comparison(runner, run.feeds, run.reference, manifest, passes, rounding)
+                comparison = _Comparison(runner, run.feeds, run.reference, manifest, passes, rounding, is_fixed, least)
                 way, found = comparison.best()
                 worst = worst or (comparison, way)
-                if is_usual and mode == "fp32" and _is_suspect(found):
+                if is_usual and mode == "fp32" and comparison.leaves_budget(found):
                     found = comparison.closer(NcnnRunner(param, bin, exact=True, **options)).outputs()
                 reports.append([found_at(output, str(run)) for output in found])
                 if any(output.status not in ("ok", "unproven") for output in reports[-1]):
@@ -227,7 +246,7 @@ def verify_net(
             rows = [replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
             if explain and worst is not None:
                 step("ONNX Runtime runs the model in float64")
-                rows = _explained(rows, *worst, mode)
+                rows = _explained(rows, *worst, mode, is_close=is_usual)
             merged += rows
         checked = process.checked(modes)
     return VerifyReport(
@@ -236,33 +255,28 @@ def verify_net(
         sizes=tuple({tuple(run.sizes.items()): run.sizes for run in done}.values()),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=tuple(_notes(loaded, done)),
+        notes=tuple(_notes(loaded, done, rounding)),
         wrong=wrong,
         manifest=manifest,
     )
 
 
 def _explained(
-    rows: Sequence[OutputReport], comparison: _Comparison, way: Sequence[Slot], mode: str
+    rows: Sequence[OutputReport], comparison: _Comparison, way: Sequence[Slot], mode: str, *, is_close: bool
 ) -> list[OutputReport]:
     """The reports with where their errors come from."""
     net = comparison.runner.param, comparison.runner.bin
     blobs = {row.name: row.blob for row in rows}
-    found = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode)
+    stored = comparison.by_weights
+    found = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
 
     def explained(row: OutputReport, budget: Budget) -> OutputReport:
         cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven"))
         bits = budget.bits if budget.bits is None or math.isfinite(budget.bits) else None
-        return replace(row, rounding=budget.rounding, bits=bits, cause=cause)
+        allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
+        return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
 
     return [explained(row, found[row.name]) for row in rows]
-
-
-def _is_suspect(outputs: Sequence[OutputReport]) -> bool:
-    """Whether outputs are right, but not as right as they are in most nets."""
-    return all(output.status in ("ok", "unproven") for output in outputs) and any(
-        (output.max_rel or 0.0) > SUSPECT and (output.max_abs or 0.0) > DEFAULT.absolute for output in outputs
-    )
 
 
 def _kept(runs: Iterable[_Run], done: list[_Run]) -> Iterator[_Run]:
@@ -466,8 +480,11 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     )
 
 
-def _notes(model: LoadedModel, runs: Sequence[_Run]) -> Iterator[str]:
-    """What the reader should know about a model that does not give numbers only."""
+def _notes(model: LoadedModel, runs: Sequence[_Run], rounding: Rounding) -> Iterator[str]:
+    """What the reader should know about a model that does not give numbers only, or does not run in float64."""
+    if rounding.problem:
+        fixed = f"{UNKNOWN_ROUNDING:g} with ncnn's plain kernels"
+        yield f"no run in float64 says what rounding does, so that {fixed} is allowed: {rounding.problem}"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.dtype.is_floating_point():
@@ -553,10 +570,33 @@ class _Comparison:
     manifest: Manifest | None
     tolerance: Tolerance
     rounding: Rounding
+    is_fixed: bool = False  # the tolerance is the user's
+    least: float = LEAST_BUDGET  # that needs no run in float64
+    is_close: bool = False
 
     def closer(self, runner: NcnnRunner) -> _Comparison:
-        """The same with ncnn's plain kernels, whose errors are none but those of rounding."""
-        return replace(self, runner=runner, tolerance=replace(self.tolerance, relative=SUSPECT, slices=False))
+        """The same with ncnn's plain kernels, whose errors are none but those of rounding: `budget` holds for them."""
+        return replace(self, runner=runner, is_close=True)
+
+    @cached_property
+    def budget(self) -> Mapping[str, float]:
+        """What each output may be off by in float32; the model runs in float64 for it."""
+        measured = self.rounding.measured(self.feeds, self.reference)
+        return {name: float32_budget(measured.get(name), self.least) for name in self.reference}
+
+    def allowed(self, name: str, *, close: bool) -> float:
+        """What an output may be off by, in units of its largest value; `close` with ncnn's plain kernels."""
+        if self.is_fixed:
+            return self.tolerance.relative
+        usual = self.budget[name] if close else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
+        return max(usual, ROOM * self.by_weights.get(name, 0.0))
+
+    def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
+        """Whether outputs are right, but not as right as rounding alone would leave them."""
+        off = {output.name: output.max_rel for output in outputs if (output.max_rel or 0.0) > self.least}
+        return all(output.status in ("ok", "unproven") for output in outputs) and any(
+            error > self.budget[name] for name, error in off.items() if error
+        )
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
@@ -633,12 +673,18 @@ class _Comparison:
             return OutputReport(slot.name, slot.blob, "shape", message)
         # A manifest says what the elements are, and is not to be helped where it is wrong.
         result = array.astype(np.float64) if exact_shape and reference.dtype.kind in "iub" else array
-        difference = compare(result, reference, self.tolerance)
+        allowed = self.tolerance
+        if self.is_close:
+            allowed = replace(allowed, relative=self.budget[slot.name], slices=False)
+            if slot.name in self.rounding.exact(self.feeds):  # it is known what is left of terms that cancel
+                allowed = replace(allowed, absolute=float(np.finfo(np.float32).tiny))
+        difference = compare(result, reference, allowed)
         if not difference.ok:
-            difference = compare(result, reference, self.tolerance, self.spread[slot.name])
-        if difference.excess and (moved := self.by_weights.get(slot.name)):
-            wider = replace(self.tolerance, relative=max(self.tolerance.relative, ROOM * moved), slices=False)
-            difference = compare(result, reference, wider, self.spread[slot.name])
+            difference = compare(result, reference, allowed, self.spread[slot.name])
+        if difference.excess and not self.is_fixed:
+            slices = allowed.slices and not self.by_weights
+            allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
+            difference = compare(result, reference, allowed, self.spread[slot.name])
         status: Status = "ok"
         message = ""
         if difference.special:

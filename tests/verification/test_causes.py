@@ -22,6 +22,14 @@ def output(model: Path, files: Files, mode: str = "fp32") -> OutputReport:
     return found
 
 
+def wrong_weight(files: Files, factor: float) -> None:
+    """A convolution's weights are off by a factor, in the files."""
+    graph = read_net(files.param, files.bin).graph
+    layer = [layer for layer in graph if layer.type == "Convolution"][2]
+    layer.weights["weight_data"] = layer.weights["weight_data"] * np.float32(factor)
+    write_net(graph, files.param, files.bin)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.onnx"
@@ -46,12 +54,52 @@ def test_rounding_and_16_bits(model: Path, tmp_path: Path) -> None:
 
 def test_a_fault_is_not_taken_for_16_bits(model: Path, tmp_path: Path) -> None:
     files = convert(model, storage="fp16").save(tmp_path / "net")
-    graph = read_net(files.param, files.bin).graph
-    layer = [layer for layer in graph if layer.type == "Convolution"][2]
-    layer.weights["weight_data"] = layer.weights["weight_data"] * np.float32(1.02)
-    write_net(graph, files.param, files.bin)
+    wrong_weight(files, 1.02)
     found = output(model, files)
     assert (found.status, found.cause) == ("mismatch", "conversion")
+
+
+def test_a_small_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path) -> None:
+    """It is less than any fixed tolerance, and a hundred times what rounding does."""
+    files = convert(model).save(tmp_path / "net")
+    wrong_weight(files, 1.0001)
+    found = output(model, files)
+    assert (found.status, found.cause) == ("mismatch", "conversion")
+    assert found.max_rel is not None
+    assert found.max_rel < 1e-4
+    assert found.allowed == 2**-15
+
+
+CANCELS = "(float[1, 64] x) => (float[1, 8] y) <float k = {3000}> { a = Add(x, k) b = MatMul(a, w) y = MatMul(b, v) }"
+
+
+def test_what_rounding_does_is_allowed(tmp_path: Path) -> None:
+    """Columns whose sum is nearly 0 leave little but rounding errors of a large number."""
+    rng = np.random.default_rng(3)
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {CANCELS}')
+    weights = rng.standard_normal((64, 64)).astype(np.float32)
+    for name, array in (("w", weights - weights.mean(0)), ("v", rng.standard_normal((64, 8)).astype(np.float32))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "model.onnx")
+    files = convert(model).save(tmp_path / "net")
+    found = output(tmp_path / "model.onnx", files)
+    assert (found.status, found.cause) == ("ok", "rounding")
+    assert found.max_rel is not None
+    assert found.allowed is not None
+    assert 1e-4 < found.max_rel < found.allowed
+    (fixed,) = verify_net(tmp_path / "model.onnx", files.param, files.bin, rtol=1e-5, atol=0.0, explain=True).outputs
+    assert fixed.allowed == 1e-5
+
+
+def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
+    text = "(float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 6, opset_import: ["" : 9]> g {text}'), tmp_path / "model.onnx")
+    files = convert(tmp_path / "model.onnx").save(tmp_path / "net")
+    report = verify_net(tmp_path / "model.onnx", files.param, files.bin, explain=True)
+    assert [(o.status, o.rounding, o.allowed) for o in report.outputs] == [("ok", None, 1e-4)]
+    (note,) = report.notes
+    assert note.startswith("no run in float64 says what rounding does, so that 0.0001 ")
+    assert note.endswith("opset 9 is not rewritten, 11 is the oldest")
 
 
 def test_causes() -> None:
