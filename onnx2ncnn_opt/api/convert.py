@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.inputs import Feeds
     from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
@@ -142,11 +143,18 @@ class Conversion:
             pass
         return Files.at(prefix)
 
-    def estimated(self, *, feeds: Feeds | None = None, seed: int = 0, masks: bool = True) -> Conversion:
+    def estimated(
+        self,
+        *,
+        feeds: Feeds | None = None,
+        seed: int = 0,
+        masks: bool = True,
+        worker: NcnnWorker | None = None,
+    ) -> Conversion:
         """The conversion after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
 
-        `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise. Raises RunError where
-        ncnn cannot run the net, and VerificationError where that is not known of `custom` operators.
+        `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise. `worker` is a process
+        to use again. Raises RunError where ncnn cannot run the net, and VerificationError where that is not known of `custom` operators.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
@@ -158,10 +166,11 @@ class Conversion:
         given = any_feeds(reference(self.source), self.model, self.manifest(), outputs=self.cut, feeds=feeds, seed=seed)
         pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
         arrays = {port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs}
-        with Estimator(self.graph, arrays) as estimator:
+        integers = {port.blob for port in self.outputs if not is_float(port.dtype)}
+        with Estimator(self.graph, arrays, worker=worker) as estimator:
             if not masks:
-                return replace(self, precision=measure(estimator))
-            found, precision = find_masks(estimator)
+                return replace(self, precision=measure(estimator, integers))
+            found, precision = find_masks(estimator, integers)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 

@@ -41,16 +41,18 @@ class Walk:
 class Estimator:
     """Runs a net in 32 and in 16 bits; use as a context manager.
 
-    `feeds` are by the graph's input blobs. Masks may be put on layers between runs: they are honoured.
+    `feeds` are by the graph's input blobs. Masks may be put on layers between runs: they are honoured. `worker` is a
+    process to use again, in place of one of its own.
     """
 
     graph: Graph
     feeds: Mapping[Blob, Feed]
     timeout: float = 300.0
-    worker: NcnnWorker = field(default_factory=NcnnWorker)
+    worker: NcnnWorker | None = None
 
     def __enter__(self) -> Estimator:
         self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
+        self._worker = self.worker or NcnnWorker()
         param, bin = (Path(self._folder.name) / name for name in ("net.param", "net.bin"))
         write_net(self.graph, param, bin)
         listing = list_layers(self.graph)
@@ -62,12 +64,13 @@ class Estimator:
         }
         self._public = listing.names
         threads = os.cpu_count() or 1
-        self._runner = NcnnRunner(param, bin, worker=self.worker, timeout=self.timeout, threads=threads)
+        self._runner = NcnnRunner(param, bin, worker=self._worker, timeout=self.timeout, threads=threads)
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.worker.close()
+        if self.worker is None:
+            self._worker.close()
         self._folder.cleanup()
 
     def fetch(self, blob: Blob) -> Fetch:

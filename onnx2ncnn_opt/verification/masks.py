@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -31,20 +31,24 @@ class Precision:
     """What fp16 does to a net, estimated with its masks.
 
     `error` is the largest of an output, in units of its largest value; NaN where an output is not finite that is so in
-    fp32. `allowed` is the error up to which fp16 does what it can.
+    fp32. `allowed` is the error up to which fp16 does what it can. `integers_differ` where an output of integers has
+    others.
     """
 
     error: float
     allowed: float = ACCEPTED
+    integers_differ: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether fp16 is enough for the net."""
-        return self.error <= self.allowed
+        return self.error <= self.allowed and not self.integers_differ
 
     def __str__(self) -> str:
         if math.isnan(self.error):
             return "NaN or infinity in an output; compute it in fp32 on devices, or see `mixed`"
+        if self.integers_differ:
+            return "an output has other integers; compute it in fp32 on devices, or see `mixed`"
         text = f"off by up to {self.error:.1e} of an output's largest value"
         return text if self.ok else f"{text}; compute it in fp32 on devices, or see `mixed`"
 
@@ -63,11 +67,19 @@ def error_of(walk: Walk, reference: Walk) -> float:
     return worst
 
 
-def measure(estimator: Estimator) -> Precision:
-    """What fp16 does to a net as it is. Raises RunError where ncnn cannot run it."""
+def measure(estimator: Estimator, integers: Collection[Blob] = ()) -> Precision:
+    """What fp16 does to a net as it is; `integers` are outputs. Raises RunError where ncnn cannot run it."""
     reference, inner = estimator.inner()
-    error = error_of(estimator.run("fp16", noise_of(inner)), reference)
-    return Precision(error) if error <= ACCEPTED else Precision(error, _accepted(estimator, reference))
+    walk = estimator.run("fp16", noise_of(inner))
+    error = error_of(walk, reference)
+    accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, reference)
+    return Precision(error, accepted, _differ(walk, reference, integers))
+
+
+def _differ(walk: Walk, reference: Walk, integers: Collection[Blob]) -> bool:
+    """Whether an integer is another one, be it in the bits of a float or its value."""
+    both = [(walk.outputs[blob], reference.outputs[blob]) for blob in integers if blob in reference.outputs]
+    return not all(bool(((a == b) | (a.view(np.int32) == b.view(np.int32))).all()) for a, b in both)
 
 
 def _accepted(estimator: Estimator, reference: Walk) -> float:
@@ -75,10 +87,12 @@ def _accepted(estimator: Estimator, reference: Walk) -> float:
     return ACCEPTED if math.isnan(rounding) else max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
 
 
-def find_masks(estimator: Estimator, *, budget: float = BUDGET) -> tuple[dict[Layer, Mask], Precision]:
+def find_masks(
+    estimator: Estimator, integers: Collection[Blob] = (), *, budget: float = BUDGET
+) -> tuple[dict[Layer, Mask], Precision]:
     """The masks that a net needs besides those that it has, and what then is left of its precision.
 
-    The layers keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the
+    `integers` are outputs. The layers keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the
     net.
     """
     found = _Found()
@@ -86,6 +100,9 @@ def find_masks(estimator: Estimator, *, budget: float = BUDGET) -> tuple[dict[La
         reference, inner = estimator.inner()
         _mask_large(estimator.graph, reference, inner, found)
         precision = _mask_errors(estimator, reference, inner, found, budget)
+        if integers:
+            walk = estimator.run("fp16", noise_of(inner))
+            precision = replace(precision, integers_differ=_differ(walk, reference, integers))
     return found.masks, precision
 
 

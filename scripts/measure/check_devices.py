@@ -15,7 +15,7 @@ from pathlib import Path
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from scripts.measure.devices import MODELS, Cases, models, outcome
+from scripts.measure.devices import MODELS, RIGHT, Cases, models, outcome
 
 TARGETS = ("qemu-aarch64", "vulkan")
 NETS = (
@@ -49,7 +49,7 @@ def main() -> int:
             for on, worker in workers.items():
                 for mode in worker.target.modes:
                     kind, _, said = outcome(net, mode, worker)
-                    if kind != "right":
+                    if kind not in RIGHT:
                         wrong += 1
                         print(f"{name} on {on} in {mode}: {kind}: {said}", flush=True)
     for worker in workers.values():

@@ -6,11 +6,10 @@
 A FOLDER has models NAME.onnx, and NAME.npz with the inputs in_0, in_1, ... where they are not to be drawn. The
 reference is ONNX Runtime (for nets of fixtures/passes, the net before any pass in ncnn on this machine, in fp32).
 Nets of models have the feature masks that `convert` gives them. In fp16 a net is right within 2e-2 of the largest
-value of an output, or within four times what rounding of every blob to fp16 costs there; "named" is what is not, but
-`convert` says so itself.
+value of an output, or ("rounded") within four times what rounding of every blob to fp16 costs there; integers have to
+be equal. "named" is what is not right, but `convert` says so itself.
 
-RESULTS.jsonl gets a line for each net; a later run skips nets that are there, with the same bytes and inputs, and did
-run everywhere. `--table` prints the table of docs/measurements.md, and the names of all that is not right.
+RESULTS.jsonl gets a line for each net; a later run skips what is there and right, with the same bytes and inputs. `--table` prints the table of docs/measurements.md, and the names of all that is not right.
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
 SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
+RIGHT = ("right", "rounded")
 _ROUNDINGS = 4.0
+_WORKER = NcnnWorker()  # on this machine, for all nets
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Net:
         if self.conversion is None:
             return math.nan
         ports = zip(self.conversion.inputs, self.feeds.values(), strict=True)
-        with Estimator(self.conversion.graph, {port.blob: feed for port, feed in ports}) as estimator:
+        with Estimator(self.conversion.graph, {port.blob: feed for port, feed in ports}, worker=_WORKER) as estimator:
             return error_of(estimator.run("fp16"), estimator.run())
 
 
@@ -115,8 +116,8 @@ def pass_fixtures() -> Cases:
                 before, _ = case.net()
                 write_net(before, folder / "before.param", folder / "before.bin")
                 names = [blob.name for blob in before.outputs]
-                with NcnnRunner(folder / "before.param", folder / "before.bin", exact=True) as runner:
-                    reference = runner.run(case.feeds(), names)
+                runner = NcnnRunner(folder / "before.param", folder / "before.bin", exact=True, worker=_WORKER)
+                reference = runner.run(case.feeds(), names)
                 after, _ = case.net()
                 passes.run(after)
                 param, bin = folder / "net.param", folder / "net.bin"
@@ -167,7 +168,7 @@ def of_model(
         return None
     feeds = draw_inputs(conversion.model) if given is None else given()
     with suppress(RunError, VerificationError):  # as `convert` does
-        conversion = conversion.estimated(feeds=None if isinstance(model, Path) else feeds)
+        conversion = conversion.estimated(feeds=None if isinstance(model, Path) else feeds, worker=_WORKER)
     try:
         runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
         reference = runtime.run(feeds)
@@ -189,7 +190,7 @@ def of_model(
 
 
 def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
-    """Right, off, nan, failed or named; the largest error as a share of the largest value; and what is said of it."""
+    """Right, rounded, off, nan, failed or named; the largest error as a share of the largest value; and what is said of it."""
     runner = NcnnRunner(net.param, net.bin, mode=mode, timeout=SECONDS, threads=1, worker=worker)
     try:
         results = runner.extract(net.feeds, list(net.references))
@@ -204,11 +205,14 @@ def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None,
             return "failed", None, f"{fetch.blob} has the shape {list(result.shape)}, not {list(reference.shape)}"
         difference = compare(result.reshape(reference.shape), reference, in_mode(mode, net.tolerance))
         worst = max(worst, difference.max_rel or 0.0)
-        if difference.special or (difference.excess and kind == "right"):
-            kind, said = "nan" if difference.special else "off", difference.special or difference.excess
-    if mode == "fp16" and kind == "off" and worst <= _ROUNDINGS * net.rounding():
-        kind = "right"
-    if mode == "fp16" and kind != "right" and net.is_named():
+        is_excused = mode == "fp16" and reference.dtype.kind not in "iub" and kind != "off"
+        if difference.special:
+            kind, said = "nan", difference.special
+        elif difference.excess and kind != "nan":
+            kind, said = "rounded" if is_excused else "off", difference.excess
+    if kind == "rounded" and not worst <= _ROUNDINGS * net.rounding():
+        kind = "off"
+    if mode == "fp16" and kind not in RIGHT and net.is_named():
         kind, said = "named", f"{kind}: {said}"
     return kind, worst, said
 
@@ -223,7 +227,7 @@ def campaign(
 ) -> None:
     """Run every n-th case, and append what comes out."""
     known = {(line["suite"], line["name"]): line for line in lines(path)}
-    workers = {HERE: NcnnWorker(), **{target: NcnnWorker(find_target(target)) for target in on}}
+    workers = {HERE: _WORKER, **{target: NcnnWorker(find_target(target)) for target in on}}
     columns = [(HERE, "fp32"), *((target, mode) for target in on for mode in modes)]
     cases = [(suite, name, write) for suite, of_suite in suites.items() for name, write in of_suite if part in name]
     for suite, name, write in cases[shard[0] :: shard[1]]:
@@ -238,6 +242,7 @@ def campaign(
             key = net.key()
             before = known.get((suite, name), {})
             outcomes = before.get("outcomes", {}) if before.get("key") == key else {}
+            outcomes = {column: found for column, found in outcomes.items() if found[0] in RIGHT}
             missing = [column for column in columns if " ".join(column) not in outcomes]
             if not missing:
                 continue
@@ -269,7 +274,7 @@ def table(path: Path) -> None:
         print(f"| {suite} | {len(rows)} |", " | ".join(cells), "|")
     for (suite, name), outcomes in sorted(last.items()):
         for column, (kind, worst, said) in outcomes.items():
-            if kind != "right":
+            if kind not in RIGHT:
                 print(f"{suite}\t{name}\t{column}\t{kind}\t{'-' if worst is None else f'{worst:.2g}'}\t{said[:160]!r}")
 
 
