@@ -153,24 +153,30 @@ class Conversion:
     ) -> Conversion:
         """The conversion after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
 
-        `feeds` are the inputs by ONNX name, or an .npz file of them; drawn from `seed` otherwise. `worker` is a process
-        to use again. Raises RunError where ncnn cannot run the net, and VerificationError where that is not known of `custom` operators.
+        `feeds` are the inputs by ONNX name, or an .npz file of them; ordinary and large ones are drawn from `seed`
+        otherwise. `worker` is a process to use again. Raises RunError where ncnn cannot run the net, and VerificationError where that is not known of
+        `custom` operators.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
+        from onnx2ncnn_opt.verification.inputs import draws
         from onnx2ncnn_opt.verification.masks import find_masks, measure
         from onnx2ncnn_opt.verification.verify import any_feeds
 
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
-        given = any_feeds(reference(self.source), self.model, self.manifest(), outputs=self.cut, feeds=feeds, seed=seed)
-        pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
-        arrays = {port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs}
+        source, manifest = reference(self.source), self.manifest()
+        runs: list[dict[Blob, Feed]] = []
+        for draw in draws(seed, is_small=False) if feeds is None else [None]:
+            given = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=feeds, draw=draw)
+            pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
+            runs.append({port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs})
         integers = {port.blob for port in self.outputs if not is_float(port.dtype)}
-        with Estimator(self.graph, arrays, worker=worker) as estimator:
+        with Estimator(self.graph, runs[0], worker=worker) as estimator:
+            estimators = [estimator.on(run) for run in runs]
             if not masks:
-                return replace(self, precision=measure(estimator, integers))
-            found, precision = find_masks(estimator, integers)
+                return replace(self, precision=measure(*estimators, integers=integers))
+            found, precision = find_masks(*estimators, integers=integers)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision)
 
@@ -304,12 +310,12 @@ def convert(
     plan = plan_storage(imported.graph, encoding) if encoding else None
     if plan:
         plan.apply()
-    integers = [port.blob for port in imported.inputs if not is_float(port.dtype)]
-    proved = prove_masks(imported.graph, fixed=True, integers=integers) if masks else {}
-    put_masks(imported.graph, ((layer, mask.features) for layer, mask in proved.items()))
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
     results = tuple(replace(port, blob=blob) for port, blob in ports)
+    integers = {port.blob for port in (*imported.inputs, *results) if not is_float(port.dtype)}
+    proved = prove_masks(imported.graph, fixed=True, integers=integers) if masks else {}
+    put_masks(imported.graph, ((layer, mask.features) for layer, mask in proved.items()))
     return Conversion(
         model=loaded,
         source=source,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,12 +170,13 @@ class Optimized:
         from onnx2ncnn_opt.verification.masks import find_masks, measure
         from onnx2ncnn_opt.verification.nets import draw_runs
 
-        _, plain = next(draw_runs(self.graph, self.shapes, seed=seed))
-        feeds = {blob: Feed(array) for blob, array in plain.items()}
-        with Estimator(self.graph, feeds) as estimator:
+        first = islice(draw_runs(self.graph, self.shapes, seed=seed), 2)  # ordinary and large ones
+        runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in first]
+        with Estimator(self.graph, runs[0]) as estimator:
+            estimators = [estimator.on(run) for run in runs]
             if self._is_masked or not masks:
-                return replace(self, precision=measure(estimator))
-            found, precision = find_masks(estimator)
+                return replace(self, precision=measure(*estimators))
+            found, precision = find_masks(*estimators)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
         layers = (self.layers[0], len(list_layers(self.graph).lines))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)

@@ -44,20 +44,25 @@ def _reads_integers(layer: Layer) -> bool:
     return layer.type == "Dequantize" and layer["scale_data_size"] == 1 and layer.weights["scale_data"][0] == 1
 
 
-def inexact_layers(graph: Graph, fed: Collection[Blob], *, fixed: bool) -> Iterator[tuple[Layer, str]]:
-    """The layers whose integers fp16 makes others of, and why; `fed` are the inputs that are integers.
+def inexact_layers(graph: Graph, ports: Collection[Blob], *, fixed: bool) -> Iterator[tuple[Layer, str]]:
+    """The layers whose integers fp16 makes others of, and why; `ports` are the inputs and outputs that are integers.
 
     `fixed` says that the shapes in the graph are those at run time.
     """
-    bits = {*fed, *index_blobs(graph)}
+    bits = {*(blob for blob in ports if blob.is_input), *index_blobs(graph)}
     for layer in graph:
         if layer.type == "MemoryData" and layer.weights["data"].dtype.kind == "i":
             bits.update(layer.outputs)
+            if layer.output in ports:
+                yield layer, "its integers are an output"
         if any(blob in bits for blob in moved(layer)):
             bits.update(layer.outputs)
             yield layer, "it moves the bits of integers"
     ranges = Ranges()
     cones: dict[Layer, str] = {}
+    for blob in graph.outputs:
+        if blob in ports and blob not in bits and not ranges.of(blob).within(-_LARGEST_WHOLE, _LARGEST_WHOLE):
+            _collect(blob, "it computes integers, and fp16 tells them apart up to 2048", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
             width = _longest(layer.inputs[0], fixed=fixed)

@@ -2,13 +2,14 @@
 
 A layer without fp16 storage needs its inputs in 32 bits, which ncnn does not see to (`ir.features`). What makes them so
 is a Dropout of scale 1: it has no fp16 kernel on ARM, so that ncnn converts its input, and its own mask keeps it off
-the GPU, so that the blob comes down in 32 bits. Everywhere else it costs nothing. Splits of such blobs take the mask
-from their readers when the net is written (`param.splits`).
+the GPU, so that the blob comes down in 32 bits. Everywhere else it costs nothing. But x86 has a bf16 kernel of it: for
+layers without bf16 storage it is a DeepCopy. Splits of such blobs take the mask from their readers when the net is
+written (`param.splits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
 from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
 # Their output is in 32 bits on a CPU, whatever the options are: nothing converts what a program feeds, or a file holds.
@@ -50,8 +52,8 @@ class Mask:
 def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
     """The masks that a graph needs whatever its inputs are.
 
-    `fixed` says that its shapes are those at run time, `integers` which of its inputs are such, besides those that it
-    takes for indexes.
+    `fixed` says that its shapes are those at run time, `integers` which of its inputs and outputs are such, besides
+    those that it takes for indexes.
     """
     found: dict[Layer, Mask] = {}
 
@@ -62,6 +64,8 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
     for layer, reason in inexact_layers(graph, integers, fixed=fixed):
         add(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
     ranges = Ranges()
+    for layer in _differences_of_limits(graph, ranges):
+        add(layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0")
     for layer in graph:
         if reason := faulty_kernel(layer, fixed=fixed):
             add(layer, Feature.NO_FP16_ARITHMETIC, reason)
@@ -85,6 +89,27 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
                 for each in (layer, *risky):
                     add(each, FP32, reason)
     return found
+
+
+def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
+    """The layers from a Clip at the largest float32, which may be fed infinity, to sums and differences of two blobs."""
+    limited: set[Blob] = set()
+    for layer in graph:
+        if layer.type == "Clip" and max(-layer["min"], layer["max"]) >= INFINITE:
+            starts = ranges.of(layer.input).may_be_inf
+        else:
+            starts = (layer.has(Trait.MOVES) or layer.type == "Reduction") and not limited.isdisjoint(layer.inputs)
+        if starts:
+            limited.update(layer.outputs)
+    ends = [layer for layer in graph if layer.type == "BinaryOp" and not layer["with_scalar"]]
+    left = [layer for layer in ends if layer["op_type"] in _HARMLESS and not limited.isdisjoint(layer.inputs)]
+    found: set[Layer] = set()
+    while left:
+        layer = left.pop()
+        if layer not in found:
+            found.add(layer)
+            left += [blob.producer for blob in layer.inputs if blob in limited and blob.producer is not None]
+    yield from (layer for layer in graph if layer in found)
 
 
 def _largest_weight(layer: Layer) -> float:
@@ -125,29 +150,30 @@ def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
     given = {layer: layer["featmask"] | int(features) for layer, features in masks}
     for layer, mask in given.items():
         layer.params["featmask"] = mask
-    entries: dict[Blob, Blob] = {}
+    entries: dict[tuple[Blob, str], Blob] = {}
     names = {blob.name for layer in graph for blob in layer.outputs}
     for layer, mask in given.items():
         if not mask & Feature.NO_FP16_STORAGE or layer.type in SOURCES:
             continue
-        graph.set_inputs(layer, [_in_32_bits(graph, blob, entries, names) for blob in layer.inputs])
+        kind = "DeepCopy" if mask & Feature.NO_BF16_STORAGE else "Dropout"
+        graph.set_inputs(layer, [_in_32_bits(graph, blob, kind, entries, names) for blob in layer.inputs])
 
 
-def _in_32_bits(graph: Graph, blob: Blob, entries: dict[Blob, Blob], names: set[str]) -> Blob:
+def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, str], Blob], names: set[str]) -> Blob:
     producer = blob.producer
     if producer is None or producer.type in SOURCES or producer["featmask"] & Feature.NO_FP16_STORAGE:
         if producer is not None and producer.type == "MemoryData":  # which a GPU has in 16 bits
             producer.params["featmask"] = producer["featmask"] | int(Feature.NO_VULKAN)
         return blob
-    if producer.type == "Dropout" and producer["featmask"] & Feature.NO_VULKAN:
+    if producer.type in ("Dropout", "DeepCopy") and producer["featmask"] == Feature.NO_VULKAN:
         return blob
-    if blob not in entries:
+    if (blob, kind) not in entries:
         name = f"{blob.name}_fp32"
         while name in names:
             name += "_"
         names.add(name)
         entry = Layer(
-            "Dropout",
+            kind,
             name,
             [blob],
             [Blob(name, blob.shape)],
@@ -157,5 +183,5 @@ def _in_32_bits(graph: Graph, blob: Blob, entries: dict[Blob, Blob], names: set[
         )
         following = producer._next
         graph.add(entry, before=following)
-        entries[blob] = entry.output
-    return entries[blob]
+        entries[blob, kind] = entry.output
+    return entries[blob, kind]

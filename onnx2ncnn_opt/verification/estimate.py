@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +73,12 @@ class Estimator:
         if self.worker is None:
             self._worker.close()
         self._folder.cleanup()
+
+    def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
+        """The same net on other inputs, as long as this one is open."""
+        other = copy(self)
+        other.feeds = feeds
+        return other
 
     def fetch(self, blob: Blob) -> Fetch:
         """An output as the written net has it, with a batch as `feeds` have one."""

@@ -67,13 +67,25 @@ def error_of(walk: Walk, reference: Walk) -> float:
     return worst
 
 
-def measure(estimator: Estimator, integers: Collection[Blob] = ()) -> Precision:
-    """What fp16 does to a net as it is; `integers` are outputs. Raises RunError where ncnn cannot run it."""
-    reference, inner = estimator.inner()
-    walk = estimator.run("fp16", noise_of(inner))
-    error = error_of(walk, reference)
-    accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, reference)
-    return Precision(error, accepted, _differ(walk, reference, integers))
+def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
+    """What fp16 does to a net as it is, on the inputs of each estimator; `integers` are outputs.
+
+    Raises RunError where ncnn cannot run it.
+    """
+    found = []
+    for estimator in estimators:
+        reference, inner = estimator.inner()
+        walk = estimator.run("fp16", noise_of(inner))
+        error = error_of(walk, reference)
+        accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, reference)
+        found.append(Precision(error, accepted, _differ(walk, reference, integers)))
+    return max(found, key=_excess)
+
+
+def _excess(precision: Precision) -> float:
+    """The error in units of what is allowed."""
+    is_wrong = math.isnan(precision.error) or precision.integers_differ
+    return math.inf if is_wrong else precision.error / precision.allowed
 
 
 def _differ(walk: Walk, reference: Walk, integers: Collection[Blob]) -> bool:
@@ -88,22 +100,24 @@ def _accepted(estimator: Estimator, reference: Walk) -> float:
 
 
 def find_masks(
-    estimator: Estimator, integers: Collection[Blob] = (), *, budget: float = BUDGET
+    *estimators: Estimator, integers: Collection[Blob] = (), budget: float = BUDGET
 ) -> tuple[dict[Layer, Mask], Precision]:
     """The masks that a net needs besides those that it has, and what then is left of its precision.
 
-    `integers` are outputs. The layers keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the
-    net.
+    The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
+    keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the net.
     """
-    found = _Found()
-    with restored_masks(estimator.graph):
-        reference, inner = estimator.inner()
-        _mask_large(estimator.graph, reference, inner, found)
-        precision = _mask_errors(estimator, reference, inner, found, budget)
-        if integers:
-            walk = estimator.run("fp16", noise_of(inner))
-            precision = replace(precision, integers_differ=_differ(walk, reference, integers))
-    return found.masks, precision
+    found, precisions = _Found(), []
+    with restored_masks(estimators[0].graph):
+        for estimator in estimators:
+            reference, inner = estimator.inner()
+            _mask_large(estimator.graph, reference, inner, found, 1.0 if precisions else ROOM)
+            precision = _mask_errors(estimator, reference, inner, found, budget)
+            if integers:
+                walk = estimator.run("fp16", noise_of(inner))
+                precision = replace(precision, integers_differ=_differ(walk, reference, integers))
+            precisions.append(precision)
+    return found.masks, max(precisions, key=_excess)
 
 
 @contextmanager
@@ -138,12 +152,14 @@ class _Found:
         layer.params["featmask"] = layer["featmask"] | int(features)
 
 
-def _mask_large(graph: Graph, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found) -> None:
+def _mask_large(
+    graph: Graph, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found, room: float
+) -> None:
     """Numbers that are too large for fp16, in blobs or inside of layers."""
 
     def large(blobs: Sequence[Blob]) -> float:
         sizes = [reference.largest.get(blob, 0.0) for blob in blobs]
-        return max((size for size in sizes if LARGEST / ROOM < size < INFINITE), default=0.0)
+        return max((size for size in sizes if LARGEST / room < size < INFINITE), default=0.0)
 
     for layer in graph:
         if layer.type in SOURCES:

@@ -316,15 +316,19 @@ def any_feeds(
     outputs: Sequence[str] = (),
     feeds: Feeds | None = None,
     seed: int = 0,
+    draw: Draw | None = None,
 ) -> Mapping[str, Array]:
-    """Inputs that a converted model takes, as `verify_net` draws its first; ONNX Runtime is asked only for sizes."""
+    """Inputs that a converted model takes: those of a `draw`, or as `verify_net` draws its first.
+
+    ONNX Runtime is asked only for sizes; what is not plain is drawn at the last of these.
+    """
     if feeds is not None:
         return given_inputs(feeds, loaded)
-    draw = Draw(seed, plain=True)
+    draw = draw or Draw(seed, plain=True)
     if not open_sizes(loaded, LENGTHS[0]):
         return draw_inputs(loaded, draw=draw)
     runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
-    return _settings(loaded, runner, manifest, draw)[0].feeds
+    return _settings(loaded, runner, manifest, draw)[0 if draw.plain else -1].feeds
 
 
 def net_feeds(

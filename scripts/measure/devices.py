@@ -9,7 +9,8 @@ Nets of models have the feature masks that `convert` gives them. In fp16 a net i
 value of an output, or ("rounded") within four times what rounding of every blob to fp16 costs there; integers have to
 be equal. "named" is what is not right, but `convert` says so itself.
 
-RESULTS.jsonl gets a line for each net; a later run skips what is there and right, with the same bytes and inputs. `--table` prints the table of docs/measurements.md, and the names of all that is not right.
+RESULTS.jsonl gets a line for each net; a later run skips what is there and right, with the same bytes and inputs.
+`--table` prints the table of docs/measurements.md, and the names of all that is not right.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def of_model(
 
 
 def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
-    """Right, rounded, off, nan, failed or named; the largest error as a share of the largest value; and what is said of it."""
+    """Right, rounded, off, nan, failed or named; the largest error in units of the largest value; what is said."""
     runner = NcnnRunner(net.param, net.bin, mode=mode, timeout=SECONDS, threads=1, worker=worker)
     try:
         results = runner.extract(net.feeds, list(net.references))

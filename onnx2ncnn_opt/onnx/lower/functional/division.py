@@ -96,20 +96,29 @@ def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
 def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
     """A divisor that is not 0, where all that reads the quotient has reached its limit long before.
 
-    x86 makes NaN of 1 / 0; -0.0 counts as 0 here.
+    x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays what it is.
     """
-    if not isinstance(a, Constant) or not isinstance(b, Tensor) or not a.array.all() or not np.isfinite(a.array).all():
+    if not isinstance(b, Tensor) or not isinstance(a, (Constant, Tensor)):
         return b
     known = im.range_of(b)
     if not known.has(0) or not is_float(b.dtype):
         return b
-    signs = np.sign(a.array)
-    side = int(signs.flat[0]) if known.low >= 0 and (signs == signs.flat[0]).all() else 0
+    if isinstance(a, Tensor):
+        low, high = im.range_of(a).low, im.range_of(a).high
+    elif a.array.all() and np.isfinite(a.array).all():
+        low, high = float(a.array.min()), float(a.array.max())
+    else:
+        return b
+    side = 0 if known.low < 0 or low < 0 < high else 1 if low >= 0 else -1
     limits = [_limit(reader, side) for reader in im.readers()]
     largest = max((limit for limit in limits if limit is not None), default=0.0)
     if not largest or None in limits:
         return b
-    least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
+    least: Operand = number(0.5 / largest)
+    if isinstance(a, Tensor):
+        least = binary(im, BinaryOp.MUL, im.apply(a, UnaryOp.ABS), least)
+    else:
+        least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
     if known.low >= 0:
         return binary(im, BinaryOp.MAX, b, least)
     is_zero = im.unary(
