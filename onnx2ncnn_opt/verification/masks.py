@@ -107,7 +107,7 @@ def find_masks(
     The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
     keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the net.
     """
-    found, precisions = _Found(), []
+    found, precisions = _Found(), list[Precision]()
     with restored_masks(estimators[0].graph):
         for estimator in estimators:
             reference, inner = estimator.inner()

@@ -74,6 +74,28 @@ def test_overflow_is_seen_and_masks_undo_it() -> None:
         assert find_masks(estimate)[0] == {}
 
 
+def test_large_inputs_count_as_well() -> None:
+    graph = net(*LENGTH)
+    ordinary, large = (np.full(64, size, np.float32) for size in (10.0, 300.0))
+    with estimator(graph, ordinary) as estimate:
+        assert find_masks(estimate)[0] == {}
+        beside = estimate.on({blob: Feed(large) for blob in graph.inputs})
+        assert math.isnan(measure(estimate, beside).error)
+        found, precision = find_masks(estimate, beside)
+    assert {each.name for each in found} == {"sq", "sum", "y"}
+    assert precision.ok
+
+
+def test_integers_that_are_others_are_told() -> None:
+    graph = net("Input x 0 1 x 0=64", "UnaryOp y 1 1 x y 0=2")
+    for number, is_held in ((2048.5, True), (2050.5, True), (2051.0, False)):
+        with estimator(graph, np.full(64, number, np.float32)) as estimate:
+            precision = find_masks(estimate, integers=graph.outputs)[1]
+        assert precision.error < 1e-3
+        assert precision.ok == is_held
+        assert ("an output has other integers" in str(precision)) != is_held
+
+
 def test_nets_without_need_get_none() -> None:
     graph = net(*LENGTH)
     with estimator(graph, np.linspace(-2, 2, 64, dtype=np.float32)) as estimate:
