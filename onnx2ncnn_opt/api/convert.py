@@ -154,8 +154,8 @@ class Conversion:
         """The conversion after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
 
         `feeds` are the inputs by ONNX name, or an .npz file of them; ordinary and large ones are drawn from `seed`
-        otherwise. `worker` is a process to use again. Raises RunError where ncnn cannot run the net, and VerificationError where that is not known of
-        `custom` operators.
+        otherwise. `worker` is a process to use again. Raises RunError where ncnn cannot run the net, and
+        VerificationError where that is not known of `custom` operators.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator

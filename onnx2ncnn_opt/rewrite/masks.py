@@ -92,7 +92,7 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
 
 
 def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
-    """The layers from a Clip at the largest float32, which may be fed infinity, to sums and differences of two blobs."""
+    """The layers from a Clip at the largest float32, which infinity may get into, to sums of two blobs."""
     limited: set[Blob] = set()
     for layer in graph:
         if layer.type == "Clip" and max(-layer["min"], layer["max"]) >= INFINITE:
