@@ -74,7 +74,10 @@ def installed_ops() -> tuple[OnnxOp, ...]:
 
 def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpec]:
     """The table of layers with those of installed packages and those declared here, which win (see `ir.custom`)."""
-    declared = (custom_layer(item) if isinstance(item, str) else item for item in custom)
+    declared = [custom_layer(item) if isinstance(item, str) else item for item in custom]
+    for item in declared:
+        if not isinstance(item, LayerSpec):
+            raise UsageError(f"custom has to be a list of layers such as 'TYPE:COUNTS', and {item!r:.80} is none")
     return with_custom((*installed_layers(), *declared))
 
 

@@ -19,11 +19,10 @@ Error                     what the command line prints as one message
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from types import NoneType
 
 _MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
 
@@ -119,43 +118,54 @@ def _together(nodes: Sequence[Unsupported]) -> str:
 _DETAILS = re.compile(r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?")
 
 
-def check_options(
-    *,
-    lists: Mapping[str, object] | None = None,
-    names: Mapping[str, object] | None = None,
-    tables: Mapping[str, object] | None = None,
-    counts: Mapping[str, object] | None = None,
-    seconds: Mapping[str, object] | None = None,
-    paths: Mapping[str, object] | None = None,
-) -> None:
-    """UsageError for an option from Python that is of another type: a str is not a list of names.
+def check_options(**options: object) -> None:
+    """UsageError for an option from Python that is of another type than `_OPTIONS` says: a str is not a list."""
+    for name, value in options.items():
+        kind, is_optional = _OPTIONS[name]
+        if not (is_optional and value is None):
+            check_option(kind, name, value)
 
-    `lists`, `names` (lists of str), `tables` (mappings by str), `counts` (0 or more), `seconds` (more than 0) and
-    `paths` are values by the options' names; None is none.
-    """
-    lists = {**(lists or {}), **(names or {})}
-    for name, value in (lists or {}).items():
-        if isinstance(value, (str, bytes)) or not isinstance(value, (Iterable, NoneType)):
+
+# Lists, lists of names, dicts by name, whole numbers of 0 or more, seconds above 0, functions, paths; whether None is
+# none of it.
+_OPTIONS: Mapping[str, tuple[str, bool]] = {
+    **dict.fromkeys(("custom", "modes"), ("list", False)),
+    **dict.fromkeys(("names", "only", "outputs", "skip", "start", "end"), ("names", False)),
+    "bins": ("list", True),
+    "inputs": ("table", False),
+    **dict.fromkeys(("batch_axes", "feeds", "images", "shapes", "values"), ("table", True)),
+    **dict.fromkeys(("seed", "jobs"), ("count", False)),
+    **dict.fromkeys(("limit", "threads"), ("count", True)),
+    **dict.fromkeys(("seconds", "timeout"), ("seconds", False)),
+    "step": ("function", False),
+    **dict.fromkeys(("a", "b", "param", "path", "prefix"), ("path", False)),
+    **dict.fromkeys(("bin", "manifest"), ("path", True)),
+}
+
+
+def check_option(kind: str, name: str, value: object) -> None:
+    """UsageError for a value that is not of this kind, by the name of the option or of a part of it."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind in ("list", "names"):
+        if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
             raise UsageError(f"{name} has to be a list, not {value!r:.80}; did you mean [{value!r:.80}]?")
-    for name, value in (tables or {}).items():
-        if not isinstance(value, (Mapping, NoneType)):
-            raise UsageError(f"{name} has to be a dict by the names of inputs, not {value!r:.80}")
-        for key in value or ():
-            if not isinstance(key, str):
-                raise UsageError(f"{name} has to be a dict by names, and {key!r:.80} is no name")
-    for name, value in (names or {}).items():
-        for item in value or ():  # type: ignore[attr-defined]
+        for item in value if kind == "names" else ():
             if not isinstance(item, str):
                 raise UsageError(f"{name} has to be a list of names, and {item!r:.80} is no name")
-    for name, value in (seconds or {}).items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise UsageError(f"{name} has to be a number of seconds above 0, not {value!r:.80}")
-    for name, value in (paths or {}).items():
-        if value is not None and not isinstance(value, (str, PathLike)):
-            raise UsageError(f"{name} has to be a path, not {value!r:.80}")
-    for name, value in (counts or {}).items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise UsageError(f"{name} has to be a whole number of 0 or more, not {value!r:.80}")
+    elif kind == "table":
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{name} has to be a dict by the names of inputs, not {value!r:.80}")
+        for key in value:
+            if not isinstance(key, str):
+                raise UsageError(f"{name} has to be a dict by names, and {key!r:.80} is no name")
+    elif kind == "seconds" and not (is_number and value > 0):  # type: ignore[operator]
+        raise UsageError(f"{name} has to be a number of seconds above 0, not {value!r:.80}")
+    elif kind == "count" and not (is_number and isinstance(value, int) and value >= 0):
+        raise UsageError(f"{name} has to be a whole number of 0 or more, not {value!r:.80}")
+    elif kind == "path" and not isinstance(value, (str, PathLike)):
+        raise UsageError(f"{name} has to be a path, not {value!r:.80}")
+    elif kind == "function" and not callable(value):
+        raise UsageError(f"{name} has to be a function, not {value!r:.80}")
 
 
 class ParamError(ConversionError):

@@ -63,6 +63,9 @@ class Tensor:
     element: str = "float32"
     image: Image | None = None
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -139,6 +142,10 @@ class Manifest:
     minimum: Mapping[str, int] = field(default_factory=dict)
     least_ncnn: str = ""
     masks: tuple[Masked, ...] = ()
+
+    def __repr__(self) -> str:
+        ports = (", ".join(map(str, entries)) for entries in (self.inputs, self.outputs))
+        return f"Manifest({' -> '.join(ports)}; {self.layers.after} layers)"
 
     def to_json(self) -> str:
         """The text of the file."""

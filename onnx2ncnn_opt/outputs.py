@@ -35,3 +35,7 @@ class OutputReport:
     bits: float | None = None
     allowed: float | None = None
     cause: str = ""
+
+    def __str__(self) -> str:
+        error = "" if self.max_rel is None else f" ({self.max_rel:.1e})"
+        return f"{self.name}{'' if self.mode == 'fp32' else f' in {self.mode}'} {self.status}{error}"

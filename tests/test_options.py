@@ -14,7 +14,8 @@ import onnx2ncnn_opt
 from onnx2ncnn_opt import Net, convert
 from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.verification.verify import VerifyOptions, verify_net
+from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.verification.verify import VerifyOptions, VerifyReport, verify_net
 
 
 def model() -> onnx.ModelProto:
@@ -43,6 +44,8 @@ def model() -> onnx.ModelProto:
         ({"limit": True}, "limit has to be a whole number"),
         ({"release": "20250503"}, "a release is a date like"),
         ({"release": 20990101}, "20990101 is not known here"),
+        ({"step": 3}, "step has to be a function, not 3"),
+        ({"outputs": iter(["y"])}, "outputs has to be a list, not <"),  # to look at it would use it up
     ],
 )
 def test_types(options: dict[str, Any], said: str) -> None:
@@ -58,6 +61,8 @@ def test_types(options: dict[str, Any], said: str) -> None:
         ({"shapes": {"x": "1,2"}}, r"shapes\['x'\] has to be a list"),
         ({"shapes": {"x": [1.5]}}, r"a size in shapes\['x'\] has to be a whole number"),
         ({"bin": 3}, "bin has to be a path, not 3"),
+        ({"step": 3}, "step has to be a function, not 3"),
+        ({"custom": [3]}, "custom has to be a list of layers such as 'TYPE:COUNTS', and 3 is none"),
     ],
 )
 def test_types_of_optimize(options: dict[str, Any], said: str) -> None:
@@ -81,6 +86,9 @@ def test_types_of_optimize(options: dict[str, Any], said: str) -> None:
         ({"on": 3}, "on has to be vulkan"),
         ({"tolerance": 1e-3}, "tolerance has to be a Tolerance"),
         ({"rtol": "x"}, "rtol has to be a number"),
+        ({"step": 3}, "step has to be a function, not 3"),
+        ({"wanted": 3}, "wanted has to be a Wanted, not 3"),
+        ({"modes": [["fp32"]]}, "there is no mode"),
     ],
 )
 def test_types_of_verification(options: dict[str, Any], said: str) -> None:
@@ -108,7 +116,29 @@ def test_printed_in_one_line(tmp_path: Path) -> None:
     assert repr(conversion) == "Conversion(g: 2 -> 2 layers, x [n, 4]; y [n, 4])"
     assert repr(conversion.model) == "LoadedModel(g: 1 nodes, x: float[n, 4])"
     files = convert(model(), shapes={"x": (1, 4)}).save(tmp_path / "net")
-    assert repr(optimize(files.param, files.bin)) == "Optimized(2 -> 2 layers, 0 rewrites)"
+    optimized = optimize(files.param, files.bin)
+    assert repr(optimized) == "Optimized(2 -> 2 layers, 0 rewrites)"
+    assert repr(conversion.manifest()) == "Manifest(x: float32[n, 4] -> y: float32[n, 4]; 2 layers)"
+    rows = (OutputReport("y", "y", "ok", max_rel=1e-7), OutputReport("z", None, "missing", mode="fp16"))
+    report = VerifyReport(rows, 0, checked="x86-64 fp32, fp16")
+    assert repr(report) == "VerifyReport(y ok (1.0e-07), z in fp16 missing; x86-64 fp32, fp16)"
+    file = tmp_path / "model.onnx"
+    onnx.save(model(), file)
+    assert repr(onnx2ncnn_opt.inspect(file)) == f"Inspection({file}: 0 parameters, 2 layers)"
+    for result in (conversion, optimized):
+        with pytest.raises(UsageError, match="prefix has to be a path, not 3"):
+            result.save(3)  # type: ignore[arg-type]
+
+
+def test_progress(tmp_path: Path) -> None:
+    steps: list[str] = []
+    files = convert(model(), shapes={"x": (1, 4)}, step=steps.append).save(tmp_path / "net")
+    assert steps[:2] == ["reading the model", "making layers of the operators"]
+    assert steps[2].startswith("pass ")
+    steps.clear()
+    optimize(files.param, files.bin, step=steps.append)
+    assert steps[0] == "reading the net"
+    assert steps[1].startswith("pass ")
 
 
 def test_the_version() -> None:
@@ -118,3 +148,31 @@ def test_the_version() -> None:
 def test_the_format_of_onnx_runtime() -> None:
     with pytest.raises(ModelError, match="it is in ONNX Runtime's own format"):
         convert(b"\x10\x00\x00\x00ORTM" + bytes(100))
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "said"),
+    [
+        (onnx2ncnn_opt.verify, (3, "a.param"), "a int is not a model"),
+        (onnx2ncnn_opt.verify, ("a.onnx", 3), "param has to be a path"),
+        (onnx2ncnn_opt.bisect, ("a.onnx", 3), "param has to be a path"),
+        (onnx2ncnn_opt.diff, ("a.param", 3), "b has to be a path"),
+        (onnx2ncnn_opt.inspect, (3,), "path has to be a path"),
+    ],
+)
+def test_types_of_other_functions(function: Any, args: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        function(*args)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": -1}, "seed has to be"),
+        ({"feeds": 3}, "feeds has to be a dict"),
+        ({"seconds": "x"}, "seconds has to be"),
+    ],
+)
+def test_types_of_benchmark(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        convert(model(), shapes={"x": (1, 4)}).benchmark(**options)

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.api.convert import Files, convert, reconverted
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.minimal_pair import Pair, PairFiles, Part, Place, write_pair
 from onnx2ncnn_opt.api.verify import PathLike, manifest_for
-from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -130,6 +130,7 @@ def bisect(
     The first wrong layer is the first one from which a way of wrong blobs leads to a wrong output. `write` is a folder
     for the smallest part of the model and the net around it that is wrong as well, see `minimal_pair`.
     """
+    check_options(param=param, bin=bin, step=step)
     source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))
     known, note = manifest_for(model, param, manifest)
     try:
@@ -749,6 +750,7 @@ def bisect_passes(
 
     Raises what `convert` and `verify_net` raise.
     """
+    check_options(step=step)
     source = exported(model)
     if not isinstance(source, (str, os.PathLike)):
         source = reference(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +20,7 @@ from onnx2ncnn_opt.errors import (
     UnsupportedError,
     UsageError,
     VerificationError,
+    check_option,
     check_options,
 )
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
@@ -139,6 +140,7 @@ class Conversion:
 
     def save(self, prefix: str | os.PathLike[str]) -> Files:
         """Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json: all of them, or none."""
+        check_options(prefix=prefix)
         with self.drafts(prefix):
             pass
         return Files.at(prefix)
@@ -222,6 +224,7 @@ class Conversion:
         from onnx2ncnn_opt.verification.latency import in_turns
         from onnx2ncnn_opt.verification.verify import any_feeds
 
+        check_options(seconds=seconds)
         if self.custom:
             raise VerificationError(f"the net cannot be timed: {NOT_RUN}")
         if files is None:
@@ -255,9 +258,10 @@ def convert(
     limit: int | None = None,
     release: int = NEWEST,
     storage: str | None = None,
-    custom: Iterable[str] = (),
+    custom: Collection[str] = (),
     masks: bool = True,
     images: Mapping[str, Image | str] | None = None,
+    step: Callable[[str], None] = lambda text: None,
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
@@ -273,20 +277,18 @@ def convert(
     their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
     that fp16 is certainly not enough for; `Conversion.estimated` finds the others. `images` are inputs by name that the
     net is to take as pixels of 0..255, with what the model wants done to them: an `Image`, or text such as
-    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
+    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `step` is told what is being done.
 
     Raises:
         ModelError: the model is broken or unsafe to open.
         UnsupportedError: ncnn cannot express some nodes; it names all of them.
         UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage`, `custom` or `images` do not fit.
     """
-    check_options(
-        names={"outputs": outputs, "skip": skip, "custom": custom},
-        tables={"shapes": shapes, "values": values, "batch_axes": batch_axes, "images": images},
-        counts={"limit": limit},
-    )
+    check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
+    check_options(images=images, step=step)
+    check_option("names", "custom", custom)
     for name, sizes in (shapes or {}).items():
-        check_options(lists={f"shapes['{name}']": sizes})
+        check_option("list", f"shapes['{name}']", sizes)
     for name, axis in (batch_axes or {}).items():
         if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
             raise UsageError(f"batch_axes['{name}'] has to be an axis or None, not {axis!r:.80}")
@@ -295,17 +297,19 @@ def convert(
     encoding = encoding_of(storage, release)
     requested = parse_custom(custom)
     entry_points.installed_ops()
+    step("reading the model")
     source = exported(model, inputs, dynamic_shapes)
     loaded = load_model(
         source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
     )
     if source is not model and isinstance(model, (str, os.PathLike)):
         loaded = replace(loaded, source_sha256=hashlib.sha256(Path(model).read_bytes()).hexdigest())
+    step("making layers of the operators")
     imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
     take_pixels(imported, wanted)
     before = len(list_layers(imported.graph).lines)
-    events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
+    events = passes.run(imported.graph, chosen, limit=limit, release=release, step=step) if optimize else []
     _require_release(imported.graph, release)
     plan = plan_storage(imported.graph, encoding) if encoding else None
     if plan:
@@ -367,35 +371,48 @@ def unoptimised(conversion: Conversion) -> Conversion:
     )
 
 
-def cost_of_batch(conversion: Conversion, **options: Any) -> str:
-    """What it costs that the batch is dynamic, and how to fix it; empty where it is not, or costs no layer.
+def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
+    """What it costs that dimensions are dynamic, and how to fix them: a line for the batch, and one for the others.
 
-    The model is converted once more with a batch of one, with the `options` that `convert` had.
+    There is no line where it costs no layer. The model is converted once more with a batch of one, and once with the
+    sizes of the others that it `ran_at`, each with the `options` that `convert` had.
     """
-    shapes = [port.shape for port in conversion.inputs]
-    names = {str(shape[0]): 1 for shape in shapes if len(shape) > 1 and isinstance(shape[0], Sym)}
-    bound = {
-        port.name: [size.subs(names) if isinstance(size, Sym) else size for size in port.shape]
-        for port in conversion.inputs
-        if any(isinstance(size, Sym) and not size.names().isdisjoint(names) for size in port.shape)
-    }
-    if not bound:
-        return ""
-    try:
-        fixed = convert(conversion.source, shapes={**conversion.model.given, **bound}, **options)
-    except Error:  # it cannot be fixed so
-        return ""
-    count = len(list_layers(conversion.graph).lines) - len(list_layers(fixed.graph).lines)
-    if count <= 0:
-        return ""
-    fixes = []
-    for port in conversion.inputs:
-        if port.name in bound:
-            sizes = zip(bound[port.name], port.shape, strict=True)
-            text = ",".join("?" if size == before else str(size) for size, before in sizes)
-            fixes.append(f"--shape {port.name}:{text}")
-    more = "1 layer" if count == 1 else f"{count} layers"
-    return f"{', '.join(names)} is dynamic, which costs {more}; fix it with {' '.join(fixes)}"
+    lines, layers = [], _count(conversion)
+    fixed: dict[str, Dim] = {}
+    batch = {str(p.shape[0]): 1 for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
+    names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
+    others = {name: size for name, size in (ran_at or {}).items() if name in names - set(batch)}
+    for sizes in [each for each in (batch, others) if each]:
+        fixed |= sizes
+        shapes = {
+            port.name: [size.subs(fixed) if isinstance(size, Sym) else size for size in port.shape]
+            for port in conversion.inputs
+            if any(isinstance(size, Sym) and not size.names().isdisjoint(fixed) for size in port.shape)
+        }
+        try:
+            count = _count(convert(conversion.source, shapes={**conversion.model.given, **shapes}, **options))
+        except Error:  # they cannot be fixed so
+            continue
+        cost, layers = layers - count, count
+        if cost > 0:
+            more = "1 layer" if cost == 1 else f"{cost} layers"
+            verb, them = ("is", "it") if len(sizes) == 1 else ("are", "them")
+            given = " ".join(
+                _shape_option(port, shapes[port.name]) for port in conversion.inputs if port.name in shapes
+            )
+            how = given if sizes is batch else f"your sizes, as in {given}"
+            lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {more}; fix {them} with {how}")
+    return lines
+
+
+def _count(conversion: Conversion) -> int:
+    return len(list_layers(conversion.graph).lines)
+
+
+def _shape_option(port: Port, sizes: Sequence[Dim]) -> str:
+    """What binds an input to these sizes, ``?`` where they are the model's."""
+    known = zip(sizes, port.shape, strict=True)
+    return f"--shape {port.name}:{','.join('?' if size == before else str(size) for size, before in known)}"
 
 
 def _require_release(graph: Graph, release: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding, digest, parameters, plain_value
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -124,7 +124,7 @@ def diff(
     b: PathLike,
     bins: tuple[PathLike, PathLike] | None = None,
     *,
-    custom: Iterable[str | LayerSpec] = (),
+    custom: Collection[str | LayerSpec] = (),
 ) -> NetDiff:
     """Compare two nets, whose .param files may be text or binary.
 
@@ -133,6 +133,9 @@ def diff(
 
     Raises ParamError, BinError and UsageError for files that are broken or not there.
     """
+    check_options(a=a, b=b, bins=bins, custom=custom)
+    for bin in bins or ():
+        check_options(bin=bin)
     types = entry_points.layer_types(custom)
     graphs = [
         _graph(param, bin, types) for param, bin in zip((a, b), bins or (bin_beside(a), bin_beside(b)), strict=True)

@@ -12,7 +12,7 @@ from typing import Any
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.optimize import infer_net
-from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError, check_options
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.graph import Graph
@@ -22,6 +22,7 @@ from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import bin_beside, read_graph
+from onnx2ncnn_opt.param.splits import list_layers
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class Inspection:
     peak_memory: int | None
     least_ncnn: int | None
 
+    def __repr__(self) -> str:
+        layers = f"{len(self.refused)} nodes refused" if self.layers is None else f"{self.layers} layers"
+        return f"Inspection({self.file}: {self.parameters} parameters, {layers})"
+
 
 def inspect(
     path: str | os.PathLike[str], *, shapes: GivenShapes | None = None, values: Mapping[str, Any] | None = None
@@ -72,6 +77,7 @@ def inspect(
 
     Raises ModelError, ParamError and UsageError as `convert` and `optimize` do; refused nodes are not an error.
     """
+    check_options(path=path, shapes=shapes, values=values)
     file = Path(path)
     if file.suffix == ".param" or file.name.endswith(".param.bin"):
         return _net(file, shapes or {}, values)
@@ -128,7 +134,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
         inputs=tuple(Binding(b.name, None, None if b.shape is None else _sizes(b.shape)) for b in graph.inputs),
         outputs=tuple(Binding(b.name, None, None if b.shape is None else _sizes(b.shape)) for b in graph.outputs),
         dynamic=(),
-        operators=dict(Counter(layer.type for layer in graph).most_common()),
+        operators=dict(Counter(line.type for line in list_layers(graph).lines).most_common()),
         refused=(),
         advice="",
         parameters=parameters(graph),
@@ -145,7 +151,7 @@ def _costs(graph: Graph | None) -> dict[str, int | None]:
     known = [batch for batch in batches if isinstance(batch, int)]
     is_unknown = memory.unknown or len(known) < len(batches)
     return {
-        "layers": len(graph),
+        "layers": len(list_layers(graph).lines),
         "macs": multiplications(graph),
         "peak_memory": None if is_unknown else memory.peak * max(known, default=1),
         "least_ncnn": least_release(graph),

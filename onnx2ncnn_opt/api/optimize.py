@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt import entry_points, passes
-from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError, check_options
+from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError, check_option, check_options
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
@@ -72,6 +72,9 @@ class Verification:
     outputs: tuple[OutputReport, ...]
     folded: tuple[OutputReport, ...] = ()
     checked: str = ""
+
+    def __repr__(self) -> str:
+        return f"Verification({', '.join(map(str, (*self.outputs, *self.folded)))}; {self.checked})"
 
     @property
     def ok(self) -> bool:
@@ -155,6 +158,7 @@ class Optimized:
 
     def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:
         """Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin: both, or none."""
+        check_options(prefix=prefix)
         as_binary = self.is_binary if binary is None else binary
         with self.drafts(prefix, binary=as_binary):
             return NetFiles.at(prefix, binary=as_binary)
@@ -219,7 +223,7 @@ class Optimized:
         from onnx2ncnn_opt.verification.nets import FOLDING, compare_outputs, draw_runs, run_reference
         from onnx2ncnn_opt.verification.verify import found_at, worst_of
 
-        check_options(counts={"seed": seed, "threads": threads}, seconds={"timeout": timeout})
+        check_options(seed=seed, threads=threads, timeout=timeout)
         chosen(DEFAULT, rtol, atol)
         target = worker.target if worker else find_target(on)
         modes = check_modes(modes) or target.modes
@@ -366,9 +370,10 @@ def optimize(
     end: Sequence[str] = (),
     storage: str | None = None,
     shape_hints: bool = False,
-    custom: Iterable[str | LayerSpec] = (),
+    custom: Collection[str | LayerSpec] = (),
     release: int = NEWEST,
     masks: bool = True,
+    step: Callable[[str], None] = lambda text: None,
 ) -> Optimized:
     """Optimise a net; its .param may be text or binary. Nothing is written.
 
@@ -381,27 +386,24 @@ def optimize(
     shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
     does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
     make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
-    others.
+    others. `step` is told what is being done.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
         UsageError: a name, shape or option does not fit.
     """
-    check_options(
-        lists={"custom": custom},
-        names={"only": only, "skip": skip, "start": start, "end": end},
-        tables={"shapes": shapes},
-        counts={"limit": limit},
-        paths={"param": param, "bin": bin},
-    )
+    check_options(param=param, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end, custom=custom)
+    check_options(step=step)
+    check_option("path", "bin", bin)
     for name, shape in (shapes or {}).items():
-        check_options(lists={f"shapes['{name}']": shape})
+        check_option("list", f"shapes['{name}']", shape)
         for size in shape:
-            check_options(counts={f"a size in shapes['{name}']": size})
+            check_option("count", f"a size in shapes['{name}']", size)
     types = entry_points.layer_types(custom)
     chosen = entry_points.select(only, skip)
     check_release(release)
     encoding = encoding_of(storage, release)
+    step("reading the net")
     net = read_net(param, bin, types)
     graph = net.graph
     beside = {} if start or end else _beside(Path(param), graph, shapes or {})
@@ -427,7 +429,7 @@ def optimize(
     own = OwnStorage(graph)
     misfit = _infer(graph, sizes)
     memory = peak_memory(graph)
-    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
+    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release, step)
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
@@ -512,6 +514,7 @@ def _run_passes(
     open_sizes: Mapping[str, Sequence[int]] | None,
     limit: int | None,
     release: int,
+    step: Callable[[str], None],
 ) -> list[Event]:
     """The passes, again and again with the shapes of what they have made, until nothing changes."""
     applied: list[Event] = []
@@ -520,7 +523,7 @@ def _run_passes(
             _infer(graph, open_sizes)
             _open(graph, open_sizes)
         left = None if limit is None else limit - len(applied)
-        events = passes.run(graph, chosen, limit=left, release=release)
+        events = passes.run(graph, chosen, limit=left, release=release, step=step)
         new = [event for event in events if isinstance(event, Applied)]
         applied += new
         if not new or left == len(new):

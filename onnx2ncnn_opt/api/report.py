@@ -17,7 +17,7 @@ from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimi
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.optimize import Optimized, Verification, infer_net
 from onnx2ncnn_opt.api.verify import PathLike, verify
-from onnx2ncnn_opt.errors import Error, RunError
+from onnx2ncnn_opt.errors import Error, RunError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding, parameters
 from onnx2ncnn_opt.ir.cost import multiplications_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -73,6 +73,9 @@ class Report:
     records: tuple[NetRecord, ...]
     verified: VerifyReport | None = None
 
+    def __repr__(self) -> str:
+        return f"Report({', '.join(record.title for record in self.records)})"
+
     def html(self) -> str:
         """The text of the page."""
         title = self.records[0].title if len(self.records) == 1 else f"{len(self.records)} nets"
@@ -80,6 +83,7 @@ class Report:
 
     def save(self, path: PathLike) -> Path:
         """Write the page, whole or not at all. Raises UsageError where it cannot be written."""
+        check_options(path=path)
         target = Path(path)
         with all_or_nothing(target) as (draft,):
             draft.write_text(self.html(), encoding="utf-8")
@@ -107,6 +111,7 @@ def make_report(
 
     Raises what `convert` and `verify` raise.
     """
+    check_options(seed=seed, modes=modes, step=step)
     options: dict[str, Any] = {"feeds": feeds, "seed": seed, "on": on, "step": step}
     if param is None:
         step("converting the model")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnx2ncnn_opt.errors import check_options
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.param.files import bin_beside
@@ -36,6 +37,7 @@ def verify(
 
     Raises UsageError, ModelError, RunError and VerificationError as `verify_net` does.
     """
+    check_options(param=param, bin=bin)
     known, note = manifest_for(model, param, manifest)
     report = verify_net(
         reference(exported(model)), Path(param), Path(bin or bin_beside(param)), manifest=known, **options
@@ -50,6 +52,7 @@ def manifest_for(model: Any, param: PathLike, manifest: Manifest | PathLike | No
     """
     if isinstance(manifest, Manifest):
         return manifest, ""
+    check_options(manifest=manifest)
     if manifest is not None:
         return read_manifest(Path(manifest)), ""
     return manifest_beside(Path(param), Path(model)) if isinstance(model, (str, os.PathLike)) else (None, "")

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.cli.options import (
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
 from onnx2ncnn_opt.cli.verification import failure, output_sizes, report_fields, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
@@ -133,6 +133,7 @@ def convert(
     if custom and not no_verify:
         raise UsageError(f"--custom needs --no-verify: {api.NOT_RUN}, so that the net cannot be verified")
     prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
+    make_folder(prefix or "")
     for model, path in prefixes.items():
         check_targets(astuple(api.Files.at(path)), {"the model": model})
     if not no_verify:
@@ -194,9 +195,8 @@ def _convert(
         with output.working(f"looking at the sizes of {model}"):
             tied = equal_sizes(model, shapes=given.shapes, values=given.values, outputs=options["outputs"])
         sizes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
-    with output.working(f"converting {model}"):
-        conversion = api.convert(model, shapes=sizes, **options)
-        cost = api.cost_of_batch(conversion, **options)
+    with output.working(f"converting {model}") as step:
+        conversion = api.convert(model, shapes=sizes, step=step, **options)
     report, latency = None, None
     if checks:
         with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
@@ -215,6 +215,8 @@ def _convert(
     except VerificationError as error:
         if report is None:  # there is nothing to compare with
             raise VerificationError(f"{error}; --no-verify converts without running the model") from error
+    with output.working("looking at what dynamic dimensions cost"):
+        cost = api.cost_of_dynamic(conversion, ran_at=report.sizes[0] if report else None, **options)
     written = report is None or report.ok or keep_failed
     summary = ConversionSummary(
         model=str(model),

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.cli.inspect import inspect
 from onnx2ncnn_opt.cli.mixed import mixed
 from onnx2ncnn_opt.cli.ops import ops
 from onnx2ncnn_opt.cli.optimize import optimize
-from onnx2ncnn_opt.cli.output import Output
+from onnx2ncnn_opt.cli.output import Output, message_of
 from onnx2ncnn_opt.cli.passes import passes
 from onnx2ncnn_opt.cli.report import report
 from onnx2ncnn_opt.cli.verify import verify
@@ -52,16 +52,17 @@ def main(args: Sequence[str] | None = None) -> int:
     output = Output()
     if _COMPLETE in os.environ:
         cli.main(prog_name=PROGRAM, complete_var=_COMPLETE)  # a shell asks what may come next; it ends the process
+    ended: BaseException | None = None
     try:
-        code, error = _run(list(sys.argv[1:] if args is None else args), output)
-        output.end(code, error)
+        code, ended = _run(list(sys.argv[1:] if args is None else args), output)
+        output.end(code, ended)
         sys.stdout.flush()
     except OSError as error:
         # What could not be written must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # whoever read the output has had enough
             return 128 + signal.SIGPIPE
-        return _fail(str(error), 1)
+        return 1 if isinstance(ended, OSError) else _fail(message_of(error), 1)
     return code
 
 
@@ -79,8 +80,12 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
         return error.exit_code, error
     except Error as error:
         return _fail(str(error), error.exit_code), error
-    except MemoryError:
-        return _fail("out of memory", 1), MemoryError("out of memory")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _fail(message_of(error), 1), error
+    except MemoryError as error:
+        return _fail(message_of(error), 1), error
     except KeyboardInterrupt as error:
         return _fail("interrupted", 128 + signal.SIGINT), error
     return 0, None

@@ -29,7 +29,7 @@ from onnx2ncnn_opt.cli.options import (
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
-from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, targets
+from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
 from onnx2ncnn_opt.cli.verification import require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
@@ -114,6 +114,7 @@ def optimize(
     check_prefix(prefix, _ENDINGS)
     nets = _nets(files)
     prefixes = targets(nets, lambda param: Path(prefix) / _stem(param) if is_folder(prefix) else Path(prefix), prefix)
+    make_folder(prefix)
     for param, path in prefixes.items():
         _check(param, nets[param], path, binary=bool(binary))
     if not no_verify:
@@ -195,8 +196,8 @@ def _optimize(
     from onnx2ncnn_opt.report.verification import LatencyRow
 
     clock = time.perf_counter()
-    with output.working(f"optimising {param}"):
-        result = api.optimize(param, bin, **options)
+    with output.working(f"optimising {param}") as step:
+        result = api.optimize(param, bin, step=step, **options)
     if checks and not result.misfit:
         with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
             result = result.estimated(seed=checks["seed"], masks=options["masks"])

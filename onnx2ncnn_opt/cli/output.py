@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -56,9 +57,17 @@ class Output:
 
 def error_fields(error: BaseException) -> dict[str, Any]:
     """An error as JSON has it; `nodes` are those that ncnn cannot compute."""
-    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
-    return {"type": type(error).__name__, "message": message, "nodes": nodes}
+    return {"type": type(error).__name__, "message": message_of(error), "nodes": nodes}
+
+
+def message_of(error: BaseException) -> str:
+    """An error as people read it."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.strerror:
+        return f"{os.fspath(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.output import Output, error_fields
+from onnx2ncnn_opt.cli.output import Output, error_fields, message_of
 from onnx2ncnn_opt.errors import Error
 
 _RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
@@ -27,12 +27,15 @@ def run_each(output: Output, jobs: Mapping[str, Callable[[dict[str, Any]], None]
         results.append(fields)
         try:
             job(fields)
-        except (Error, MemoryError) as error:
+        except BrokenPipeError:  # whoever read the output has had enough
+            raise
+        except (Error, OSError, MemoryError) as error:
             code = error.exit_code if isinstance(error, Error) else 1
             fields |= {"exit_code": code, "error": error_fields(error)}
             if len(jobs) == 1:
                 raise
-            message = str(error) if str(error).startswith(name) else f"{name}: {error}"
+            text = message_of(error)
+            message = text if text.startswith(name) else f"{name}: {text}"
             click.echo(f"Error: {printable(message)}", err=True)
     if len(jobs) == 1:
         return

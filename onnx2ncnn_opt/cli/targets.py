@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+
+import click
 
 from onnx2ncnn_opt.errors import UsageError
 
@@ -14,6 +17,22 @@ from onnx2ncnn_opt.errors import UsageError
 def is_folder(prefix: str) -> bool:
     """Whether -o means a folder: one that is there, or that is written as one."""
     return prefix.endswith(os.sep) or Path(prefix).is_dir()
+
+
+def make_folder(prefix: str) -> None:
+    """Make the folder that -o is written as, for the current command: it goes again if nothing is written into it."""
+    folder = Path(prefix)
+    if prefix.endswith(os.sep) and not folder.exists() and folder.parent.is_dir():
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
+        click.get_current_context().call_on_close(lambda: _remove_empty(folder))
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:

@@ -53,7 +53,7 @@ def check(
 
     Raises UsageError for a file or an option that makes no sense; whatever is wrong with a model is in its result.
     """
-    check_options(lists={"names": names, "modes": modes}, counts={"jobs": jobs})
+    check_options(names=names, modes=modes, jobs=jobs)
     config = read_config(Path(file)).everywhere(on=on, modes=modes)
     everything = {Place(config.baseline, model.name).stem for model in config.models}
     config = config.chosen(names, parse_shard(shard))

@@ -30,7 +30,7 @@ class ConversionSummary:
     `prefix` is that of the `files`, which are paths and sizes in bytes; `verified` is None if nothing was, `sizes`
     are the open ones that it was run at, `checked` says where and in which modes, `notes` what was seen besides.
     `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one leads
-    to, `equal` the dynamic dimensions that became one, `cost` what a dynamic batch costs. `storage` is a name and
+    to, `equal` the dynamic dimensions that became one, `cost` what these cost. `storage` is a name and
     the number of weights stored so, `kept` those that were not.
     """
 
@@ -42,7 +42,7 @@ class ConversionSummary:
     custom: Sequence[str]
     lost: Sequence[str]
     equal: Sequence[str]
-    cost: str
+    cost: Sequence[str]
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputReport] | None
@@ -114,8 +114,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
 def _notes(summary: ConversionSummary) -> list[str]:
     """What the reader should know about the net."""
     notes = [f"{names} in this net: ONNX Runtime takes the model only so" for names in summary.equal]
-    if summary.cost:
-        notes.append(summary.cost)
+    notes += summary.cost
     if summary.lost:
         notes.append(f"nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
     for size, least in summary.manifest.minimum.items():

@@ -29,23 +29,33 @@ _MOST_REWRITES_PER_LAYER = 50
 
 
 Veto: TypeAlias = Callable[[Layer], str | None]
+Step: TypeAlias = Callable[[str], None]
 
 
 def run(
-    graph: Graph, passes: Sequence[Pass], *, limit: int | None = None, check: bool = False, veto: Veto | None = None
+    graph: Graph,
+    passes: Sequence[Pass],
+    *,
+    limit: int | None = None,
+    check: bool = False,
+    veto: Veto | None = None,
+    step: Step = lambda text: None,
 ) -> list[Event]:
     """Apply passes until none finds anything more; returns what was done, then the near misses.
 
     `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
     `veto` is asked for every layer that a rewrite would make; what it answers is the reason not to.
+    `step` is told which pass runs.
     """
     with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
-        return _Run(graph, passes, limit, check, veto).run()
+        return _Run(graph, passes, limit, check, veto, step).run()
 
 
 class _Run:
-    def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None) -> None:
-        self.graph, self.passes, self.check, self.veto = graph, passes, check, veto
+    def __init__(
+        self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None, step: Step
+    ) -> None:
+        self.graph, self.passes, self.check, self.veto, self.step = graph, passes, check, veto, step
         most = _MOST_REWRITES_PER_LAYER * (len(graph) + 1)
         self.limit = most if limit is None else limit
         self.bounded = limit is None
@@ -70,6 +80,7 @@ class _Run:
             before = len(self.applied)
             earlier: list[Rewrite] = []
             for p in self.passes:
+                self.step(f"pass {p.name}")
                 if isinstance(p, Rewrite):
                     self._drain(p)
                     earlier.append(p)

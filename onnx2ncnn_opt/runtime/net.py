@@ -19,7 +19,6 @@ from onnx2ncnn_opt.runtime.slots import (
     Slot,
     check_arrays,
     check_fed,
-    described,
     feeds_of,
     np_dtype,
     sizes_of,
@@ -57,7 +56,7 @@ class Net:
         timeout: float = 300.0,
     ) -> None:
         check_modes([mode])
-        check_options(counts={"threads": threads}, seconds={"timeout": timeout}, paths={"path": path, "bin": bin})
+        check_options(path=path, bin=bin, threads=threads, timeout=timeout)
         if threads == 0:
             raise UsageError("threads has to be 1 or more, or None for all cores")
         self.param, self.bin, self.manifest = net_files(Path(path), None if bin is None else Path(bin))
@@ -84,8 +83,8 @@ class Net:
     def __repr__(self) -> str:
         if self.manifest is None:
             return f"Net({self.param}, no manifest)"
-        described_all = (", ".join(map(described, entries)) for entries in (self.inputs, self.outputs))
-        return f"Net({self.param}: {' -> '.join(described_all)})"
+        ports = (", ".join(map(str, entries)) for entries in (self.inputs, self.outputs))
+        return f"Net({self.param}: {' -> '.join(ports)})"
 
     def __enter__(self) -> Net:
         return self
@@ -121,7 +120,7 @@ class Net:
         """
         if not isinstance(inputs, Mapping):
             raise UsageError(f"inputs has to be a dict of arrays by name, not {inputs!r:.80}")
-        check_options(tables={"inputs": inputs}, names={"outputs": outputs})
+        check_options(inputs=inputs, outputs=() if outputs is None else outputs)
         if self.manifest is None:
             return self._run_blobs(inputs, outputs)
         manifest = self.manifest
@@ -254,7 +253,7 @@ def _as_output(entry: Tensor, slot: Slot, result: Array, sizes: Mapping[str, int
     shape = [_size(dim, sizes) for dim in entry.shape]
     array = slot.restored(result, shape)
     if array is None:
-        raise RunError(f"ncnn's {entry.name} has the shape {list(result.shape)}, the model's is {described(entry)}")
+        raise RunError(f"ncnn's {entry.name} has the shape {list(result.shape)}, the model's is {entry}")
     dtype = np_dtype(entry)
     if dtype.kind in "iu" and array.dtype.kind == "f":
         if not np.isfinite(array).all():

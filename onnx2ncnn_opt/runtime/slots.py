@@ -101,20 +101,15 @@ def check_arrays(
         if not fits:
             known = {size: value for size, value in sizes.items() if size in entry.shape}
             where = f" ({', '.join(f'{name} is {size}' for name, size in known.items())})" if known else ""
-            raise UsageError(f"the model takes {described(entry)}{where}, not an array of shape {list(array.shape)}")
+            raise UsageError(f"the model takes {entry}{where}, not an array of shape {list(array.shape)}")
         if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(f"the model takes {described(entry)}, not an array of {array.dtype}")
+            raise UsageError(f"the model takes {entry}, not an array of {array.dtype}")
         checked[entry.name] = array.astype(dtype, copy=False)
     for text, size in sizes.items():  # P+S has to be that
         meant = parsed_size(text, {name: value for name, value in sizes.items() if name != text})
         if isinstance(meant, int) and meant != size:
             raise UsageError(f"{text} has to be {meant} beside the other sizes, but an array has {size}")
     return checked
-
-
-def described(entry: Tensor) -> str:
-    """An input or output as people read it: ``x: float32[1, 3, N, ?]``."""
-    return f"{entry.name}: {entry.dtype}[{', '.join('?' if size is None else str(size) for size in entry.shape)}]"
 
 
 def np_dtype(entry: Tensor) -> np.dtype[Any]:
@@ -134,7 +129,7 @@ def _array(entry: Tensor, given: Any) -> Array:
     try:
         return np.asarray(given)
     except ValueError as error:  # rows of different lengths
-        raise UsageError(f"the model takes {described(entry)}, and what is given is not an array: {error}") from error
+        raise UsageError(f"the model takes {entry}, and what is given is not an array: {error}") from error
 
 
 def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str, int]:

@@ -96,9 +96,9 @@ def find_target(on: str | None) -> Target:
 
 def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes, each once; raises UsageError for one that does not exist."""
-    check_options(lists={"modes": modes})
+    check_options(modes=modes)
     for mode in modes:
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise UsageError(f"there is no mode '{mode}'; modes are {', '.join(MODES)}")
     return tuple(dict.fromkeys(modes))
 

@@ -16,7 +16,7 @@ def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
     model is exported once more: it is about these two only if it has the model's hash and the net has its blobs.
     """
     path = param.with_suffix(".json")
-    if path == param or not path.is_file():
+    if path == param or not path.is_file() or not model.is_file():
         return None, ""
     try:
         manifest = read_manifest(path)

@@ -96,6 +96,9 @@ class VerifyReport:
     wrong: tuple[str, Mapping[str, Array]] | None = field(default=None, repr=False, compare=False)
     manifest: Manifest | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"VerifyReport({', '.join(map(str, self.outputs))}; {self.checked})"
+
     @property
     def ok(self) -> bool:
         """Whether every output agrees."""
@@ -186,16 +189,13 @@ def verify_net(
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
-    check_options(
-        names={"outputs": outputs},
-        tables={"shapes": shapes, "values": values},
-        counts={"seed": seed},
-        seconds={"timeout": timeout},
-    )
+    check_options(outputs=outputs, shapes=shapes, values=values, seed=seed, timeout=timeout, step=step)
+    _check_feeds(feeds)
+    if wanted is not None and not isinstance(wanted, Wanted):
+        raise UsageError(f"wanted has to be a Wanted, not {wanted!r:.80}")
     chosen(DEFAULT, rtol, atol)
     if tolerance is not None and not isinstance(tolerance, Tolerance):
         raise UsageError(f"tolerance has to be a Tolerance, not {tolerance!r:.80}; rtol and atol are numbers")
-    check_options(tables={} if isinstance(feeds, (str, os.PathLike, Image)) else {"feeds": feeds})
     target = find_target(on)
     target.require()
     modes = check_modes(modes) or target.modes
@@ -308,6 +308,11 @@ def load_converted(
         raise UsageError(f"the manifest is that of another model: {error}") from None
 
 
+def _check_feeds(feeds: object) -> None:
+    if not isinstance(feeds, (str, os.PathLike, Image)):
+        check_options(feeds=feeds)
+
+
 def any_feeds(
     model: Path | bytes,
     loaded: LoadedModel,
@@ -322,6 +327,8 @@ def any_feeds(
 
     ONNX Runtime is asked only for sizes; what is not plain is drawn at the last of these.
     """
+    check_options(seed=seed)
+    _check_feeds(feeds)
     if feeds is not None:
         return given_inputs(feeds, loaded)
     draw = draw or Draw(seed, plain=True)

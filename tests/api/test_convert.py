@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt import convert, passes
-from onnx2ncnn_opt.api.convert import Conversion, cost_of_batch
+from onnx2ncnn_opt.api.convert import Conversion, cost_of_dynamic
 from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import GraphError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
@@ -285,19 +286,27 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
     fixed.verify().check()
 
 
-def test_the_cost_of_a_dynamic_batch() -> None:
-    """The token that a ViT puts before its patches is repeated for each image."""
+def test_the_cost_of_dynamic_dimensions() -> None:
+    """The token that a ViT puts before its patches is repeated for each image, here also for each row."""
     graph = (
         "(float[batch, 5, 4] x, float[batch, h, 4] z) => (float y, float w)"
-        " <float[1, 1, 4] token = {1.0, 2.0, 3.0, 4.0}, int64[2] rest = {1, 4}> {"
+        " <float[1, 1, 4] token = {1.0, 2.0, 3.0, 4.0}, int64[2] rest = {1, 4},"
+        " int64[1] one = {1}, int64[1] four = {4}> {"
         " n = Shape<end = 1>(x) size = Concat<axis = 0>(n, rest) t = Expand(token, size)"
-        " y = Concat<axis = 1>(t, x) w = Neg(z) }"
+        " y = Concat<axis = 1>(t, x) h = Shape<start = 1, end = 2>(z)"
+        " m = Concat<axis = 0>(one, h, four) s = Expand(token, m) w = Concat<axis = 2>(s, s) }"
     )
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
     conversion = convert(model)
     fixed = convert(model, shapes={"x": [1, None, None]})
-    count = len(list_layers(conversion.graph).lines) - len(list_layers(fixed.graph).lines)
-    assert count > 1
-    fix = "--shape x:1,?,? --shape z:1,?,?"
-    assert cost_of_batch(conversion) == f"batch is dynamic, which costs {count} layers; fix it with {fix}"
-    assert cost_of_batch(fixed) == ""
+    small = convert(model, shapes={"x": [1, 5, 4], "z": [1, 3, 4]})
+    layers = [len(list_layers(each.graph).lines) for each in (conversion, fixed, small)]
+    costs = [before - after for before, after in pairwise(layers)]
+    assert min(costs) > 1
+    ran_at = {"batch": 2, "h": 3}
+    batch, other = cost_of_dynamic(conversion, ran_at=ran_at)
+    assert batch == f"batch is dynamic, which costs {costs[0]} layers; fix it with --shape x:1,?,? --shape z:1,?,?"
+    fix = "your sizes, as in --shape x:1,?,? --shape z:1,3,?"
+    assert other == f"h is dynamic, which costs {costs[1]} layers; fix it with {fix}"
+    assert cost_of_dynamic(fixed, ran_at=ran_at) == [other.replace("--shape x:1,?,? --shape z:1,", "--shape z:?,")]
+    assert cost_of_dynamic(small, ran_at=ran_at) == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import signal
@@ -108,16 +109,19 @@ def test_symbolic_sizes_need_no_sympy(tmp_path: Path) -> None:
 
 def test_a_folder_as_prefix(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
-    (tmp_path / "nets").mkdir()
-    assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", "nets").code == 0
-    assert names(tmp_path / "nets") == net_files("model")
+    assert run(tmp_path, "convert", "model.onnx", "--skip", "what", "--no-verify", "-o", "nets/").code == 2
+    assert names(tmp_path) == {"model.onnx"}
+    for prefix in ("nets/", "nets"):
+        assert run(tmp_path, "convert", "model.onnx", "--no-verify", "-o", prefix).code == 0
+        assert names(tmp_path / "nets") == net_files("model")
 
 
 @pytest.mark.parametrize(
     ("prefix", "message"),
     [
         ("missing/net", "there is no folder missing"),
-        ("missing/", "there is no folder missing"),
+        ("missing/one/", "there is no folder missing"),
+        ("/proc/one/", "cannot make the folder /proc/one"),
         ("model.onnx/net", "there is no folder model.onnx"),
         ("net.param", "-o takes a prefix, not 'net.param'"),
         ("taken", "taken.ncnn.bin: it is a folder"),
@@ -149,6 +153,11 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert done.stderr.endswith("File too large\n")
     assert names(tmp_path) == {"model.onnx", "model.ncnn.param"}
     assert (tmp_path / "model.ncnn.param").read_text() == "what was here before"
+    shell = f"ulimit -f 0; exec {shlex.join(COMMAND)} report model.onnx -o page.html --json"  # needs temporary files
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, json.loads(done.stdout)["error"]["type"]) == (1, "FileNotFoundError")
 
 
 UNSUPPORTED = (

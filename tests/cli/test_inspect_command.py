@@ -25,7 +25,7 @@ def test_a_model(tmp_path: Path) -> None:
         *(f"operator: {name.ljust(7)}  1" for name in ("Conv", "Relu", "Sigmoid", "Mul", "Softmax")),
         "parameters: 6",
         "weights: 24 B",
-        "layers: 5 in ncnn",
+        "layers: 7 in ncnn",
         "multiply-adds: 384",
         "peak memory of blobs: 1.5 kB",
         "ncnn: 20240102 or newer runs it",

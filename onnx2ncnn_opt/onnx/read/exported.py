@@ -87,7 +87,15 @@ def reference(model: Any) -> Path | bytes:
     inner = model if isinstance(model, onnx_ir.Model) else getattr(model, "model", None)
     if isinstance(inner, onnx_ir.Model):
         return bytes(onnx_ir.to_proto(inner).SerializeToString())
+    if not hasattr(model, "model_proto"):
+        raise no_model(model)
     return bytes(model.model_proto.SerializeToString())
+
+
+def no_model(source: object) -> UsageError:
+    """The error for what is not a model."""
+    known = "a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
+    return UsageError(f"a {type(source).__name__} is not a model; give {known}")
 
 
 def _kind(model: Any) -> str:

@@ -17,11 +17,12 @@ import onnx
 import onnx_ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind
 from onnx2ncnn_opt.onnx.read.bound import bind_values
+from onnx2ncnn_opt.onnx.read.exported import no_model
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
 LARGEST_MESSAGE = 2**31 - 1  # what protobuf can parse
@@ -144,9 +145,7 @@ def _open(source: Any) -> _Source:
     proto = getattr(source, "model_proto", None)
     if isinstance(proto, onnx.ModelProto):
         return _open(proto)
-    raise UsageError(
-        f"a {type(source).__name__} is not a model; give a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
-    )
+    raise no_model(source)
 
 
 def _open_path(path: Path) -> _Source:
