@@ -1,7 +1,7 @@
 """Modules that commands import and hardly ever use, loaded only when somebody asks them for something.
 
 onnx_ir imports sympy for arithmetic with symbolic sizes, which this package does itself; that import would take as long
-as all others together.
+as all others together. onnx imports its formats of text and its tools.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-_NAMES = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
+_NAMES = frozenset(
+    (
+        *("sympy", "onnx_ir._symbolic_shapes"),
+        *("google.protobuf.json_format", "google.protobuf.text_format"),
+        *("onnx.compose", "onnx.gen_proto", "onnx.parser", "onnx.printer", "onnx.utils", "onnx.version_converter"),
+    )
+)
 
 
 class _Finder(MetaPathFinder):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Shape
@@ -70,15 +71,28 @@ class Rewrite:
     covers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        parameters = inspect.signature(self.function).parameters.values()
+        required = [p.name for p in parameters if p.default is inspect.Parameter.empty]
         for pattern in self.patterns:
-            missing = [name for name in self._required if name not in pattern.captures]
+            captures = pattern.captures
+            missing = [name for name in required if name not in captures]
             if missing:
                 raise TypeError(f"{self.name}: the pattern does not capture {', '.join(missing)}")
 
     @cached_property
     def root_types(self) -> frozenset[str]:
         """The types of the layer that a match ends in."""
-        return frozenset().union(*(pattern.types for pattern in self.patterns))
+        return frozenset(self._by_root_type)
+
+    @cached_property
+    def _by_root_type(self) -> dict[str, list[tuple[Op, list[Op]]]]:
+        """The patterns in their order, by the type of their root; those in a row with the same root together."""
+        found: dict[str, list[tuple[Op, list[Op]]]] = {}
+        for head, patterns in groupby(self.patterns, lambda pattern: replace(pattern, inputs=None)):
+            group = head, list(patterns)
+            for layer_type in head.types:
+                found.setdefault(layer_type, []).append(group)
+        return found
 
     @cached_property
     def depth(self) -> int:
@@ -87,8 +101,10 @@ class Rewrite:
 
     def matches(self, root: Layer) -> Iterator[Match]:
         """Every match that ends in `root`, in the order of the patterns."""
-        for pattern in self.patterns:
-            yield from matches(pattern, root)
+        for head, patterns in self._by_root_type.get(root.type, ()):
+            if head.fits(root):
+                for pattern in patterns:
+                    yield from matches(pattern, root)
 
     def result(self, match: Match) -> Result:
         """What the function returns for a match; raises Refused."""
@@ -97,11 +113,6 @@ class Rewrite:
     @cached_property
     def _parameters(self) -> tuple[str, ...]:
         return tuple(inspect.signature(self.function).parameters)
-
-    @property
-    def _required(self) -> list[str]:
-        parameters = inspect.signature(self.function).parameters.values()
-        return [p.name for p in parameters if p.default is inspect.Parameter.empty]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Constant folding of one node, by the operator implementations of onnx.reference.
+"""Constant folding of one node, by the operator implementations of onnx.reference, or by numpy.
+
+What exporters make of sizes takes a few operators, each of which is one numpy function (`_NUMPY`): importing
+onnx.reference takes longer than a small model's conversion.
 
 Only operators of the table below are evaluated: they are deterministic, have no subgraphs, and a bound of their result
 is known before they run, so that a shape of a few bytes in a model cannot ask for all memory. They are held against
@@ -58,8 +61,6 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int],
     operator = _OPERATORS.get(node.op_type) if node.domain == "" else None
     if operator is None or opset < operator.since:
         raise CannotFold(f"{node.op_type} of domain '{node.domain or 'ai.onnx'}' is not folded at opset {opset}")
-    import onnx.reference.ops  # only models with something to fold pay for it
-
     try:
         proto, attributes = _with_defaults(node, opset)
         elements = operator.bound(inputs, attributes)
@@ -67,9 +68,14 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int],
             reason = f"its result of up to {elements} elements is too large: {limit // _WIDEST} are the most to compute"
             grows = elements > sum(array.size for array in inputs if array is not None)
             raise (TooLarge if grows else CannotFold)(reason)
-        implementation = onnx.reference.ops.load_op("", node.op_type, opset)
-        parameters = {"log": _ignore, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
         with np.errstate(all="ignore"):
+            plain = _with_numpy(node.op_type, inputs, attributes)
+            if plain is not None:
+                return [np.asarray(plain)]
+            import onnx.reference.ops
+
+            implementation = onnx.reference.ops.load_op("", node.op_type, opset)
+            parameters = {"log": _ignore, "opsets": {"": opset}, "new_ops": None, "verbose": 0}
             results = implementation(proto, parameters).run(*_scalars(node, inputs))
     except _FAILURES as error:
         reason = " ".join(str(error).split())[:200]
@@ -77,6 +83,56 @@ def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int],
     if len(results) < len(node.outputs) or not all(isinstance(result, np.ndarray) for result in results):
         raise CannotFold(f"{node.op_type} gives no tensors for its {len(node.outputs)} outputs")
     return list(results[: len(node.outputs)])
+
+
+def _with_numpy(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> Any | None:
+    """The result of an operator of `_NUMPY`; None where it is none, or where its inputs are not the usual ones."""
+    function = _NUMPY.get(operator)
+    given = [array for array in inputs if array is not None]
+    if function is None or len(given) < len(inputs) or not all(array.dtype in _USUAL for array in given):
+        return None
+    if operator in _OF_ONE_TYPE and len({array.dtype for array in given}) > 1:
+        return None
+    return function(given, attributes)
+
+
+def _axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[int, ...]:
+    """The axes of Squeeze and Unsqueeze, which became an input."""
+    return tuple(inputs[1].tolist() if len(inputs) > 1 else attributes["axes"])
+
+
+def _quotient(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any | None:
+    a, b = inputs
+    return a // b if a.dtype.kind == "i" and (a >= 0).all() and (b > 0).all() else None
+
+
+def _cast(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any | None:
+    kind = onnx_ir.DataType(attributes["to"])
+    is_usual = kind in _USUAL_KINDS and (inputs[0].dtype.kind != "f" or kind == onnx_ir.DataType.FLOAT)
+    return inputs[0].astype(kind.numpy()) if is_usual else None
+
+
+def _filling(attributes: Mapping[str, Any]) -> Any:
+    value = attributes.get("value")
+    return np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(())
+
+
+def _gather_elements(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any | None:
+    data, indices = inputs
+    axis = attributes["axis"] % data.ndim
+    others = [np.delete(array.shape, axis).tolist() for array in inputs if array.ndim == data.ndim]
+    return np.take_along_axis(data, indices, axis) if others[0] == others[-1] and len(others) == 2 else None
+
+
+def _slice(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any | None:
+    if len(inputs) < 4:
+        return None
+    x, starts, ends, axes = inputs[:4]
+    steps = inputs[4] if len(inputs) > 4 else np.ones_like(starts)
+    parts = [slice(None)] * x.ndim
+    for axis, *part in zip(*(array.tolist() for array in (axes, starts, ends, steps)), strict=True):
+        parts[axis] = slice(*part)
+    return x[tuple(parts)]
 
 
 def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
@@ -248,4 +304,48 @@ _OPERATORS: Mapping[str, _Operator] = {
     **_table(_rank, "Shape"),
     **_table(_one, "Constant Size"),  # a Constant is no larger than the model
     **_table(_tile, "Tile"),
+}
+
+# Elements for which numpy does what ONNX says.
+_USUAL_KINDS = tuple(getattr(onnx_ir.DataType, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
+_USUAL = tuple(kind.numpy() for kind in _USUAL_KINDS)
+_OF_ONE_TYPE = (
+    "Add",
+    "Concat",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Mul",
+    "Range",
+    "Sub",
+)
+_NUMPY: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
+    "Add": lambda x, a: np.add(*x),
+    "And": lambda x, a: np.logical_and(*x),
+    "Cast": _cast,
+    "Concat": lambda x, a: np.concatenate(x, a["axis"]),
+    "ConstantOfShape": lambda x, a: np.full(x[0], _filling(a)),
+    "Div": _quotient,
+    "Equal": lambda x, a: np.equal(*x),
+    "Expand": lambda x, a: np.broadcast_to(x[0], np.broadcast_shapes(x[0].shape, tuple(x[1]))).copy(),
+    "Gather": lambda x, a: np.take(x[0], x[1], a["axis"]),
+    "GatherElements": _gather_elements,
+    "Greater": lambda x, a: np.greater(*x),
+    "GreaterOrEqual": lambda x, a: np.greater_equal(*x),
+    "Less": lambda x, a: np.less(*x),
+    "LessOrEqual": lambda x, a: np.less_equal(*x),
+    "Mul": lambda x, a: np.multiply(*x),
+    "Not": lambda x, a: np.logical_not(x[0]),
+    "Range": lambda x, a: np.arange(*(n.item() for n in x), dtype=x[0].dtype) if x[0].dtype.kind == "i" else None,
+    "Reshape": lambda x, a: x[0].reshape(x[1]) if len(x) > 1 and (x[1] != 0).all() else None,
+    "Slice": _slice,
+    "Sqrt": lambda x, a: np.sqrt(x[0]),
+    "Squeeze": lambda x, a: np.squeeze(x[0], _axes(x, a)) if len(x) > 1 or "axes" in a else None,
+    "Sub": lambda x, a: np.subtract(*x),
+    "Transpose": lambda x, a: np.transpose(x[0], a.get("perm")),
+    "Unsqueeze": lambda x, a: np.expand_dims(x[0], _axes(x, a)),
+    "Where": lambda x, a: np.where(*x) if x[1].dtype == x[2].dtype else None,
 }

@@ -6,6 +6,10 @@ and inputs a node may have is asked of the schema in force, so that nothing that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
 import onnx
 import onnx_ir
 
@@ -17,18 +21,18 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 def misfit(node: onnx_ir.Node, opset: int) -> str | None:
     """Why a node of ONNX's own domain is not a valid use of its operator; None where it is."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset)
+        schema, attributes, inputs = _known(node.op_type, opset)
     except onnx.defs.SchemaError:
         return f"opset {opset} has no such operator"
     if schema.deprecated and node.op_type not in _WITHDRAWN:
         return f"the operator is gone from ONNX since opset {schema.since_version}; the model says opset {opset}"
     for name, attribute in node.attributes.items():
-        known = schema.attributes.get(name)
+        known = attributes.get(name)
         if known is None:
             return f"attribute {name} is not known at opset {opset}"
         if known.type != getattr(onnx.defs.OpSchema.AttrType, attribute.type.name, None):
             return f"attribute {name} is of type {attribute.type.name}, not {str(known.type).rpartition('.')[2]}"
-    for name, known in schema.attributes.items():
+    for name, known in attributes.items():
         if known.required and name not in node.attributes:
             return f"attribute {name} is missing"
     if len(node.inputs) > schema.max_input:
@@ -36,13 +40,26 @@ def misfit(node: onnx_ir.Node, opset: int) -> str | None:
     if len(node.outputs) > schema.max_output:
         return f"it has {len(node.outputs)} outputs, at opset {opset} it gives {schema.max_output}"
     given = [value is not None for value in node.inputs]
-    for i, declared in enumerate(schema.inputs):
-        required = i < schema.min_input and declared.option != _OPTIONAL
-        if required and not (i < len(given) and given[i]):
-            return f"input {declared.name} is missing"
-    for value, declared in zip(node.inputs, schema.inputs, strict=False):
+    for i, (name, is_required, _) in enumerate(inputs):
+        if is_required and not (i < len(given) and given[i]):
+            return f"input {name} is missing"
+    for value, (name, _, is_bool) in zip(node.inputs, inputs, strict=False):
         # What other nodes give is as a rule not said in the model.
         said = value.dtype if value is not None and value.producer() is None else None
-        if declared.types == {"tensor(bool)"} and said not in (None, onnx_ir.DataType.BOOL):
-            return f"input {declared.name} is {said.name}, not BOOL"
+        if is_bool and said not in (None, onnx_ir.DataType.BOOL):
+            return f"input {name} is {said.name}, not BOOL"
     return None
+
+
+@cache
+def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
+    """An operator's schema, its attributes, and of each input its name, whether it is required, and whether a bool.
+
+    onnx makes them anew whenever it is asked.
+    """
+    schema = onnx.defs.get_schema(name, opset)
+    inputs = [
+        (declared.name, i < schema.min_input and declared.option != _OPTIONAL, declared.types == {"tensor(bool)"})
+        for i, declared in enumerate(schema.inputs)
+    ]
+    return schema, schema.attributes, inputs
