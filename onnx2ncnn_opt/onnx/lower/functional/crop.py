@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
 from onnx2ncnn_opt.onnx.value import Tensor
 
 TO_END = -233  # Crop: to the end
+MOST_RUNS = 256  # runs of constant indices that are layers of their own
 
 
 def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
@@ -111,8 +113,12 @@ def resized(view: View, axis: int, size: Dim) -> View:
     )
 
 
-def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
-    """ONNX Gather with constant indices: Crop for each run of neighbours, and Concat."""
+# Takes indices along an axis in another way than by Crops.
+Lookup = Callable[[Tensor, int, Array], Tensor]
+
+
+def pick(im: ImportContext, x: Tensor, axis: int, indices: Array, lookup: Lookup | None = None) -> Tensor:
+    """ONNX Gather with constant indices: Crop for each run of neighbours, and Concat; `lookup` of very many runs."""
     size = x.shape[axis]
     flat = indices.reshape(-1)
     if isinstance(size, int):
@@ -121,14 +127,14 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array) -> Tensor:
         flat = np.where(flat < 0, flat + size, flat)
     if not flat.size:
         raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
-    picked = _picked(im, x, axis, [int(i) for i in flat])
+    picked = _picked(im, x, axis, [int(i) for i in flat], lookup)
     shape: Shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     result = im.reshape(picked, shape)
     assert isinstance(result, Tensor)
     return result
 
 
-def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tensor:
+def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int], lookup: Lookup | None) -> Tensor:
     steps, size = {b - a for a, b in pairwise(indices)}, x.shape[axis]
     if len(steps) <= 1 and 0 not in steps and isinstance(size, int):
         step = steps.pop() if steps else 1
@@ -145,7 +151,7 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
         return im.tensor(im.reshape(transposed, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
     times = next((i for i, index in enumerate(indices) if index != indices[0]), len(indices))
     if 1 < times < len(indices) and indices == [index for index in indices[::times] for _ in range(times)]:
-        each = _picked(im, x, axis, indices[::times])
+        each = _picked(im, x, axis, indices[::times], lookup)
         apart = im.tensor(im.reshape(each, (*each.shape[: axis + 1], 1, *each.shape[axis + 1 :])))
         grown = repeated(im, apart, [times if a == axis + 1 else 1 for a in range(apart.rank)])
         return im.tensor(im.reshape(grown, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])))
@@ -155,6 +161,8 @@ def _picked(im: ImportContext, x: Tensor, axis: int, indices: list[int]) -> Tens
             runs[-1].append(index)
         else:
             runs.append([index])
+    if lookup is not None and len({(run[0], len(run)) for run in runs}) > MOST_RUNS:
+        return lookup(x, axis, np.array(indices))
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: the same element again and again

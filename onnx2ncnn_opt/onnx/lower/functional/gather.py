@@ -1,6 +1,6 @@
 """Picking elements by indices.
 
-Constant indices are Crops and Concats. Indices that are fed look up a constant table as Embed. All else is GridSample,
+Constant indices are Crops and Concats, unless they are very many. Indices that are fed look up a constant table as Embed. All else is GridSample,
 which in mode nearest copies the pixel at an index; the indices are exact as long as the image is not larger than
 `_LARGEST_IMAGE`.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, expand
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop, pick
+from onnx2ncnn_opt.onnx.lower.functional.crop import MOST_RUNS, crop, pick
 from onnx2ncnn_opt.onnx.lower.functional.gather_slices import picked, picked_together
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import (
@@ -33,8 +34,8 @@ from onnx2ncnn_opt.onnx.value import (
     is_held_as_float,
 )
 
-# Pieces of constant indices that are layers of their own: so many, and where an image would be too large, so many more.
-_FEW_RUNS, _MOST_RUNS = 16, 256
+# Pieces of constant indices into several axes that are layers of their own; MOST_RUNS where an image would be too large.
+_FEW_RUNS = 16
 _LARGEST_IMAGE = 2**20
 
 
@@ -47,7 +48,9 @@ def gather(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -
             return run
         indices = im.tensor(indices)
     if isinstance(indices, Constant):
-        return pick(im, im.tensor(data), axis, indices.array)
+        size = data.shape[axis]
+        is_image = isinstance(size, int) and size <= _LARGEST_IMAGE
+        return pick(im, im.tensor(data), axis, indices.array, partial(_looked_up_along, im) if is_image else None)
     check_indices(im, indices)
     others = [a for a in range(data.rank) if a != axis]
     size = data.shape[axis]
@@ -269,7 +272,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
         for axis, line in enumerate(lines):
             data = pick(im, data, axis, line)
         return data
-    is_cut = runs <= _FEW_RUNS or (runs <= _MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
+    is_cut = runs <= _FEW_RUNS or (runs <= MOST_RUNS and math.prod(known(shape)) > _LARGEST_IMAGE)
     picked = pick(im, flat, 0, few) if is_cut else _looked_up(im, flat, few)
     wanted: Shape = (*targets.shape, *rest)
     repeated = picked if picked.shape == wanted else expand(im, picked, wanted)
@@ -300,6 +303,13 @@ def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
     picked = range(data.rank - 1, len(shape))
     found = im.wrap(blob, shape, [rest, [], picked], dtype=_type(data))
     return found.viewed(found.view.transpose([*picked, *rest]))
+
+
+def _looked_up_along(im: ImportContext, data: Tensor, axis: int, places: Array) -> Tensor:
+    """Constant places along an axis, one by one."""
+    order = [axis, *(a for a in range(data.rank) if a != axis)]
+    found = _looked_up(im, data.viewed(data.view.transpose(order)), places)
+    return found.viewed(found.view.transpose([order.index(a) for a in range(data.rank)]))
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
