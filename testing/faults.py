@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 NO_EFFECT, SERIOUS = 1e-6, 1e-2
 # Draws that verification does not take, to find out whether a fault that it missed has an effect.
 SCALES = (0.01, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+FLAT_SCALES = (1.0, 8.0)
 DRAWS_EACH = 6
 
 # Models with what fixtures have little of: guards, branches that seldom act, tables, integers.
@@ -589,6 +590,7 @@ def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numb
 
     fed: dict[Draw, dict[str, Array]] = {}
     draws = [Draw(1000 + number, scale) for scale in SCALES for number in numbers]
+    draws += [Draw(1000 + number, scale, flat=number % 4) for scale in FLAT_SCALES for number in numbers]
     results: list[list[Mapping[str, Array | Failure]]] = []
     for runner in runners:
         results.append([])

@@ -201,7 +201,7 @@ class Optimized:
     ) -> Verification:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
-        The inputs are plain ones and large ones, for a small net of two more seeds as well, as `verify_net` draws them.
+        The inputs are plain ones and large ones, for a small net many more, as `verify_net` draws them.
 
         `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
         to temporary ones. `threads` is the number of cores to use, and `worker` a process to use again. `on` is where

@@ -68,12 +68,18 @@ LARGEST_INPUT = 2**30
 
 # The scale at which branches act that seldom do, such as a clip at 6 or a Softplus beyond 20.
 LARGE = 8.0
+_FAR = 64.0  # and at which most inputs are about as large as an exp can take
 _FARTHEST = 8.0  # times more are the largest numbers among large ones
 _FAR_IN, _ZEROS_IN = 8, 16  # one number of so many is far out, one is a zero
 _HIGHEST = 80.0  # the exp of larger ones is infinite, or what ncnn takes for it
 _NEARLY = 0.95  # of the largest number in a row: what is a little wrong takes it for that
 _MOST_SWEEPS = 60  # further runs that take indexes through a table
 _SHORT = 4  # rows of so few numbers keep their last one
+_ZERO_LEVELS_IN = 4  # one level of flat inputs is 0
+_CONTRAST = 0.01  # of flat inputs, in units of the scale
+
+# A net of so few weights, for so few numbers, takes no longer for many sets of inputs than to load the runtimes.
+_TINY_WEIGHTS, _TINY_INPUTS, _MORE_SEEDS = 2**17, 2**14, 4
 
 
 class Draw(NamedTuple):
@@ -82,7 +88,9 @@ class Draw(NamedTuple):
     Plain ones have no zeros, and all inputs keep within the domains of the functions that they end in. In others those
     that the model compares or selects as well are drawn without bounds, since a guard is there to act. Rows end with
     the largest numbers, which are `below` zero or above it, or with zeros where the scale is 1. `between` are the least
-    and the largest value of floats, which then are uniform.
+    and the largest value of floats, which then are uniform. Flat ones differ along an axis only, which is `flat` modulo
+    the rank, and hardly along others: images without contrast, of which a whole channel is below zero, or sequences
+    whose mean is as large as they are.
     """
 
     seed: int
@@ -90,17 +98,33 @@ class Draw(NamedTuple):
     plain: bool = False
     below: bool = False
     between: tuple[float, float] | None = None
+    flat: int | None = None
 
     def __str__(self) -> str:
         if self.between is not None:
             return f"seed {self.seed}, inputs from {self.between[0]:g} to {self.between[1]:g}"
-        return f"seed {self.seed}" + (f", inputs times {self.scale:g}" if self.scale != 1 else "")
+        scaled = f", inputs times {self.scale:g}" if self.scale != 1 else ""
+        return f"seed {self.seed}{scaled}" + ("" if self.flat is None else f", flat but for axis {self.flat}")
 
 
-def draws(seed: int, *, is_small: bool) -> list[Draw]:
-    """The inputs to verify with: plain ones and large ones, and for a small net those of further seeds."""
+def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
+    """The inputs to verify with: plain and large ones; for a small net those of more seeds, flat ones and far ones."""
     first = [Draw(seed, plain=True), Draw(seed, LARGE)]
-    return [*first, Draw(seed + 1), Draw(seed + 1, LARGE, below=True), Draw(seed + 2)] if is_small else first
+    if not is_small:
+        return first
+    first += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True), Draw(seed + 2), Draw(seed + 2, flat=1)]
+    first += [Draw(seed + 2, LARGE, flat=1), Draw(seed + 2, _FAR)]
+    more = [(seed + 3 + number, number % 4) for number in range(_MORE_SEEDS if is_tiny else 0)]
+    return first + [
+        draw
+        for turn, axis in more
+        for draw in (Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis))
+    ]
+
+
+def is_tiny(weights: int, inputs: int) -> bool:
+    """Whether a net of so many weights, for so many numbers, may run on many inputs."""
+    return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS
 
 
 @dataclass(frozen=True)
@@ -375,7 +399,8 @@ def draw_array(
     elif dtype.kind in "iu" and uses.divides:
         array = rng.integers(1, 8, shape)
     elif dtype.kind in "iu" and dtype.itemsize == 1:
-        array = rng.integers(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1, shape)
+        levels = rng.integers(np.iinfo(dtype).min, int(np.iinfo(dtype).max) + 1, _levels(shape, draw))
+        array = np.broadcast_to(levels, shape)
     else:
         array = rng.integers(0, 2, shape)
         if shape:
@@ -394,6 +419,12 @@ def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> A
 def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Generator) -> Array:
     if draw.between is not None:
         return np.asarray(rng.uniform(*draw.between, shape))
+    if draw.flat is not None:
+        levels = _floats(uses, _levels(shape, draw), draw._replace(plain=True, flat=None), rng)
+        low, high = uses.domain or (-_HIGHEST, _HIGHEST)
+        if low <= 0 <= high and not uses.divides:
+            levels[rng.random(levels.shape) < 1 / _ZERO_LEVELS_IN] = 0.0
+        return np.clip(levels + _CONTRAST * draw.scale * rng.standard_normal(shape), low, high)
     bounded = draw.plain or not uses.is_guarded
     array: Array
     if uses.domain and bounded:
@@ -421,6 +452,13 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
             kinds = [np.full(ends.size, -0.0), nearly, np.zeros(ends.size), below]
         ends[...] = np.choose((turn + draw.seed) % len(kinds), kinds).reshape(ends.shape)
     return np.clip(array, -_HIGHEST, _HIGHEST)
+
+
+def _levels(shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
+    """The shape of what is drawn, which is repeated along the other axes where it is flat."""
+    if draw.flat is None or not shape:
+        return shape
+    return tuple(size if axis == draw.flat % len(shape) else 1 for axis, size in enumerate(shape))
 
 
 def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.verification.compare import Tolerance, compare
-from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, sweeps
+from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
 # of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and
@@ -80,8 +80,9 @@ def draw_runs(
         return draw, feeds
 
     weights = sum(weight.array.size for layer in graph for _, weight in layer.weights.stored_items())
-    is_small = weights <= _SMALL_WEIGHTS and sum(map(math.prod, sizes.values())) <= _SMALL_INPUTS
-    yield from map(drawn, draws(seed, is_small=is_small))
+    numbers = sum(map(math.prod, sizes.values()))
+    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
+    yield from map(drawn, draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers)))
     if is_small:
         entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
         yield from map(drawn, sweeps(seed, entries, swept))

@@ -55,6 +55,7 @@ from onnx2ncnn_opt.verification.inputs import (
     draw_inputs,
     draws,
     given_inputs,
+    is_tiny,
     open_sizes,
     sweeps,
     tables,
@@ -168,7 +169,7 @@ def verify_net(
 
     `feeds` are the inputs by ONNX name, a file of them (.npz, .npy), or an image. Otherwise they are drawn from `seed`
     at the sizes of `shapes`, of the manifest, or at small ones: for a large net twice, once with large numbers, for a
-    small one from two more seeds as well; or as `wanted`. Sizes that the manifest leaves open are run at two values,
+    small one as `draws` says; or as `wanted`. Sizes that the manifest leaves open are run at two values,
     such that ONNX Runtime takes. `values` are inputs that the net has constants for, those of the manifest by default.
     `tolerance` is that of `tolerance_of` the model by default; `rtol` and `atol` replace its `relative` and `absolute`,
     in every mode. `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have
@@ -429,8 +430,9 @@ def _drawn_runs(
         return count(_Run(at, draw, feeds, runner.run(feeds)))
 
     yield count(settings[0])
-    is_small = _is_small(model, settings[0].feeds)
-    first, *further = draws(seed, is_small=is_small)
+    numbers = _numbers(model), sum(array.size for array in settings[0].feeds.values())
+    is_small = numbers[0] <= _SMALL_WEIGHTS and numbers[1] <= _SMALL_INPUTS
+    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(*numbers))
     if len(settings) > 1 and is_small:
         yield drawn(1, first)
     for number, draw in enumerate(further):
@@ -439,11 +441,9 @@ def _drawn_runs(
         yield drawn(0, draw)
 
 
-def _is_small(model: LoadedModel, feeds: Mapping[str, Array]) -> bool:
-    weights = sum(
-        value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None
-    )
-    return weights <= _SMALL_WEIGHTS and sum(array.size for array in feeds.values()) <= _SMALL_INPUTS
+def _numbers(model: LoadedModel) -> int:
+    """How many numbers the model's weights are."""
+    return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
 
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[_Run]:

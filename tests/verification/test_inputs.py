@@ -17,6 +17,7 @@ from onnx2ncnn_opt.verification.inputs import (
     Wanted,
     check_inputs,
     draw_inputs,
+    draws,
     given_inputs,
     load_inputs,
 )
@@ -209,6 +210,25 @@ def test_large_numbers_in_large_inputs() -> None:
     assert above[-1, -1] > 30
     assert below[-1, -1] < -30
     assert np.exp(above.astype(np.float32)).max() < 2.4e38
+
+
+def test_flat_inputs_differ_along_one_axis() -> None:
+    text = (
+        "(float[1,6,9,9] x, uint8[1,6,9,9] b) => (float[1,6,9,9] y, uint8[1,6,9,9] z) {{ y = {}(x) z = Identity(b) }}"
+    )
+    flat = draw_inputs(parsed(text.format("Relu")), draw=Draw(4, LARGE, flat=1))
+    assert np.ptp(flat["x"], axis=(2, 3)).max() < 0.1 * LARGE < np.ptp(flat["x"][0, :, 0, 0])
+    assert (np.abs(flat["x"]).max(axis=(2, 3)) < 0.05 * LARGE).any()  # a channel of almost nothing
+    assert np.ptp(flat["b"], axis=(2, 3)).max() == 0 < np.ptp(flat["b"])
+    assert draw_inputs(parsed(text.format("Log")), draw=Draw(4, LARGE, flat=5))["x"].min() > 0
+
+
+def test_a_tiny_net_runs_on_more_inputs() -> None:
+    large, small, tiny = (draws(7, is_small=small, is_tiny=tiny) for small, tiny in ((0, 0), (1, 0), (1, 1)))
+    assert tiny[: len(small)] == small and small[: len(large)] == large  # noqa: PT018
+    assert len(large) < len(small) < len(tiny) == len({*tiny})
+    assert {draw.flat for draw in tiny} == {None, 0, 1, 2, 3}
+    assert str(small[-2]) == "seed 9, inputs times 8, flat but for axis 1"
 
 
 @pytest.mark.parametrize("guard", ["c = Less(x, z) y = Where(c, a, z)", "b = Max(x, z) y = Add(a, b)"])

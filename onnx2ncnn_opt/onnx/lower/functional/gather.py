@@ -1,8 +1,8 @@
 """Picking elements by indices.
 
-Constant indices are Crops and Concats, unless they are very many. Indices that are fed look up a constant table as Embed. All else is GridSample,
-which in mode nearest copies the pixel at an index; the indices are exact as long as the image is not larger than
-`_LARGEST_IMAGE`.
+Constant indices are Crops and Concats, unless they are very many. Indices that are fed look up a constant table as
+Embed. All else is GridSample, which in mode nearest copies the pixel at an index; the indices are exact as long as the
+image is not larger than `_LARGEST_IMAGE`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onnx2ncnn_opt.onnx.value import (
     is_held_as_float,
 )
 
-# Pieces of constant indices into several axes that are layers of their own; MOST_RUNS where an image would be too large.
+# Pieces of indices into several axes that are layers of their own; MOST_RUNS where an image would be too large.
 _FEW_RUNS = 16
 _LARGEST_IMAGE = 2**20
 
