@@ -68,7 +68,7 @@ LARGEST_INPUT = 2**30
 
 # The scale at which branches act that seldom do, such as a clip at 6 or a Softplus beyond 20.
 LARGE = 8.0
-_FAR = 64.0  # and at which most inputs are about as large as an exp can take
+_FAR = 32.0  # and at which the largest ones are about as large as an exp can take
 _FARTHEST = 8.0  # times more are the largest numbers among large ones
 _FAR_IN, _ZEROS_IN = 8, 16  # one number of so many is far out, one is a zero
 _HIGHEST = 80.0  # the exp of larger ones is infinite, or what ncnn takes for it
@@ -377,12 +377,14 @@ class Uses:
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
         """The uses of an input."""
         uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
+        divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
+        quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
         domains = [traits.domains[index] for _, index, traits in uses if traits.domains and index in traits.domains]
         return cls(
             table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
             domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
-            divides=any(_traits(node, model).divisor == index for node, index in _uses(value, model, zeros=True)),
-            is_guarded=any(traits.selects for _, _, traits in uses),
+            divides=bool(divisions),
+            is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
         )
 
 

@@ -178,6 +178,8 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
             for index, name in enumerate(node.input):
                 if types.get(name) in _FLOATS and name not in exact:
                     node.input[index] = written.decided(name, types[name])
+        if node.op_type in _CANCELLING and node.input[0] in exact and types.get(node.input[0]) in _FLOATS:
+            node.input[0] = written.inexact(node.input[0], types[node.input[0]])
         written.nodes.append(node)
         if all(name in exact for name in node.input) and (traits.moves != () or node.op_type in _EXACT):
             exact.update(node.output)
@@ -197,6 +199,12 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
 
 # What computes no number that is not there yet, up to its sign.
 _EXACT = frozenset({"Abs", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Neg", "Relu", "Sign"})
+
+
+# What takes differences of numbers that may be almost equal: its own errors are as large as those of inexact inputs.
+_CANCELLING = frozenset(
+    {"Det", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "MeanVarianceNormalization"}
+)
 
 
 class _Written:
@@ -224,9 +232,13 @@ class _Written:
     def computed(self, name: str, dtype: int) -> str:
         """The name under which a node gives what has an error as `name`."""
         inner = f"onnx2ncnn_opt.{name}"
-        relative = self.add("Mul", self.errors(inner, dtype), self.number(_EACH, dtype))
-        self.nodes.append(helper.make_node("Mul", [inner, self.add("Add", relative, self.number(1, dtype))], [name]))
+        self.nodes.append(helper.make_node("Identity", [self.inexact(inner, dtype)], [name]))
         return inner
+
+    def inexact(self, name: str, dtype: int) -> str:
+        """A tensor whose numbers are off by a relative error each."""
+        relative = self.add("Mul", self.errors(name, dtype), self.number(_EACH, dtype))
+        return self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
 
     def decided(self, name: str, dtype: int) -> str:
         """The tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""

@@ -14,10 +14,9 @@ from onnx2ncnn_opt.onnx.lower.functional.cast import turned_over
 from onnx2ncnn_opt.onnx.lower.functional.division import (
     by_whole,
     divided,
-    kept_from_zero,
     mod,
+    quotient,
     reciprocal,
-    require_untested,
     truncated,
 )
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -46,9 +45,9 @@ def div(im: ImportContext, a: Operand, b: Operand) -> Value:
         return divided(im, *(im.tensor(x) if isinstance(x, SymbolicTensor) else x for x in (a, b)))
     if isinstance(b, Constant) and isinstance(a, Tensor) and _is_whole(b) and _is_rounding_scale(im):
         return by_whole(im, a, b)
-    if a is not b:  # x / x is finite or NaN
-        require_untested(im, b, 1)
-    return binary(im, BinaryOp.DIV, a, kept_from_zero(im, a, b))
+    if a is b:  # finite or NaN
+        return binary(im, BinaryOp.DIV, a, b)
+    return quotient(im, a, b, lambda by: binary(im, BinaryOp.DIV, a, by), 1)
 
 
 def _is_whole(b: Constant) -> bool:

@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers, float_value
-from onnx2ncnn_opt.onnx.lower.functional.division import reciprocal, require_untested
+from onnx2ncnn_opt.onnx.lower.functional.division import infinite_at_zero, reciprocal
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, is_float
 
@@ -98,12 +98,14 @@ def _floor(im: ImportContext, x: Value) -> Value:
 
 
 def _scalar_power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
-    if exponent == 1:
-        return x
-    if exponent < 0:
-        require_untested(im, x)
     if exponent == -1:
         return reciprocal(im, x)
+    if exponent < 0:
+        return im.tensor(infinite_at_zero(im, x, lambda by: _power(im, im.tensor(by), exponent), 0))
+    return x if exponent == 1 else _power(im, x, exponent)
+
+
+def _power(im: ImportContext, x: Tensor, exponent: float) -> Tensor:
     if exponent in _POWERS:
         return im.apply(x, _POWERS[exponent])
     if exponent in range(2, _LARGEST_PRODUCT + 1):

@@ -1,4 +1,4 @@
-"""Quotients that are to be rounded to whole numbers.
+"""Quotients that are to be rounded to whole numbers, or by what may be 0.
 
 ncnn's division may be off in the last bits: 6 / 3 may be less than 2, and its floor 1. So where a model rounds a
 quotient, the division is corrected by what it leaves, which is computed without any error.
@@ -29,6 +29,7 @@ _BEYOND = 2.0**30  # every float32 from here on is even
 _LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
 _VANISHED = 104.0
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_TESTS = _COMPARISONS | {"Clip", "IsInf", "IsNaN", "Max", "Min", "Sign"}
 # What a quotient is still infinite after.
 _CARRYING = frozenset(
     {"Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
@@ -45,24 +46,49 @@ def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
     return binary(im, BinaryOp.ADD, near, binary(im, BinaryOp.MUL, rest_of(im, a, im.tensor(b), near), inverse))
 
 
-def require_untested(im: ImportContext, divisor: Operand, at: int = 0) -> None:
-    """Refuse a divisor that may be 0 where the model asks whether the quotient is NaN or infinite.
+def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
+    """a / b as `divide` computes it of a divisor, which is the node's input number `at`.
 
-    It is the node's input number `at`. x86 makes NaN of what is infinite in ONNX.
+    x86 makes NaN of what is infinite at 0. Where that matters the divisor is kept from 0, or see `infinite_at_zero`.
     """
-    if isinstance(divisor, Constant) and divisor.array.all():
-        return
-    may_vanish = not isinstance(divisor, Tensor) or im.range_of(divisor).has(0)
-    tests = _tests(im.readers(), im.operand(at)) if may_vanish else []
-    if tests and not _is_any_test(tests):
+    kept = kept_from_zero(im, a, b)
+    return infinite_at_zero(im, b, divide, at) if kept is b else divide(kept)
+
+
+def infinite_at_zero(im: ImportContext, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
+    """A quotient that a factor makes infinite where the divisor is 0, and NaN of 0 / 0, if the model makes use of that.
+
+    -0.0 counts as 0.
+    """
+    tests = _tests(im.readers(), im.operand(at)) if _may_vanish(im, b) else []
+    if not tests or _is_any_test(tests):
+        return divide(b)
+    if isinstance(b, Constant):
         raise im.refuse(
-            "a quotient by 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
+            "a quotient by a constant 0 is tested, which is infinite in ONNX and NaN in ncnn on some CPUs",
             "replace the divisor where it is 0, as in x / torch.where(y == 0, 1, y)",
         )
+    divisor = im.tensor(b)
+    is_zero = _is_zero(im, divisor)
+    whole = divide(binary(im, BinaryOp.ADD, divisor, is_zero))
+    # exp(0) is 1, and the square of exp(100) infinite, in 16 bits as well.
+    large = im.apply(binary(im, BinaryOp.MUL, is_zero, number(_VANISHED)), UnaryOp.EXP)
+    return binary(im, BinaryOp.MUL, whole, im.apply(large, UnaryOp.SQUARE))
+
+
+def _may_vanish(im: ImportContext, x: Operand) -> bool:
+    if isinstance(x, Constant):
+        return not x.array.all()
+    return not isinstance(x, Tensor) or im.range_of(x).has(0)
+
+
+def _is_zero(im: ImportContext, x: Tensor) -> Tensor:
+    """1 where a number is 0, else 0."""
+    return im.unary(im.apply(im.apply(x, UnaryOp.ABS), UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
 
 
 def _tests(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
-    """The nodes that ask whether a quotient is NaN or infinite, which is moved about and selected.
+    """The nodes that make a number or a truth of what is infinite, of a quotient that is moved about and selected.
 
     A select whose condition is computed from the divisor is taken for a guard against 0.
     """
@@ -73,7 +99,7 @@ def _tests(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> li
             further = [reader for reader in node.outputs[0].consumers() if reader not in seen]
             left += further
             seen.update(further)
-    return [node for node in seen if node.op_type in ("IsInf", "IsNaN")]
+    return [node for node in seen if node.op_type in _TESTS]
 
 
 def _depends(value: onnx_ir.Value | None, on: onnx_ir.Value | None) -> bool:
@@ -121,12 +147,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
         least = number(float(np.abs(a.array.astype(np.float64)).min()) / (2 * largest))
     if known.low >= 0:
         return binary(im, BinaryOp.MAX, b, least)
-    is_zero = im.unary(
-        im.apply(im.apply(b, UnaryOp.ABS), UnaryOp.NEG),
-        "Threshold",
-        threshold=-FLT_MIN,
-    )
-    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, is_zero, least))
+    return binary(im, BinaryOp.ADD, b, binary(im, BinaryOp.MUL, _is_zero(im, b), least))
 
 
 def _limit(node: onnx_ir.Node, side: int) -> float | None:
@@ -234,8 +255,7 @@ def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
 
 def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
     """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
-    require_untested(im, x)
-    return im.apply(im.tensor(kept_from_zero(im, number(1), x)), UnaryOp.RECIPROCAL)
+    return im.tensor(quotient(im, number(1), x, lambda by: im.apply(im.tensor(by), UnaryOp.RECIPROCAL), 0))
 
 
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
