@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -369,18 +370,13 @@ DEVICE_FAULTS: dict[str, tuple[str, Callable[[Graph, Layer], None]]] = {
 Change = tuple[Callable[[str], str], set[str]]
 
 
-def _renamed_input(graph: Graph, rng: Rng) -> Change | None:
-    blob = graph.inputs[int(rng.integers(len(graph.inputs)))]
+def _renamed_input(graph: Graph, blob: Blob) -> Change:
     assert blob.producer is not None
     return lambda text: _renamed(text, {blob.name: "another_name"}), {blob.producer.name}
 
 
-def _deleted_output(graph: Graph, rng: Rng) -> Change | None:
-    if len(graph.outputs) < 2:
-        return None
-    blob = graph.outputs[int(rng.integers(len(graph.outputs)))]
-    if blob.producer is None or len(blob.producer.outputs) > 1:
-        return None
+def _deleted_output(graph: Graph, blob: Blob) -> Change:
+    assert blob.producer is not None
     graph.outputs = [output for output in graph.outputs if output is not blob]
     name = blob.producer.name
     if blob.users:  # it stays a blob
@@ -390,11 +386,7 @@ def _deleted_output(graph: Graph, rng: Rng) -> Change | None:
     return lambda text: text, {name, *before}
 
 
-def _missing_split(graph: Graph, rng: Rng) -> Change | None:
-    shared = [blob for layer in graph for blob in layer.outputs if len(blob.users) > 1 and not blob.is_output]
-    if not shared:
-        return None
-    blob = shared[int(rng.integers(len(shared)))]
+def _missing_split(graph: Graph, blob: Blob) -> Change:
     assert blob.producer is not None
 
     def unsplit(text: str) -> str:
@@ -418,10 +410,22 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-BROKEN: dict[str, Callable[[Graph, Rng], Change | None]] = {
-    "renamed input": _renamed_input,
-    "deleted output": _deleted_output,
-    "missing Split": _missing_split,
+def _deletable(graph: Graph) -> list[Blob]:
+    """Outputs that a net can lack and still have others."""
+    alone = [blob for blob in graph.outputs if blob.producer and len(blob.producer.outputs) == 1]
+    return alone if len(graph.outputs) > 1 else []
+
+
+def _shared(graph: Graph) -> list[Blob]:
+    """What a Split gives to several layers."""
+    return [blob for layer in graph for blob in layer.outputs if len(blob.users) > 1 and not blob.is_output]
+
+
+# The blobs that a fault of the file can be about, and the fault.
+BROKEN: dict[str, tuple[Callable[[Graph], list[Blob]], Callable[[Graph, Blob], Change]]] = {
+    "renamed input": (lambda graph: list(graph.inputs), _renamed_input),
+    "deleted output": (_deletable, _deleted_output),
+    "missing Split": (_shared, _missing_split),
 }
 
 
@@ -440,9 +444,9 @@ class Planted:
 
 
 def places(graph: Graph, kind: str) -> list[int]:
-    """The numbers of the layers where a fault can be planted; one where it is a fault of the file."""
+    """The numbers of the layers where a fault can be planted; of the blobs, for a fault of the file."""
     if kind in BROKEN:
-        return [0]
+        return list(range(len(BROKEN[kind][0](graph))))
     rng = np.random.default_rng(0)
     found = []
     for number, layer in enumerate(graph):
@@ -626,7 +630,7 @@ def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numb
 
 @dataclass(frozen=True)
 class Campaign:
-    """How faults are planted: up to `each` of a class in a net, up to `most` in a net.
+    """How faults are planted: up to `each` of a class in a net, up to `most` in a net, of classes whose names match.
 
     `bisects` says that the faulty layer has to be named as well; `on` is the device for DEVICE_FAULTS, and `pnnx` makes
     the nets.
@@ -639,6 +643,7 @@ class Campaign:
     bisects: bool = False
     on: str | None = None
     pnnx: Path | None = None
+    kinds: str = ""
 
     def run(self, chosen: Iterable[tuple[str, Any]]) -> Iterator[Planted]:
         """Plant faults in the nets of models, and yield what becomes of each."""
@@ -660,6 +665,7 @@ class Campaign:
     def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
         """All faults of a net; where there is a limit, of classes in a random order."""
         kinds = [*FAULTS, *ADDED, DELETED, *(BROKEN if self.bisects else ()), *(DEVICE_FAULTS if self.on else ())]
+        kinds = [kind for kind in kinds if re.search(self.kinds, kind)]
         if self.most < sys.maxsize:
             np.random.default_rng([self.seed, *subject.name.encode()]).shuffle(kinds)
         for kind in kinds:
@@ -678,9 +684,8 @@ class Campaign:
             return None
         change: Change | None = None
         if kind in BROKEN:
-            change = BROKEN[kind](graph, rng)
-            if change is None:
-                return None
+            blobs, broken = BROKEN[kind]
+            change = broken(graph, blobs(graph)[place])
             blamed, where = change[1], ", ".join(sorted(change[1]))
         else:
             layer, before = graph.layers[place], {layer.name for layer in graph}

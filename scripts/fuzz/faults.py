@@ -1,6 +1,6 @@
 """Plant faults in right nets, and count which of them verification catches.
 
-    python -m scripts.fuzz.faults [FOLDER ...] [--each 2] [--seed 0] [-k REGEX] [--most N] [--write]
+    python -m scripts.fuzz.faults [FOLDER ...] [--each 2] [--seed 0] [-k REGEX] [--kinds REGEX] [--most N] [--write]
     python -m scripts.fuzz.faults [FOLDER ...] --bisect [--pnnx PATH/TO/pnnx] [--on qemu-aarch64] ...
 
 The nets are converted from fixtures/models, from cases of fixtures/ops, and from the models in MODELS, or from the
@@ -17,7 +17,8 @@ A large difference counts as far as it is more than rounding errors make of the 
 
 With `--bisect` each net is bisected in place of verified, and the layer that is named compared with the faulty one:
 
-    named            the layers that `bisect` blames are the faulty one, or what was planted there
+    named            the layers that `bisect` blames are the faulty one, or what was planted there; of a layer that is
+                     gone, those that read it
     one of several   it is among the layers that are to blame
     NOT NAMED        it is not, or none is
 
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=1, help="places for each class in each net")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-k", default="", help="a regular expression for names of nets")
+    parser.add_argument("--kinds", default="", help="a regular expression for classes of faults")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="faults in each net, of classes drawn at random")
     parser.add_argument("--bisect", action="store_true", help="the faulty layer has to be named")
     parser.add_argument("--on", help="where faults of devices are looked for")
@@ -81,7 +83,9 @@ def main() -> int:
     chosen = ((name, model) for name, model in (files if options.folders else models()) if re.search(options.k, name))
     pnnx = options.pnnx.resolve() if options.pnnx else None
     with NcnnWorker() as worker:
-        campaign = Campaign(worker, options.each, options.seed, options.most, options.bisect, options.on, pnnx)
+        campaign = Campaign(
+            worker, options.each, options.seed, options.most, options.bisect, options.on, pnnx, options.kinds
+        )
         for fault in campaign.run(chosen):
             planted.append(fault)
             if options.results:
