@@ -259,7 +259,7 @@ class _Judgement:
                     **self.options,
                 )
                 report = verify()
-                if not report.ok:
+                if any(output.status in ("mismatch", "nan") for output in report.outputs):
                     report = verify(explain=True)
                 self.notes += report.notes
                 for output in report.outputs:

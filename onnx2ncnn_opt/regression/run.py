@@ -57,10 +57,17 @@ def check(
     config = read_config(Path(file)).everywhere(on=on, modes=modes)
     everything = {Place(config.baseline, model.name).stem for model in config.models}
     config = config.chosen(names, parse_shard(shard))
+    folder = None if keep is None else Path(keep)
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UsageError(f"cannot keep nets in {folder}: {error.strerror}") from error
     with Processes() as processes, ThreadPoolExecutor(max(jobs, 1)) as threads:
 
         def checked(model: Model) -> tuple[ModelResult, NetRecord | None]:
-            found = _checked(config, model, record, Path(keep) if keep else None, processes, looks=look is not None)
+            found = _checked(config, model, record, folder, processes, looks=look is not None)
             done(found[0])
             return found
 
@@ -94,8 +101,8 @@ def _checked(
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         task = _Task(config, model, Path(folder), processes)
         result = task.result(record)
-        if keep is not None and not result.ok:
-            task.keep(keep)
+        if keep is not None and not result.ok and (problem := task.keep(keep)):
+            result = replace(result, notes=(*result.notes, problem))
         shown = task.look() if looks else None
     return replace(result, seconds=round(time.perf_counter() - start, 3)), shown
 
@@ -185,10 +192,10 @@ class _Task:
         ended = self.processes.run(self.model.version, seconds=self.model.timeout, folder=self.config.file.parent)
         return " ".join(ended.said.split())[:200] if ended.code == 0 else ended.how
 
-    def keep(self, folder: Path) -> None:
-        """Copy the net to a folder, for study."""
+    def keep(self, folder: Path) -> str:
+        """Copy the net to a folder, for study; returns why that could not be done."""
         if self.net is None:
-            return
+            return ""
         place = Place(folder, self.model.name)
         sources = (*self.net, self.net[0].with_suffix(".json"))
         try:
@@ -197,4 +204,5 @@ class _Task:
                 if source.is_file():
                     shutil.copyfile(source, target)
         except OSError as error:
-            raise UsageError(f"cannot write {place.param}: {error.strerror}") from error
+            return f"the net could not be kept: {place.param}: {error.strerror}"
+        return ""

@@ -13,6 +13,7 @@ import onnx.parser
 import pytest
 from projects import MODEL, by_name, failed, measured, save_graph, write_project, write_right_net
 
+from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.regression.run import check
 from testing.handmade import tagged, write_net
@@ -62,6 +63,8 @@ def test_wrong_nets(tmp_path: Path) -> None:
         if name in WRONG:
             WRONG[name](graph)
             save_graph(graph, tmp_path / "nets", name)
+    with pytest.raises(UsageError, match="cannot keep nets in "):
+        check(file, jobs=2, keep=file / "kept")
     result = check(file, jobs=2, keep=tmp_path / "kept")
     assert result.exit_code == 3
     found = by_name(result)
@@ -82,6 +85,10 @@ def test_wrong_nets(tmp_path: Path) -> None:
 CONVERTER = """
 import os, shutil, sys, time
 kind, model, out = sys.argv[1:]
+NETS = {
+    "crashing_net": "2 2\\nInput in 0 1 x\\nConvolution c 1 1 x y 0=4 1=3 6=108\\n",
+    "hanging_net": "3 3\\nInput in 0 1 x\\nInterp i 1 1 x a 0=1 3=2000 4=2000\\nPooling p 1 1 a y 0=1 1=1001\\n",
+}
 def write(name, copy=shutil.copyfile, suffixes=(".param", ".bin")):
     for suffix in suffixes:
         copy(os.path.join("nets", name + suffix), out + ".ncnn" + suffix)
@@ -99,9 +106,9 @@ elif kind == "older":
     write("right", shutil.copy2)
 elif kind == "outdated":
     write("wrong_weight")
-elif kind == "crashing_net":
+elif kind in NETS:
     with open(out + ".param", "w") as file:
-        file.write("7767517\\n2 2\\nInput in 0 1 x\\nConvolution c 1 1 x y 0=4 1=3 6=108\\n")
+        file.write("7767517\\n" + NETS[kind])
     open(out + ".bin", "wb").close()
 elif kind != "nothing":
     write("right")
@@ -118,10 +125,10 @@ SAID = {
 
 def test_converters_that_fail(tmp_path: Path) -> None:
     (tmp_path / "converter.py").write_text(CONVERTER)
-    names = (*SAID, "outdated", "crashing_net", "right")
+    names = (*SAID, "outdated", "crashing_net", "hanging_net", "right")
     text = "\n".join(
         f"[model.'models/{name}']\nconvert = \"'{sys.executable}' converter.py {name} {{onnx}} {{out}}\"\n"
-        + ("timeout = 2\n" if name == "hangs" else "")
+        + ({"hangs": "timeout = 2\n", "hanging_net": "timeout = 5\n"}.get(name, ""))
         for name in names
     )
     file = write_project(tmp_path, f"version = \"'{sys.executable}' -V\"\n{text}", **dict.fromkeys(names, MODEL))
@@ -137,12 +144,14 @@ def test_converters_that_fail(tmp_path: Path) -> None:
         **dict.fromkeys(SAID, 1),
         "outdated": 3,
         "crashing_net": 3,
+        "hanging_net": 3,
         "right": 0,
     }
     for name, message in SAID.items():
         assert failed(found[name]) == ["conversion"]
         assert found[name].failures[0].message.startswith(message)
-    assert failed(found["outdated"]) == ["accuracy fp32"]
+    assert failed(found["outdated"]) == failed(found["hanging_net"]) == ["accuracy fp32"]
+    assert "did not finish within 5 s" in found["hanging_net"].failures[0].message
     assert found["right"].versions["converter"].startswith("Python 3")
 
 
