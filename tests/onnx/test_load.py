@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import random
 import subprocess
@@ -171,6 +172,38 @@ class TestConstants:
         assert found.dtype == array.dtype
         assert found.shape == array.shape
         np.testing.assert_array_equal(found, array)
+
+    def test_large_weights_of_the_file_are_mapped(self, tmp_path: Path) -> None:
+        """An initializer, a Constant node, one in a branch, one of 4 bits, and one whose kind of data is said."""
+        model = parse(CALLS)
+        arrays = {name: np.random.default_rng(i).random((40, 60), np.float32) for i, name in enumerate("abc")}
+        arrays["d"] = np.resize(np.arange(-8, 8), (100, 100)).astype(onnx_ir.DataType.INT4.numpy())
+        tensors = {name: onnx_ir.to_proto(onnx_ir.Tensor(array, name=name)) for name, array in arrays.items()}
+        tensors["a"].data_location = TensorProto.DEFAULT
+        branch = model.graph.node[-1].attribute[0].g
+        for name, nodes in (("b", model.graph.node), ("c", branch.node)):
+            nodes.insert(0, helper.make_node("Constant", [], [name], value=tensors[name]))
+        branch.node[-1].input[0] = "c"
+        model.graph.initializer.extend([tensors["a"], tensors["d"]])
+        for name in "abd":
+            model.graph.node.append(helper.make_node("Identity", [name], [f"{name} again"]))
+            model.graph.output.append(helper.make_empty_tensor_value_info(f"{name} again"))
+        path = write(tmp_path, model)
+        loaded = load_model(path)
+        found = {**loaded.graph.initializers, **next(iter(loaded.graph.subgraphs())).initializers}
+        for name, array in arrays.items():
+            tensor = found[name].const_value
+            assert tensor is not None
+            np.testing.assert_array_equal(tensor.numpy(), array)
+        base: Any = loaded.initializer("a")
+        while isinstance(base, np.ndarray):
+            base = base.base
+        assert isinstance(base, memoryview)
+        assert isinstance(base.obj, mmap.mmap)
+        broken = model.graph.initializer[-1].raw_data
+        model.graph.initializer[-1].raw_data = broken[:-1]
+        with pytest.raises(ModelError, match="'d' holds 4999 bytes, but its dims"):
+            load_model(write(tmp_path, model))
 
     def test_constant_nodes_become_initializers(self) -> None:
         loaded = load_model(

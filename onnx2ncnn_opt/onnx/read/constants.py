@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -20,18 +21,21 @@ from onnx_ir import serde
 
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.read.embedded import Embedded
 
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine ncnn is meant for
 
 
-def settle(graph: onnx_ir.Graph) -> None:
+def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
     """Replace every constant of the graph, attributes and subgraphs included, by an array that is surely readable.
+
+    `embedded` are the weights in the model's own file, where they were left there.
 
     Raises:
         ModelError: a tensor's dims, data or external file do not fit, or the file lies outside the model's folder.
     """
-    files = _Files()
+    files = _Files(embedded)
     done: dict[int, tuple[onnx_ir.TensorProtocol, onnx_ir.TensorProtocol]] = {}
 
     def settled(tensor: onnx_ir.TensorProtocol, where: str) -> onnx_ir.TensorProtocol:
@@ -57,9 +61,10 @@ def settle(graph: onnx_ir.Graph) -> None:
 
 
 class _Files:
-    """Maps of external data files, one for each file."""
+    """Maps of external data files, one for each file, and of the model's own."""
 
-    def __init__(self) -> None:
+    def __init__(self, embedded: Embedded | None) -> None:
+        self.embedded = embedded
         self._maps: dict[str, mmap.mmap] = {}
 
     def map(self, path: str, tensor: str, location: str) -> mmap.mmap:
@@ -93,7 +98,10 @@ def _open_plain(path: str, flags: int) -> int:
 
 def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _Files) -> onnx_ir.TensorProtocol:
     if isinstance(tensor, onnx_ir.ExternalTensor):
-        _check_dims(tensor, where)
+        nbytes = _check_dims(tensor, where)
+        if files.embedded is not None and tensor.location == files.embedded.location:
+            _check_raw(tensor.length or 0, nbytes, tensor.shape.numpy(), where)
+            return _tensor(files.embedded.data, tensor.offset or 0, nbytes, tensor)
         return _map(tensor, where, files)
     if isinstance(tensor, serde.TensorProtoTensor):
         return _embedded(tensor, where)
@@ -107,8 +115,7 @@ def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProt
     nbytes, proto = _check_dims(tensor, where), tensor.raw
     if proto.HasField("raw_data"):
         raw = proto.raw_data
-        if len(raw) != nbytes:
-            raise ModelError(f"{where} holds {len(raw)} bytes, but its dims {list(proto.dims)} need {nbytes}")
+        _check_raw(len(raw), nbytes, proto.dims, where)
         return _tensor(raw, 0, nbytes, tensor)
     if nbytes and not any(len(getattr(proto, field)) for field in _TYPED_FIELDS):
         raise ModelError(
@@ -122,6 +129,11 @@ def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProt
     except (ValueError, AssertionError, OverflowError) as error:  # wrong count, field of another type, too large number
         raise ModelError(f"{where} holds other data than its dims {list(proto.dims)} and type say: {error}") from None
     return onnx_ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+
+
+def _check_raw(length: int, nbytes: int, dims: Iterable[int], where: str) -> None:
+    if length != nbytes:
+        raise ModelError(f"{where} holds {length} bytes, but its dims {list(dims)} need {nbytes}")
 
 
 def _check_dims(tensor: onnx_ir.TensorProtocol, where: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import os
 import stat
 import warnings
@@ -22,6 +23,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind
 from onnx2ncnn_opt.onnx.read.bound import bind_values
+from onnx2ncnn_opt.onnx.read.embedded import Bytes, Embedded
 from onnx2ncnn_opt.onnx.read.exported import no_model
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 
@@ -78,6 +80,7 @@ class _Source:
     sha256: str | None = None
     folder: Path | None = None
     stem: str = ""
+    embedded: Embedded | None = None
 
 
 def load_model(
@@ -108,7 +111,7 @@ def load_model(
     lost = structure.cut(model.graph, outputs) if outputs else ()
     structure.strip(model.graph)
     structure.lift_constants(model)
-    constants.settle(model.graph)
+    constants.settle(model.graph, opened.embedded)
     open_shapes = {name: given for name, given in (shapes or {}).items() if name not in bound}
     inputs, results = bind(model.graph.inputs, model.graph.outputs, open_shapes, sizes)
     return LoadedModel(
@@ -161,24 +164,25 @@ def _open_path(path: Path) -> _Source:
             raise ModelError(
                 f"{path} has {status.st_size} bytes, more than protobuf can read; export it with external data"
             )
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ModelError(f"{path} cannot be read: {error}") from None
     sha256 = hashlib.sha256(data).hexdigest()
-    proto = _parse(data, str(path))
-    del data
+    embedded = Embedded.of(data)
+    proto = _parse(embedded.message, str(path))
     folder = path.absolute().parent
-    return _Source(_from_proto(proto, folder), sha256, folder, path.stem)
+    return _Source(_from_proto(proto, folder), sha256, folder, path.stem, embedded)
 
 
-def _parse(data: bytes, where: str) -> onnx.ModelProto:
+def _parse(data: Bytes, where: str) -> onnx.ModelProto:
     if not data:
         raise ModelError(f"{where}: not an ONNX model: the file is empty")
     proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(data)
+        proto.ParseFromString(bytes(data))
         complete = proto.HasField("graph") and proto.ir_version > 0
     except DecodeError:
         complete = False

@@ -1,0 +1,129 @@
+"""Weights inside a model's file, left where they are: the model is parsed without them, and they are mapped.
+
+protobuf copies a tensor's bytes when it parses a message, and once more whenever they are asked for. So large raw data
+is taken out of the message first, and stands in it as external data of a location that no file has.
+"""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Bytes: TypeAlias = bytes | mmap.mmap
+
+_LARGE = 4096  # bytes; what is smaller stays in the message
+_DEEPEST = 100  # messages in messages, as protobuf has it
+_VARINT, _LENGTH = 0, 2  # kinds of fields
+_FIXED = {1: 8, 5: 4}  # bytes of the other kinds
+
+# The fields of onnx.proto that lead to tensors, by message, and what the tensor's own fields are.
+_MESSAGES = {
+    "model": {7: "graph"},
+    "graph": {1: "node", 5: "tensor"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+}
+_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14
+
+
+class _Malformed(Exception):
+    """Not a message, or not one that this can read."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A model's message without its large tensors, whose external data is at `location`, in the file's bytes."""
+
+    message: Bytes
+    data: Bytes
+    location: str
+
+    @classmethod
+    def of(cls, data: Bytes) -> Embedded:
+        """The message as it is where it cannot be read here: protobuf will say why."""
+        location = f"embedded:{secrets.token_hex(16)}"
+        try:
+            return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST), data, location)
+        except _Malformed:
+            return cls(data, data, location)
+
+
+def _without_tensors(data: Bytes, start: int, end: int, kind: str, location: str, depth: int) -> bytes:
+    if depth == 0:
+        raise _Malformed
+    if kind == "tensor":
+        return _without_data(data, start, end, location)
+    kept, copied = bytearray(), start
+    for number, first, body, after in _fields(data, start, end):
+        inner = _MESSAGES[kind].get(number) if after - body >= _LARGE else None
+        if inner is not None:
+            kept += data[copied:first]
+            kept += _delimited(number, _without_tensors(data, body, after, inner, location, depth - 1))
+            copied = after
+    return bytes(kept + data[copied:end])
+
+
+def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
+    """A tensor, as it is unless it has raw data, once, and no other data's location."""
+    kept, raw = bytearray(), []
+    for number, first, body, after in _fields(data, start, end):
+        if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and data[body:after] != b"\0"):
+            return bytes(data[start:end])
+        if number == _RAW_DATA:
+            raw.append((body, after - body))
+        elif number != _DATA_LOCATION:
+            kept += data[first:after]
+    if len(raw) != 1:
+        return bytes(data[start:end])
+    (offset, length), *_ = raw
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        kept += _delimited(_EXTERNAL_DATA, _delimited(1, key.encode()) + _delimited(2, value.encode()))
+    return bytes(kept + _varint(_DATA_LOCATION << 3 | _VARINT) + b"\1")
+
+
+def _fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Number, start, start of the value and end of each field."""
+    at = start
+    while at < end:
+        first = at
+        tag, body = _read_varint(data, at, end)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, at = _read_varint(data, body, end)
+        elif kind == _LENGTH:
+            length, body = _read_varint(data, body, end)
+            at = body + length
+        elif kind in _FIXED:
+            at = body + _FIXED[kind]
+        else:
+            raise _Malformed
+        if at > end:
+            raise _Malformed
+        yield tag >> 3, first, body, at
+
+
+def _read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 64:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise _Malformed
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _delimited(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | _LENGTH) + _varint(len(value)) + value
