@@ -22,6 +22,7 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.arrays import RELATIVE, first_difference
+from testing.worker import WORKER
 
 TABLE = Path(__file__).parents[1] / "fixtures" / "conformance.tsv"
 HEADER = "case\toutcome\twith onnx "
@@ -96,17 +97,16 @@ def with_initializers(case: Case) -> Iterator[Case]:
 
 
 class Harness:
-    """Converts and runs cases, in one long-lived ncnn process."""
+    """Converts and runs cases."""
 
-    def __init__(self) -> None:
-        self._worker = NcnnWorker()
+    def __init__(self, worker: NcnnWorker = WORKER) -> None:
+        self._worker = worker
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
 
     def __enter__(self) -> Harness:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._worker.close()
         self._folder.cleanup()
 
     def judge(self, case: Case, *, optimize: bool = True) -> Outcome:

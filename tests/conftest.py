@@ -1,4 +1,14 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from testing.conformance import Harness
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -6,3 +16,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-fixtures", action="store_true", help="rewrite the results in fixtures/, for review")
     parser.addoption("--on", help="run the guards on this device instead: a target of `convert --on`")
     parser.addoption("--all-lengths", action="store_true", help="run the guards on rows of every length from 1 to 33")
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[NcnnWorker]:
+    """The ncnn process of this run."""
+    from testing.worker import WORKER
+
+    with WORKER:
+        yield WORKER
+
+
+@pytest.fixture(scope="session")
+def harness(worker: NcnnWorker) -> Iterator[Harness]:
+    """What converts, runs and compares cases."""
+    from testing.conformance import Harness
+
+    with Harness(worker) as harness:
+        yield harness

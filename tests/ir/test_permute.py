@@ -14,16 +14,15 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.handmade import write_net
 
 
-def test_every_order_moves_the_data_as_said(tmp_path: Path) -> None:
-    with NcnnWorker() as worker:
-        for rank in (1, 2, 3, 4):
-            x = np.arange(np.prod(range(2, rank + 2)), dtype=np.float32).reshape(range(2, rank + 2))
-            for perm in permutations(range(rank)):
-                order = order_type(perm)
-                assert permutation(order, rank) == perm
-                paths = write_net(tmp_path, "Input x 0 1 x", f"Permute y 1 1 x y 0={order}")
-                runner = NcnnRunner(*paths, worker=worker)
-                np.testing.assert_array_equal(runner.run({"x": x})["y"], x.transpose(perm))
+def test_every_order_moves_the_data_as_said(tmp_path: Path, worker: NcnnWorker) -> None:
+    for rank in (1, 2, 3, 4):
+        x = np.arange(np.prod(range(2, rank + 2)), dtype=np.float32).reshape(range(2, rank + 2))
+        for perm in permutations(range(rank)):
+            order = order_type(perm)
+            assert permutation(order, rank) == perm
+            paths = write_net(tmp_path, "Input x 0 1 x", f"Permute y 1 1 x y 0={order}")
+            runner = NcnnRunner(*paths, worker=worker)
+            np.testing.assert_array_equal(runner.run({"x": x})["y"], x.transpose(perm))
 
 
 def test_a_vector_stays_as_it_is() -> None:

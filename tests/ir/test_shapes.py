@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -456,12 +456,6 @@ def write(layer: Layer, folder: Path) -> tuple[Path, Path]:
         " ".join((layer.type, "layer", *map(str, map(len, names)), *names[0], *names[1], *tokens)),
         weights=bytes(sum(4 * weight.count(params) + 4 * weight.is_tagged(params) for weight in present)),
     )
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as started:
-        yield started
 
 
 def run(worker: NcnnWorker, layer: Layer, folder: Path, *, batched: bool = False) -> list[tuple[int, ...]]:

@@ -13,11 +13,10 @@ from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.api.convert import Conversion, convert
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.arrays import difference
-
-_WORKER = NcnnWorker()  # one process for all tests; it ends with this one
+from testing.worker import WORKER
 
 Arrays = Mapping[str, Any]
 
@@ -57,7 +56,7 @@ def compare(
     manifest = conversion.manifest()
     with tempfile.TemporaryDirectory() as folder:
         files = conversion.save(Path(folder) / "net")
-        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=_WORKER)
+        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER)
         given = {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs}
         results = runner.run(given, [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs])
     for entry in manifest.outputs:

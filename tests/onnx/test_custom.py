@@ -83,7 +83,7 @@ def test_how_inputs_and_outputs_lie(shape: str, batch_axes: dict[str, int | None
         assert (blob.shape, blob.batch) == mat
 
 
-def test_axes_are_in_order_and_the_net_computes(tmp_path: Path) -> None:
+def test_axes_are_in_order_and_the_net_computes(tmp_path: Path, worker: NcnnWorker) -> None:
     """With a type that ncnn has in place of the custom one: the layers around it fit."""
     text = (
         "(float[2, 4, 5, 3] x) => (float[2, 5, 12] y) <int64[3] s = {2, 5, 12}, float[2, 4, 3, 5] b>"
@@ -96,9 +96,8 @@ def test_axes_are_in_order_and_the_net_computes(tmp_path: Path) -> None:
     assert param.count("\nOp ") == 1
     files.param.write_text(param.replace("\nOp ", "\nReLU "))
     x = np.random.default_rng(0).standard_normal((2, 4, 5, 3)).astype(np.float32)
-    with NcnnWorker() as worker:
-        runner = NcnnRunner(files.param, files.bin, timeout=60, worker=worker)
-        result = runner.run({"x": Feed(x, 0)}, [Fetch("y", 0)])["y"]
+    runner = NcnnRunner(files.param, files.bin, timeout=60, worker=worker)
+    result = runner.run({"x": Feed(x, 0)}, [Fetch("y", 0)])["y"]
     a = x.transpose(0, 1, 3, 2)
     expected = np.where(a < 0, a * np.float32(0.25), a).transpose(0, 3, 2, 1).reshape(2, 5, 12)
     np.testing.assert_array_equal(result, expected)
@@ -218,9 +217,9 @@ def test_a_program_runs_the_net(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "z.npy"), np.tanh(r.sum(0)), rtol=1e-5, atol=1e-5)
 
 
-def test_ncnn_names_the_layer_that_nobody_registered(tmp_path: Path) -> None:
+def test_ncnn_names_the_layer_that_nobody_registered(tmp_path: Path, worker: NcnnWorker) -> None:
     files = convert(model("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"), custom=[OP]).save(tmp_path / "n")
-    with NcnnWorker() as worker, pytest.raises(RunError, match="layer Op not exists or registered"):
+    with pytest.raises(RunError, match="layer Op not exists or registered"):
         NcnnRunner(files.param, files.bin, timeout=60, worker=worker).run({}, [])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -19,12 +19,6 @@ from testing.conformance import Harness
 from testing.op_cases import FOLDER, Case, load_cases
 
 CASES = list(load_cases())
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with Harness() as harness:
-        yield harness
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

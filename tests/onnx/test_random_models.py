@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -19,15 +17,8 @@ CHAINS = 60
 
 
 @pytest.fixture(scope="module")
-def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzer]:
-    with NcnnWorker() as worker:
-        yield Fuzzer(tmp_path_factory.mktemp("nets"), worker)
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with Harness() as harness:
-        yield harness
+def fuzzer(tmp_path_factory: pytest.TempPathFactory, worker: NcnnWorker) -> Fuzzer:
+    return Fuzzer(tmp_path_factory.mktemp("nets"), worker)
 
 
 @pytest.mark.parametrize("part", range(3))

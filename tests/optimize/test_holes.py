@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,6 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.handmade import raw, tagged, write_net
 
 INPUT = "Input data 0 1 data 0=4 1=3 2=2"
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 def values(*shape: int, seed: int = 0) -> Array:

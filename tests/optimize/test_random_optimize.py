@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing import fuzz_nets
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("part", range(8))

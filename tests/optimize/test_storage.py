@@ -50,17 +50,15 @@ def test_sizes_and_numbers(tmp_path: Path, storage: str) -> None:
     assert np.array_equal(stored, kernel.astype(dtype).astype(np.float32).reshape(-1))
 
 
-def test_a_stored_net_is_one_of_rounded_weights(tmp_path: Path) -> None:
+def test_a_stored_net_is_one_of_rounded_weights(tmp_path: Path, worker: NcnnWorker) -> None:
     kernel = values(2, 8)
     (tmp_path / "rounded").mkdir()
     short = optimize(*convolution(tmp_path, kernel), storage="fp16").save(tmp_path / "short")
     rounded = convolution(tmp_path / "rounded", kernel.astype(np.float16).astype(np.float32))
     feeds = {"data": values(8, 3, 4)}
-    with NcnnWorker() as worker:
-        stored, plain = (
-            NcnnRunner(*paths, exact=True, worker=worker).run(feeds)["out"]
-            for paths in ((short.param, short.bin), rounded)
-        )
+    stored, plain = (
+        NcnnRunner(*paths, exact=True, worker=worker).run(feeds)["out"] for paths in ((short.param, short.bin), rounded)
+    )
     assert np.array_equal(stored, plain)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -12,12 +11,6 @@ import pytest
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.runnable_nets import SHAPE, Net
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("seed", range(120))

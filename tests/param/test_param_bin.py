@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -20,12 +19,6 @@ from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import parse_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from testing.runnable_nets import SHAPE, Net
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 def net(*lines: str) -> Graph:

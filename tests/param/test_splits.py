@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import ParsedNet, format_param, parse_param
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 
 
 def parsed(*lines: str) -> ParsedNet:
@@ -124,7 +124,7 @@ def test_reading_and_writing(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ncnn_returns_every_output_by_its_name(tmp_path: Path, case: str) -> None:
+def test_ncnn_returns_every_output_by_its_name(tmp_path: Path, worker: NcnnWorker, case: str) -> None:
     graph = parsed(*CASES[case][0]).graph
     paths = tmp_path / "net.param", tmp_path / "net.bin"
     x = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 3, 4)
@@ -132,9 +132,9 @@ def test_ncnn_returns_every_output_by_its_name(tmp_path: Path, case: str) -> Non
         if layer.type == "Slice":
             layer.params["slices"] = (1, -233)
     write_net(graph, *paths)
-    with NcnnRunner(*paths) as runner:
-        assert sorted(runner.output_names()) == sorted(blob.name for blob in graph.outputs)
-        outputs = runner.run({blob.name: x for blob in graph.inputs})
+    runner = NcnnRunner(*paths, worker=worker)
+    assert sorted(runner.output_names()) == sorted(blob.name for blob in graph.outputs)
+    outputs = runner.run({blob.name: x for blob in graph.inputs})
     computed = {"Split": x, "ReLU": np.maximum(x, 0)}
     for blob in graph.outputs:
         source = blob.producer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +26,6 @@ CASES = [case for path in sorted(FOLDER.glob("*.md")) if path.stem != "README" f
 
 # Folding rounds every weight once more, and sums in another order: a few units in the last place of the largest term.
 _ROUNDING = 32 * float(np.finfo(np.float32).eps)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +19,6 @@ from testing.random_cnn import CnnBuilder, Step
 
 # Every folded layer rounds anew; nets of 14 layers whose values stay near 1 amplify that by far less than this.
 _TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 _numbers = st.integers(0, 15)

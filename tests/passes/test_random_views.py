@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -114,12 +112,6 @@ class Builder:
             for name in layer.weights:
                 layer.weights[name] = layer.weights[name] * np.float32(0.3)
         return self.graph
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 _numbers = st.integers(0, 23)

@@ -61,12 +61,6 @@ def test_a_feature_mask(name: str) -> None:
             assert masked or not any(made), f"{case}: lost from {layer}"
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
-
-
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_second_reader(name: str, tmp_path: Path, worker: NcnnWorker) -> None:
     for case in positive(name)[:_MOST_RUNS]:

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,6 @@ ENDLESS = (
     "Padding a 1 1 x y 0=20000 1=20000 2=20000 3=20000",
     "Softmax b 1 1 y z 0=1 1=1",
 )
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[NcnnWorker]:
-    with NcnnWorker() as worker:
-        yield worker
 
 
 def failure(result: Array | Failure) -> Failure:

@@ -168,13 +168,11 @@ def test_files_that_cannot_be_read_are_told_here(tmp_path: Path, board: NcnnWork
         NcnnRunner(tmp_path / "missing.param", tmp_path / "missing.bin", worker=board).run({"x": X})
 
 
-def test_16_bits_are_used_only_in_their_modes(tmp_path: Path) -> None:
+def test_16_bits_are_used_only_in_their_modes(tmp_path: Path, worker: NcnnWorker) -> None:
     near = np.array([1 + 2.0**-9], np.float32)
-    with NcnnWorker() as worker:
-        found = {
-            mode: NcnnRunner(*write_net(tmp_path, *RELU), mode=mode, worker=worker).run({"x": near})["y"]
-            for mode in MODES
-        }
+    found = {
+        mode: NcnnRunner(*write_net(tmp_path, *RELU), mode=mode, worker=worker).run({"x": near})["y"] for mode in MODES
+    }
     assert found["fp32"] == near
     assert found["bf16"] == 1
     flags = {mode: {name for name, on in options.items() if on} for mode, options in MODES.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,31 +11,28 @@ from testing.exports import ROOT, refilled
 from testing.faults import BROKEN, Campaign, models
 
 
-def test_serious_faults_are_caught() -> None:
+def test_serious_faults_are_caught(worker: NcnnWorker) -> None:
     nets = [(name, model) for name, model in models() if name in ("guarded log", "clipped", "norms", "table")]
-    with NcnnWorker() as worker:
-        planted = list(Campaign(worker, seed=5).run(nets))
+    planted = list(Campaign(worker, seed=5).run(nets))
     assert len(planted) > 20
     assert not [fault for fault in planted if fault.outcome == "SERIOUS"]
     assert sum(fault.outcome == "caught" for fault in planted) > 15
 
 
-def test_the_faulty_layer_is_named() -> None:
+def test_the_faulty_layer_is_named(worker: NcnnWorker) -> None:
     nets = [("detector.ts", refilled(ROOT / "fixtures" / "models" / "detector.ts.onnx"))]
-    with NcnnWorker() as worker:
-        planted = list(Campaign(worker, seed=2, most=8, bisects=True).run(nets))
+    planted = list(Campaign(worker, seed=2, most=8, bisects=True).run(nets))
     caught = [fault for fault in planted if fault.outcome == "caught"]
     assert len(caught) >= 6
     assert {fault.named for fault in caught} <= {"named", "one of several"}
 
 
-def test_a_fault_of_the_file_is_named() -> None:
+def test_a_fault_of_the_file_is_named(worker: NcnnWorker, tmp_path: Path) -> None:
     nets = [("detector.ts", refilled(ROOT / "fixtures" / "models" / "detector.ts.onnx"))]
-    with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
-        campaign = Campaign(worker, bisects=True)
-        subject = campaign.subject(*nets[0], Path(folder))
-        assert subject is not None
-        for kind in BROKEN:
-            planted = campaign.fault(subject, Path(folder), kind, 0, np.random.default_rng(1))
-            assert planted is not None
-            assert (planted.outcome, planted.named) == ("caught", "named")
+    campaign = Campaign(worker, bisects=True)
+    subject = campaign.subject(*nets[0], tmp_path)
+    assert subject is not None
+    for kind in BROKEN:
+        planted = campaign.fault(subject, tmp_path, kind, 0, np.random.default_rng(1))
+        assert planted is not None
+        assert (planted.outcome, planted.named) == ("caught", "named")
