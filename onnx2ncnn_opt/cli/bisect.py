@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.verify import VerifyReport
 
 
-@click.command(short_help="Where a net goes wrong.")
+@click.command(short_help="Find the first layer that is wrong.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
 @click.argument("bin", type=EXISTING_FILE, metavar="NET.bin]", required=False)

@@ -47,7 +47,7 @@ def check(
     markdown: Path | None,
     report: ReportFile,
 ) -> None:
-    """Convert the models that FILE.toml lists, and hold their nets against the models and a baseline.
+    """Convert the models that FILE.toml lists, and compare their nets with the models and a baseline.
 
     FILE.toml is ncnn-check.toml by default; docs/ci.md says what is in it. The exit code is the worst of all models: 0
     all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.

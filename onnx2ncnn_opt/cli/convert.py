@@ -48,13 +48,13 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "-o",
     "prefix",
     metavar="PREFIX",
-    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json, or files with the model's name into the "
-    "folder PREFIX, as for several models.  [default: the model's path without .onnx or .pt2]",
+    help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json. In a folder, as nets/, they get the model's "
+    "name; several models need that.  [default: the model's path without .onnx or .pt2]",
 )
 @given_options
 @run_options()
 @tolerance_options
-@benchmark_option("ONNX Runtime")
+@benchmark_option("the net and of ONNX Runtime")
 @click.option(
     "--outputs",
     multiple=True,
@@ -73,7 +73,8 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     "images",
     multiple=True,
     metavar="NAME:mean=...:std=...[:bgr]",
-    help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; bgr: in that order.",
+    help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
+    "order.",
 )
 @release_option()
 @storage_options

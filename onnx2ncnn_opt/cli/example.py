@@ -11,7 +11,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.errors import UsageError
 
 
-@click.command(short_help="A program that runs a net, in C++ or Python.")
+@click.command(short_help="Print a program that runs a net.")
 @click.argument("path", type=click.Path(path_type=Path), metavar="PREFIX")
 @click.option("--cpp", "language", flag_value="cpp", default=True, help="In C++.  [default]")
 @click.option("--python", "language", flag_value="python", help="In Python, with numpy and ncnn.")

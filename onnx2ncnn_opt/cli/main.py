@@ -33,7 +33,7 @@ _COLLECT_AFTER = 500_000  # objects
 _COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def cli() -> None:
     """Turn ONNX models exported from PyTorch into optimised ncnn models, and prove that they compute the same.

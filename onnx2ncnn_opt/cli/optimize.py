@@ -48,19 +48,19 @@ _PARAM = (".param", ".param.bin")
     "prefix",
     metavar="PREFIX",
     required=True,
-    help="Write PREFIX.param and PREFIX.bin, or files with the net's name into the folder PREFIX, as for several nets.",
+    help="Write PREFIX.param and PREFIX.bin. In a folder, as nets/, they get the net's name; several nets need that.",
 )
 @click.option(
     "--binary/--text", default=None, help="Format of the .param; PREFIX.param.bin if binary.  [default: as IN]"
 )
 @shape_option(
     "BLOB:SIZES",
-    "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN, or as pnnx says beside it]",
+    "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN, or in pnnx's files beside it]",
 )
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
 @run_options()
 @tolerance_options
-@benchmark_option("the one before")
+@benchmark_option("the net before and after")
 @masks_option
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")

@@ -119,7 +119,7 @@ def seed_option() -> Decorator:
 
 def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --shape and --value, as `shapes` and `values`."""
-    help = "Shape of an input, e.g. x:1,3,224,224, or x:1,3,?,W (? stays dynamic, W names a size); for each input."
+    help = "Shape of an input, e.g. x:1,3,224,224; in x:1,3,?,W one size stays as it is and one is called W."
     shape = shape_option("NAME:SIZES", help, are_open=True)
     value = click.option(
         "--value",
@@ -127,7 +127,7 @@ def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         callback=_values,
         metavar="NAME=VALUE",
-        help="Bind an input to a number, true, false, or numbers with commas. The net does not have it.",
+        help="Make an input a constant: a number, true, false, or numbers with commas. The net has no such input.",
     )
     return shape(value(command))
 
@@ -138,8 +138,8 @@ def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--inputs",
         callback=_inputs,
         metavar="FILE",
-        help="Inputs for verification: an .npz of arrays by the inputs' names, an .npy of the only one, or an image, "
-        "as photo.png:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr].",
+        help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image, as "
+        "photo.png:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr].",
     )
     together = _together("given", Given, shapes="shapes", values="values", feeds="inputs")
     return binding_options(inputs(together(command)))
@@ -260,22 +260,22 @@ def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=float,
         callback=_not_negative,
         metavar="R",
-        help="What an output may be off by, in units of its largest value, in every mode.  [default: what rounding may "
-        "do, and more for weights and modes of 16 bits]",
+        help="The largest error that is allowed, relative to the largest value of the output.  [default: what rounding "
+        "may do, and more for weights and modes of 16 bits]",
     )
     absolute = click.option(
         "--atol",
         type=float,
         callback=_not_negative,
         metavar="A",
-        help="What an output may be off by in any case.  [default: 1e-5]",
+        help="An absolute error that is always allowed.  [default: 1e-5]",
     )
     return relative(absolute(_together("allowed", Allowed, rtol="rtol", atol="atol")(command)))
 
 
-def benchmark_option(beside: str) -> Decorator:
+def benchmark_option(of: str) -> Decorator:
     """The option --benchmark, as `benchmark`."""
-    return click.option("--benchmark", is_flag=True, help=f"Time the net beside {beside}: one thread each, in turns.")
+    return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, in turns.")
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,7 +292,7 @@ def _on(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mode(command: Callable[..., Any]) -> Callable[..., Any]:
-    help = "Verify in each of fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]"
+    help = "Verify in these modes: fp32, fp16, bf16.  [default: fp32; with --on also fp16, ncnn's default there]"
     return click.option("--modes", callback=_modes, metavar="MODE,...", help=help)(command)
 
 

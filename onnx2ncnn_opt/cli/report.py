@@ -12,7 +12,7 @@ from onnx2ncnn_opt.cli.targets import check_targets
 from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 
 
-@click.command(short_help="A page about a net: errors, costs, rewrites.")
+@click.command(short_help="Write a page about a net.")
 @click.argument("model", type=EXISTING_FILE, metavar="MODEL")
 @click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
 @click.argument("bin", type=EXISTING_FILE, metavar="[NET.bin]]", required=False)

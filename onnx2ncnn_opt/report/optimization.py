@@ -102,7 +102,8 @@ def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) 
         blocks.append(Table(("pass", "rewrites"), tuple((name, str(n)) for name, n in passes.items()), "pass"))
     (peak, unknown), (lower, unknown_after) = summary.memory
     if peak and not (unknown or unknown_after):
-        exchanged = f", with the operands of {summary.exchanged} layers exchanged" if summary.exchanged else ""
+        count = "1 layer" if summary.exchanged == 1 else f"{summary.exchanged} layers"
+        exchanged = f", with the operands of {count} exchanged" if summary.exchanged else ""
         blocks.append(f"memory: {file_size(peak)} -> {file_size(lower)} for blobs at their peak (estimate){exchanged}")
     else:
         blocks.append("memory: not known, as the sizes of blobs are not (see --shape)")

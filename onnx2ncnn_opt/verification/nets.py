@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.caches import caches
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Direction, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.outputs import OutputReport, Status
@@ -99,9 +99,14 @@ def _example(blob: Blob) -> str:
     """A shape of the rank that the first layer that has one takes, with its channels."""
     rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
     rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
     for layer in blob.users:
         if layer.type == "Embed":
             return "16"
+        if layer.type in gates and layer["num_output"]:
+            hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
+            rows = gates[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1)
+            return f"16,{max(layer['weight_data_size'] // max(rows, 1), 1)}"
         if layer.type in rest and layer.spec is not None and layer["num_output"]:
             known = [name for name in ("kernel_w", "kernel_h", "kernel_d") if name in layer.spec.by_name]
             group = layer["group"] if "group" in layer.spec.by_name else 1

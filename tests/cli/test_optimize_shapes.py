@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.errors import UsageError
 from testing.command import names, run
 from testing.handmade import tagged, write_net
 
@@ -78,6 +80,17 @@ def test_files_that_tell_nothing(tmp_path: Path, text: str) -> None:
     assert "nothing tells the shape of the input 'in0' and 'in1'" in ended.err
     assert "--shape in0:3,224,224 --shape in1:16 " in ended.err
     assert names(tmp_path) == before
+
+
+def test_an_example_of_the_right_rank(tmp_path: Path) -> None:
+    write_net(
+        tmp_path,
+        "Input in0 0 1 in0",
+        "GRU g 1 1 in0 out0 0=2 1=30",
+        weights=tagged(range(30)) + tagged(range(8)) + tagged(range(12)),
+    )
+    with pytest.raises(UsageError, match="give it, like --shape in0:16,5 "):
+        optimize(tmp_path / "net.param", tmp_path / "net.bin").verify()
 
 
 def test_shapes_that_the_net_does_not_take(tmp_path: Path) -> None:
