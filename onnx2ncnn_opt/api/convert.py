@@ -397,9 +397,9 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
         if cost > 0:
             more = "1 layer" if cost == 1 else f"{cost} layers"
             verb, them = ("is", "it") if len(sizes) == 1 else ("are", "them")
-            given = " ".join(
-                _shape_option(port, shapes[port.name]) for port in conversion.inputs if port.name in shapes
-            )
+            ports = [port for port in conversion.inputs if port.name in shapes]
+            known = conversion.model.given
+            given = " ".join(_shape_option(p, shapes[p.name], is_given=p.name in known) for p in ports)
             how = given if sizes is batch else f"your sizes, as in {given}"
             lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {more}; fix {them} with {how}")
     return lines
@@ -409,10 +409,11 @@ def _count(conversion: Conversion) -> int:
     return len(list_layers(conversion.graph).lines)
 
 
-def _shape_option(port: Port, sizes: Sequence[Dim]) -> str:
-    """What binds an input to these sizes, ``?`` where they are the model's."""
+def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:
+    """What binds an input to these sizes, ``?`` where they are the model's; in place of a shape that `is_given`."""
     known = zip(sizes, port.shape, strict=True)
-    return f"--shape {port.name}:{','.join('?' if size == before else str(size) for size, before in known)}"
+    texts = ("?" if size == before and not is_given else str(size).replace(" ", "") for size, before in known)
+    return f"--shape {port.name}:{','.join(texts)}"
 
 
 def _require_release(graph: Graph, release: int) -> None:

@@ -31,7 +31,7 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import failure, output_sizes, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _convert(
         storage=(options["storage"] or "", conversion.storage.count if conversion.storage else 0),
         kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
         verified=None if report is None else report.outputs,
-        sizes=[] if report is None else output_sizes(report),
+        shapes=() if report is None else report.shapes,
         files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
         prefix=str(prefix),
         seconds=time.perf_counter() - start,

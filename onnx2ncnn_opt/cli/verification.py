@@ -21,13 +21,6 @@ def require_runtimes(on: str | None, *packages: str) -> None:
     find_target(on).require()
 
 
-def output_sizes(report: VerifyReport) -> list[str]:
-    """The dynamic sizes of the runs, as the report shows them."""
-    from onnx2ncnn_opt.verification.verify import sizes_text
-
-    return [sizes_text(sizes) for sizes in report.sizes]
-
-
 def report_fields(report: VerifyReport) -> dict[str, Any]:
     """A verification as JSON has it."""
     return {

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.cli.options import (
 )
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
-from onnx2ncnn_opt.cli.verification import failure, output_sizes, report_fields
+from onnx2ncnn_opt.cli.verification import failure, report_fields
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.inputs import Wanted
@@ -51,7 +51,7 @@ def verify(
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
     from onnx2ncnn_opt.api import verify as api
-    from onnx2ncnn_opt.report.verification import checked_lines, output_table, sizes_lines
+    from onnx2ncnn_opt.report.verification import checked_lines, output_table, shapes_lines
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
@@ -79,7 +79,7 @@ def verify(
     output.show(
         [
             *(f"note: {text}" for text in found.notes),
-            *sizes_lines(output_sizes(found), others_refused=found.manifest is not None),
+            *shapes_lines(found.shapes, others_refused=found.manifest is not None),
             output_table(found.outputs),
             *checked_lines(found.checked),
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from onnx2ncnn_opt.report.verification import (
     latency_lines,
     mask_lines,
     output_table,
-    sizes_lines,
+    shapes_lines,
 )
 from onnx2ncnn_opt.report.words import file_size
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
@@ -27,8 +27,8 @@ from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
 class ConversionSummary:
     """A conversion that is done.
 
-    `prefix` is that of the `files`, which are paths and sizes in bytes; `verified` is None if nothing was, `sizes`
-    are the open ones that it was run at, `checked` says where and in which modes, `notes` what was seen besides.
+    `prefix` is that of the `files`, which are paths and sizes in bytes; `verified` is None if nothing was, `shapes` are
+    those of dynamic inputs that it was run at, `checked` says where and in which modes, `notes` what was seen besides.
     `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one leads
     to, `equal` the dynamic dimensions that became one, `cost` what these cost. `storage` is a name and
     the number of weights stored so, `kept` those that were not.
@@ -46,7 +46,7 @@ class ConversionSummary:
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputReport] | None
-    sizes: Sequence[str]
+    shapes: Sequence[Mapping[str, tuple[int, ...]]]
     files: Sequence[tuple[str, int]]
     seconds: float
     prefix: str = ""
@@ -97,7 +97,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     blocks += storage_lines(*summary.storage, summary.kept)
     if summary.verified is not None:
         blocks += [f"note: {text}" for text in summary.notes]
-        blocks += [*sizes_lines(summary.sizes), output_table(summary.verified)]
+        blocks += [*shapes_lines(summary.shapes), output_table(summary.verified)]
     blocks += mask_lines(summary.masks, summary.estimated, verbose=verbose)
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += latency_lines(summary.latency, "ONNX Runtime")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx2ncnn_opt.outputs import OutputReport
@@ -27,17 +27,26 @@ def latency_lines(latency: LatencyRow | None, other: str) -> list[str]:
     return [f"latency: {times} (one thread, fp32, fastest of {latency.turns} turns)"]
 
 
+_MOST_INPUTS = 4  # whose shapes are shown
 _MOST_MASKS = 10
 
 
-def sizes_lines(sizes: Sequence[str], *, others_refused: bool = True) -> list[str]:
-    """The dynamic sizes that the net was run at, where it has any.
+def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refused: bool = True) -> list[str]:
+    """The shapes of dynamic inputs that the net was run at, where it has any.
 
     `others_refused` says that a single run is one of several, which ONNX Runtime did not take.
     """
-    at = [text for text in sizes if text]
-    alone = " (ONNX Runtime refused all others that were tried)" if len(at) == 1 and others_refused else ""
-    return [f"run at: {'; '.join(at)}{alone}"] if at else []
+    if not any(shapes):
+        return []
+    names = list(shapes[0])
+    if len(names) == 1:
+        text = f"{names[0]} {' and '.join(str(list(run[names[0]])) for run in shapes)}"
+    else:
+        shown = names[:_MOST_INPUTS]
+        runs = (", ".join(f"{name} {list(run[name])}" for name in shown) for run in shapes)
+        text = "; ".join(runs) + (f"; and {len(names) - len(shown)} more inputs" if len(names) > len(shown) else "")
+    alone = " (ONNX Runtime refused all other sizes that were tried)" if len(shapes) == 1 and others_refused else ""
+    return [f"verified with: {text}{alone}"]
 
 
 def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:

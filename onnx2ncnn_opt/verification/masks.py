@@ -224,7 +224,7 @@ def _mask_errors(
     count = min(least, len(candidates))
     for layer in candidates[:count]:
         largest = _largest(reference, layer)
-        reason = f"{inner[layer][0].how} in fp16: errors of {relative(layer):.1%} of the largest value"
+        reason = f"{inner[layer][0].how} in fp16: errors of {relative(layer):.1e} of the largest value"
         found.add(layer, Feature.NO_FP16_ARITHMETIC, reason, largest)
     return Precision(error_without(count), accepted)
 

@@ -81,9 +81,10 @@ UNPROVEN = (
 class VerifyReport:
     """All outputs, in the model's order, in each mode; `seed` is the first of the inputs, None where they were given.
 
-    `sizes` are the dynamic sizes that it was run at, one entry for a net that has none, and `draws` the inputs at these
-    sizes, in turns. `notes` are things about the model that the reader should know. An output's numbers are the largest
-    of all runs, its status the worst. `checked` says where ncnn ran and in which modes, as people read it.
+    `sizes` are the dynamic sizes that it was run at, one entry for a net that has none, `shapes` those of the inputs
+    that have such sizes, and `draws` the inputs at these sizes, in turns. `notes` are things about the model that the
+    reader should know. An output's numbers are the largest of all runs, its status the worst. `checked` says where ncnn
+    ran and in which modes, as people read it.
     `wrong` is the first mode and the inputs by name with which an output was wrong, None where none was. `manifest` is
     the one that said how arrays go in and out.
     """
@@ -91,6 +92,7 @@ class VerifyReport:
     outputs: tuple[OutputReport, ...]
     seed: int | None
     sizes: tuple[Mapping[str, int], ...] = ({},)
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)
     checked: str = ""
     draws: tuple[Draw, ...] = ()
     notes: tuple[str, ...] = ()
@@ -250,10 +252,13 @@ def verify_net(
                 rows = _explained(rows, *worst, mode, is_close=is_usual)
             merged += rows
         checked = process.checked(modes)
+    of_sizes = {tuple(run.sizes.items()): run for run in done}.values()
+    open_inputs = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
     return VerifyReport(
         outputs=tuple(merged),
         seed=seed if feeds is None else None,
-        sizes=tuple({tuple(run.sizes.items()): run.sizes for run in done}.values()),
+        sizes=tuple(run.sizes for run in of_sizes),
+        shapes=tuple({name: run.feeds[name].shape for name in open_inputs} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
         notes=tuple(_notes(loaded, done, rounding)),

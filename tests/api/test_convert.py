@@ -309,4 +309,8 @@ def test_the_cost_of_dynamic_dimensions() -> None:
     fix = "your sizes, as in --shape x:1,?,? --shape z:1,3,?"
     assert other == f"h is dynamic, which costs {costs[1]} layers; fix it with {fix}"
     assert cost_of_dynamic(fixed, ran_at=ran_at) == [other.replace("--shape x:1,?,? --shape z:1,", "--shape z:?,")]
+    named = convert(model, shapes={"x": [1, None, None], "z": [1, "h", None]})
+    assert cost_of_dynamic(named, ran_at=ran_at) == [
+        other.replace("--shape x:1,?,? --shape z:1,3,?", "--shape z:1,3,4")
+    ]
     assert cost_of_dynamic(small, ran_at=ran_at) == []

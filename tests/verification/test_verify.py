@@ -11,6 +11,7 @@ import pytest
 
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.report.verification import shapes_lines
 from onnx2ncnn_opt.verification.compare import Tolerance
 from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
 from testing.handmade import raw, tagged, write_net
@@ -247,6 +248,7 @@ def test_open_sizes_are_run_at_two_values(tmp_path: Path) -> None:
     report = verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"), manifest=open_rows())
     assert report.ok
     assert report.sizes == ({"N": 64}, {"N": 45})
+    assert shapes_lines(report.shapes) == ["verified with: x [1, 64, 4] and [1, 45, 4]"]
     # Right for the first of them only.
     lines = "ReLU r 1 1 x a", "Padding p 1 1 a b 1=64", "Crop c 1 1 b y 9=0, 10=64, 11=0,"
     net = write_net(tmp_path, "Input in 0 1 x", *lines, stem="one")
@@ -268,7 +270,12 @@ def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> N
     assert report.ok
     assert report.sizes == ({"N": 64}, {"N": 96})
     five = write_model(tmp_path, graph.replace("1, -1, 32", "1, 2, 32"))
-    assert verify_net(five, *net, manifest=manifest).sizes == ({"N": 64},)
+    one = verify_net(five, *net, manifest=manifest)
+    assert one.sizes == ({"N": 64},)
+    refused = "(ONNX Runtime refused all other sizes that were tried)"
+    assert shapes_lines(one.shapes) == [f"verified with: x [1, 64] {refused}"]
+    assert shapes_lines([{"a": (2,), "b": ()}, {"a": (3,), "b": ()}]) == ["verified with: a [2], b []; a [3], b []"]
+    assert shapes_lines([dict.fromkeys("abcdef", (1,))] * 2)[0].endswith("d [1]; and 2 more inputs")
     with pytest.raises(RunError, match="ONNX Runtime failed"):
         verify_net(write_model(tmp_path, graph.replace("1, -1, 32", "1, 1, 32")), *net, manifest=manifest)
 
