@@ -76,12 +76,12 @@ class Case:
         fill_weights(net.graph, self.blocks.get("weights", ""))
         return net.graph, net.dropped_splits
 
-    def feeds(self) -> dict[str, Array]:
-        """An array for every Input of the net before: of the sizes that the case gives, or of the Input's own."""
+    def feeds(self, graph: Graph) -> dict[str, Array]:
+        """An array for every Input of its net before: of the sizes that the case gives, or of the Input's own."""
         given = dict(line.split() for line in self.blocks.get("feeds", "").splitlines())
         rng = np.random.default_rng(1)
         feeds = {}
-        for blob in self.net()[0].inputs:
+        for blob in graph.inputs:
             shape = tuple(map(int, given[blob.name].split(","))) if blob.name in given else blob.shape
             feeds[blob.name] = rng.standard_normal(cast(tuple[int, ...], shape)).astype(np.float32)
         return feeds

@@ -8,7 +8,7 @@ have come to rest.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
@@ -63,7 +63,8 @@ class _Run:
         self.near_misses: dict[Pass, dict[Layer, NearMiss]] = {p: {} for p in passes}
         self.names: Names | None = None
         rewrites = [p for p in passes if isinstance(p, Rewrite)]
-        self.queues = {rule: _Queue() for rule in rewrites}
+        # First in, first out, every layer at most once.
+        self.queues: dict[Rewrite, OrderedDict[Layer, None]] = {rule: OrderedDict() for rule in rewrites}
         self.by_type: dict[str, list[Rewrite]] = {}
         for rule in rewrites:
             for layer_type in rule.root_types:
@@ -73,7 +74,7 @@ class _Run:
     def run(self) -> list[Event]:
         for layer in self.graph:
             for rule in self.by_type.get(layer.type, ()):
-                self.queues[rule].push(layer)
+                self.queues[rule].setdefault(layer)
         seen: dict[GraphPass, int] = {}
         before = -1
         while before != len(self.applied):
@@ -100,14 +101,14 @@ class _Run:
 
     def _settle(self, rewrites: Sequence[Rewrite]) -> None:
         """Let the rewrites come to rest: a pass over the whole graph must not take away what they would still fold."""
-        while any(self.queues[p] for p in rewrites) and not self._is_full:
+        while any(map(self.queues.__getitem__, rewrites)) and not self._is_full:
             for p in rewrites:
                 self._drain(p)
 
     def _drain(self, p: Rewrite) -> None:
         queue = self.queues[p]
         while queue and not self._is_full:
-            layer = queue.pop()
+            layer, _ = queue.popitem(last=False)
             if layer.graph is self.graph:
                 with self._guarded(p):
                     self._try(p, layer)
@@ -178,33 +179,12 @@ class _Run:
             for layer in front:
                 for p in self.by_type.get(layer.type, ()):
                     if p.depth > distance:
-                        self.queues[p].push(layer)
+                        self.queues[p].setdefault(layer)
             # All users of a changed layer may look at it as a layer that is kept.
             after = [*_near_users(blob for layer in front for blob in layer.outputs)]
             after += [user for layer in changed for blob in layer.outputs for user in blob.users]
             front, changed = dict.fromkeys(user for user in after if user not in seen), {}
             seen.update(front)
-
-
-class _Queue:
-    """First in, first out, every layer at most once."""
-
-    def __init__(self) -> None:
-        self._order: deque[Layer] = deque()
-        self._waiting: set[Layer] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._order)
-
-    def push(self, layer: Layer) -> None:
-        if layer not in self._waiting:
-            self._waiting.add(layer)
-            self._order.append(layer)
-
-    def pop(self) -> Layer:
-        layer = self._order.popleft()
-        self._waiting.remove(layer)
-        return layer
 
 
 def _near_users(blobs: Iterable[Blob]) -> Iterator[Layer]:

@@ -118,12 +118,13 @@ def pass_fixtures() -> Cases:
                 write_net(before, folder / "before.param", folder / "before.bin")
                 names = [blob.name for blob in before.outputs]
                 runner = NcnnRunner(folder / "before.param", folder / "before.bin", exact=True, worker=_WORKER)
-                reference = runner.run(case.feeds(), names)
+                arrays = case.feeds(before)
+                reference = runner.run(arrays, names)
                 after, _ = case.net()
                 passes.run(after)
                 param, bin = folder / "net.param", folder / "net.bin"
                 write_net(after, param, bin)
-                feeds = {name: Feed(array) for name, array in case.feeds().items()}
+                feeds = {name: Feed(array) for name, array in arrays.items()}
                 return Net(param, bin, feeds, {Fetch(name): reference[name] for name in names})
 
             yield str(case), write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +34,10 @@ def test_case(case: Case, tmp_path: Path, worker: NcnnWorker, request: pytest.Fi
     # A constant that was folded is dead, and would be an output of the written net.
     alone: list[Pass] = list(dict.fromkeys([rewrite, eliminate_orphaned_memorydata]))
     before, dropped = case.net()
+    feeds = case.feeds(before)
     outputs = sorted(blob.name for blob in before.outputs)
     before_text = net_text(before)
-    expected = compute(before, case, tmp_path / "before", worker)
+    expected = compute(before, feeds, tmp_path / "before", worker)
 
     graph, _ = case.net()
     events = run(graph, alone, check=True)
@@ -58,14 +59,15 @@ def test_case(case: Case, tmp_path: Path, worker: NcnnWorker, request: pytest.Fi
         assert not happened, after_text
         assert after_text == before_text
         assert case.refusal in reasons if case.refusal is not None else not reasons, reasons
-    graph.check()
-    assert_same(compute(graph, case, tmp_path / "after", worker), expected, exact=rewrite.exact)
-    assert sorted(blob.name for blob in graph.outputs) == outputs
-    assert not applied(graph, alone), "a second run changes the net again"
+    if any(isinstance(e, Applied) for e in events):
+        graph.check()
+        assert_same(compute(graph, feeds, tmp_path / "after", worker), expected, exact=rewrite.exact)
+        assert sorted(blob.name for blob in graph.outputs) == outputs
+        assert not applied(graph, alone), "a second run changes the net again"
 
     everything, _ = case.net()
     run(everything, PASSES, check=True)
-    assert_same(compute(everything, case, tmp_path / "all", worker), expected, exact=False)
+    assert_same(compute(everything, feeds, tmp_path / "all", worker), expected, exact=False)
     assert sorted(blob.name for blob in everything.outputs) == outputs
     assert not applied(everything, PASSES), "a second run of the pipeline changes the net again"
 
@@ -74,11 +76,11 @@ def applied(graph: Graph, passes: Sequence[Pass]) -> list[Applied]:
     return [event for event in run(graph, passes) if isinstance(event, Applied)]
 
 
-def compute(graph: Graph, case: Case, stem: Path, worker: NcnnWorker) -> dict[str, Array]:
+def compute(graph: Graph, feeds: Mapping[str, Array], stem: Path, worker: NcnnWorker) -> dict[str, Array]:
     """The outputs that the real runtime gives, by name."""
     param, bin = stem.with_suffix(".param"), stem.with_suffix(".bin")
     write_net(graph, param, bin)
-    return NcnnRunner(param, bin, exact=True, worker=worker).run(case.feeds(), [blob.name for blob in graph.outputs])
+    return NcnnRunner(param, bin, exact=True, worker=worker).run(feeds, [blob.name for blob in graph.outputs])
 
 
 def assert_same(actual: dict[str, Array], expected: dict[str, Array], *, exact: bool) -> None:
