@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.convert import Files
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
     from onnx2ncnn_opt.outputs import OutputReport
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 
@@ -137,11 +138,15 @@ def convert(
     make_folder(prefix or "")
     for model, path in prefixes.items():
         check_targets(astuple(api.Files.at(path)), {"the model": model})
+    worker = None
     if not no_verify:
+        from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
         from onnx2ncnn_opt.runtime.ort import SHARED
 
         require_runtimes(runs.on, "onnxruntime")
-        SHARED.warm_up()  # which takes a part of a second, on another core
+        worker = NcnnWorker() if runs.on is None else None
+        for runtime in filter(None, (SHARED, worker)):  # which takes a part of a second, on another core
+            runtime.warm_up()
     options: dict[str, Any] = {
         "values": given.values,
         "outputs": [name for names in outputs for name in names.split(",")],
@@ -156,7 +161,8 @@ def convert(
     }
     verified = None if no_verify else {**vars(runs), **vars(allowed)}
     common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark, "page": report}
-    with report.written(output, {f"the model {model}": model for model in models}):
+    common["worker"] = worker
+    with worker or nullcontext(), report.written(output, {f"the model {model}": model for model in models}):
         run_each(
             output,
             {
@@ -179,8 +185,9 @@ def _convert(
     benchmark: bool,
     verbose: bool,
     page: ReportFile,
+    worker: NcnnWorker | None,
 ) -> None:
-    """Convert one model; without `checks` it is not verified."""
+    """Convert one model; without `checks` it is not verified. `worker` runs nets, where it is given."""
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
@@ -201,12 +208,14 @@ def _convert(
     report, latency = None, None
     if checks:
         with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
-            conversion = conversion.estimated(feeds=given.feeds, seed=checks["seed"], masks=options["masks"])
+            conversion = conversion.estimated(
+                feeds=given.feeds, seed=checks["seed"], masks=options["masks"], worker=worker
+            )
     try:
         with conversion.drafts(prefix) as drafts:
             if checks:
                 with output.working("verifying the net against ONNX Runtime") as step:
-                    report = conversion.verify_files(drafts, feeds=given.feeds, **checks, step=step)
+                    report = conversion.verify_files(drafts, feeds=given.feeds, **checks, worker=worker, step=step)
                 report = replace(report, outputs=tuple(_renamed(row, drafts, files) for row in report.outputs))
                 if not keep_failed:
                     report.check()

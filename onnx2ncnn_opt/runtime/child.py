@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.errors import Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Array
 
@@ -219,6 +220,25 @@ class Child:
         if self._remote:
             return f"ended with exit code {code} and no word of the worker (a lost connection?)", said
         return (_crash(-code) if code < 0 else f"ended with exit code {code}"), said
+
+
+class Worker(ABC):
+    """What runs in a process that is started when it is first needed, or before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def start(self) -> Child:
+        """The process, one for all threads; raises UsageError where it cannot be had."""
+
+    def warm_up(self) -> None:
+        """Start the process while the caller does something else."""
+        threading.Thread(target=self._warmed, daemon=True).start()
+
+    def _warmed(self) -> None:
+        with suppress(UsageError):  # it is told when the process is needed
+            self.start()
 
 
 class _Printed:

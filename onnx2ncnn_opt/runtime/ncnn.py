@@ -13,7 +13,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, is_older
-from onnx2ncnn_opt.runtime.child import Child, Ended
+from onnx2ncnn_opt.runtime.child import Child, Ended, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
@@ -57,13 +57,14 @@ class Times:
     runs: int
 
 
-class NcnnWorker:
+class NcnnWorker(Worker):
     """A process that runs nets, one at a time; it is started when first needed, and again after a crash.
 
     Use as a context manager (or `close` it), and give it to several `NcnnRunner`s to save the start of a process each.
     """
 
     def __init__(self, target: Target = LOCAL) -> None:
+        super().__init__()
         self.target = target
         self._child: Child | None = None
         self._runner: NcnnRunner | None = None
@@ -77,15 +78,20 @@ class NcnnWorker:
 
     def close(self) -> None:
         """End the process; a later run starts another."""
-        if self._child is not None:
-            self._child.close()
-        self._child = self._runner = None
-        self._sent = set()
+        with self._lock:
+            if self._child is not None:
+                self._child.close()
+            self._child = self._runner = None
+            self._sent = set()
 
     def start(self) -> Child:
         """The process; raises UsageError where it cannot be had, or does not have what it needs."""
-        if self._child is not None:
+        with self._lock:
+            if self._child is None:
+                self._child = self._started()
             return self._child
+
+    def _started(self) -> Child:
         target = self.target
         target.require()
         config = {"vulkan": target.vulkan, "files": not target.shares_files}
@@ -102,7 +108,6 @@ class NcnnWorker:
             child.close()
             hint = "" if target.is_local else "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
             raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`: {problem}{hint}")
-        self._child = child
         return child
 
     def checked(self, modes: Sequence[str]) -> str:

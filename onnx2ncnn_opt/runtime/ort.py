@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, require
-from onnx2ncnn_opt.runtime.child import Child, Ended, TimeUp
+from onnx2ncnn_opt.runtime.child import Child, Ended, TimeUp, Worker
 
 if TYPE_CHECKING:
     import onnx
@@ -25,21 +24,13 @@ _SECONDS_TO_START = 60.0
 _SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with something added
 
 
-class OrtWorker:
+class OrtWorker(Worker):
     """A process that runs models; it is started when first needed, and again after a crash."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._child: Child | None = None
         self._held: list[OrtRunner] = []
-        self._lock = threading.Lock()
-
-    def warm_up(self) -> None:
-        """Start the process while the caller does something else."""
-        threading.Thread(target=self._warmed, daemon=True).start()
-
-    def _warmed(self) -> None:
-        with suppress(UsageError):  # it is told when the process is needed
-            self.start()
 
     def start(self) -> Child:
         """The process; raises UsageError where it cannot be had."""
