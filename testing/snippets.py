@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,10 @@ def _rounding(model: onnx.ModelProto) -> float:
     return 4 * max(bits, default=0.0)
 
 
-def kept(variant: str) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Name and model of each fixture."""
+def kept(variant: str, part: int = 0, parts: int = 1) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Name and model of each fixture, or of every so many-th of them."""
     with zipfile.ZipFile(FIXTURES / f"{variant}.zip") as archive:
-        for name in archive.namelist():
+        for name in archive.namelist()[part::parts]:
             yield name, onnx.ModelProto.FromString(archive.read(name))
 
 
@@ -74,8 +73,7 @@ def table() -> list[str]:
 def rows_of(variant: str, part: int = 0, parts: int = 1) -> list[str]:
     """The lines of the table for the fixtures of one variant, as they come out now; or every so many-th of them."""
     with Harness() as harness:
-        models = islice(kept(variant), part, None, parts)
-        return [row(name, variant, judge(harness, model)) for name, model in models]
+        return [row(name, variant, judge(harness, model)) for name, model in kept(variant, part, parts)]
 
 
 def row(name: str, variant: str, outcome: Outcome) -> str:

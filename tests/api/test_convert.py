@@ -18,6 +18,7 @@ from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.events import Applied
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import MODELS, ROOT, refilled
 
@@ -27,8 +28,8 @@ def conversion(request: pytest.FixtureRequest) -> Conversion:
     return convert(refilled(request.param))
 
 
-def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> None:
-    report = conversion.verify()
+def test_the_net_computes_what_the_model_computes(conversion: Conversion, worker: NcnnWorker) -> None:
+    report = conversion.verify(worker=worker)
     report.check()
     # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
     assert all(output.max_rel is not None and output.max_rel < 1e-4 for output in report.outputs)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,13 @@ import pytest
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.report.verification import shapes_lines
+from onnx2ncnn_opt.verification import verify
 from onnx2ncnn_opt.verification.compare import Tolerance
-from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.verify import VerifyReport
 from testing.handmade import raw, tagged, write_net
+from testing.worker import WORKER
+
+verify_net = partial(verify.verify_net, worker=WORKER)
 
 
 def write_model(folder: Path, graph: str) -> Path:
