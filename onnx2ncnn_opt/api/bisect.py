@@ -554,11 +554,11 @@ class _Search:
         return by_size(self.values)
 
     def stored(self, tolerance: Tolerance) -> Tolerance:
-        """The tolerance for a net with weights in 16 bits."""
+        """The tolerance for a net with weights in 16 or 8 bits."""
         weights = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
-        for encoding in (Encoding.BF16, Encoding.FP16):
+        for encoding in (Encoding.INT8, Encoding.BF16, Encoding.FP16):
             if count := sum(encoding in found for found in weights):
-                return with_rounding(ROUNDING[encoding], count, tolerance)
+                return with_rounding(ROUNDING.get(encoding, 0.5 / 127), count, tolerance)
         return tolerance
 
     def first_wrong(

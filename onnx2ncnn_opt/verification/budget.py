@@ -11,12 +11,12 @@ import numpy as np
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, UsageError
-from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
-from onnx2ncnn_opt.verification.compare import INFINITE, UNKNOWN_ROUNDING, with_quantisation
+from onnx2ncnn_opt.verification.compare import INFINITE, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.rounding import Rounding
 
@@ -83,48 +83,75 @@ def budgets(
     blobs: Mapping[str, str | None],
     mode: str,
     by_weights: Mapping[str, float],
-) -> dict[str, Budget]:
-    """A budget for each output, on inputs that are fed in this way; `blobs` are the outputs' in the net.
+) -> tuple[dict[str, Budget], str]:
+    """A budget for each output, on inputs that are fed in this way; and why nobody knows what bits explain, if so.
 
-    `by_weights` is how far the outputs move if the model's weights are rounded as the net's are.
+    `blobs` are the outputs' in the net; `by_weights` is how far these move if the model's weights are rounded as the
+    net's are.
     """
     measured = rounding.measured(feeds, reference)
     encoding = weights_encoding(*net)
     by_bits: Mapping[str, float] = {}
-    kind = ""
+    kind = problem = ""
     if mode != "fp32":
-        kind, by_bits = mode, _estimated(net, feeds, way, blobs, mode)
+        kind = mode
+        by_bits, problem = _estimated(net, feeds, way, blobs, mode)
     elif encoding is Encoding.INT8:
-        layers = _int8_layers(read_net(*net, entry_points.layer_types()).graph)
-        kind, by_bits = "int8", dict.fromkeys(reference, with_quantisation([8] * layers).relative)
+        inner, problem = _estimated(net, feeds, way, blobs, mode)
+        kind, by_bits = "int8", {name: inner[name] + by_weights[name] for name in inner if name in by_weights}
     elif encoding is not None:
         kind, by_bits = f"weights in {encoding.value}", by_weights
-    return {name: Budget(measured.get(name), by_bits.get(name), kind) for name in reference}
-
-
-def _int8_layers(graph: Graph) -> int:
-    return sum(any(weight.encoding is Encoding.INT8 for _, weight in layer.weights.stored_items()) for layer in graph)
+    return {name: Budget(measured.get(name), by_bits.get(name), kind) for name in reference}, problem
 
 
 def _estimated(
     net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
-) -> dict[str, float]:
-    """What rounding every blob to 16 bits does to the outputs here; nothing where ncnn cannot run the net so."""
+) -> tuple[dict[str, float], str]:
+    """What rounding every blob to 16 bits does to the outputs here, or in fp32 what int8 does to those of its layers.
+
+    Nothing where ncnn cannot run the net so, and why.
+    """
     found: dict[str, float] = {}
     try:
-        graph = read_net(*net, entry_points.layer_types()).graph
-        inputs = {blob.name: blob for blob in graph.inputs}
-        given = {inputs[name]: feed for name, feed in feeds_of(way, feeds).items() if name in inputs}
-        with Estimator(graph, given) as estimator:
-            right, rounded = estimator.run(), estimator.run(mode)
-    except (ParamError, BinError, GraphError, UsageError, RunError):
-        return {}
-    outputs = {blob.name: blob for blob in right.outputs}
+        right = _walk(net, feeds, way, floats=mode == "fp32")
+        rounded = _walk(net, feeds, way, rounding="" if mode == "fp32" else mode)
+    except (ParamError, BinError, GraphError, UsageError, RunError) as error:
+        return {}, str(error)
     for name, blob in blobs.items():
-        if blob in outputs:
-            a, b = (walk.outputs[outputs[blob]].astype(np.float64) for walk in (rounded, right))
+        if blob in right:
+            a, b = (walk[blob].astype(np.float64) for walk in (rounded, right))
             known = np.abs(b) < INFINITE
             largest = float(np.abs(b[known]).max(initial=0.0)) or 1.0
             distance = np.abs(a - b)[known].max(initial=0.0)
             found[name] = float(distance) / largest if np.isfinite(distance) else math.inf
-    return found
+    return found, ""
+
+
+def _walk(
+    net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], *, rounding: str = "", floats: bool = False
+) -> dict[str, Array]:
+    """The outputs of a net by name, with every blob rounded; or with int8 layers that compute in `floats`."""
+    graph = read_net(*net, entry_points.layer_types()).graph
+    if floats:
+        for layer in graph:
+            _to_floats(layer)
+    inputs = {blob.name: blob for blob in graph.inputs}
+    given = {inputs[name]: feed for name, feed in feeds_of(way, feeds).items() if name in inputs}
+    with Estimator(graph, given) as estimator:
+        return {blob.name: array for blob, array in estimator.run(rounding).outputs.items()}
+
+
+def _to_floats(layer: Layer) -> None:
+    """Give an int8 layer the weights that its integers stand for; raises GraphError where that is not known."""
+    weights = dict(layer.weights.stored_items())
+    if all(weight.encoding is not Encoding.INT8 for weight in weights.values()):
+        return
+    if "weight_data_int8_scales" not in weights:
+        raise GraphError(f"the int8 weights of {layer.type} '{layer.name}' are not known as floats")
+    integers, scales = (weights[name].array for name in ("weight_data", "weight_data_int8_scales"))
+    floats = integers.reshape(len(scales), -1) / scales.reshape(-1, 1)
+    for name in weights:
+        if name.endswith("_int8_scales"):
+            del layer.weights[name]
+    layer.params.pop("int8_scale_term")
+    layer.weights["weight_data"] = floats.astype(np.float32).reshape(integers.shape)

@@ -153,9 +153,18 @@ def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding
             if tensor.data_location == TensorProto.EXTERNAL:
                 load_external_data_for_tensor(tensor, os.fspath(folder or ""))
                 tensor.data_location = TensorProto.DEFAULT
-            array = rounded(numpy_helper.to_array(tensor), encoding)
+            array = numpy_helper.to_array(tensor)
+            array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array, encoding)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return bytes(proto.SerializeToString())
+
+
+def _in_8_bits(array: Array) -> Array:
+    """Each row as multiples of a 127th of its largest number, as ncnn's int8 layers have their weights."""
+    rows = array.reshape(len(array), -1)
+    steps = np.abs(rows).max(axis=1, keepdims=True, initial=0.0) / np.float32(127)
+    whole = np.round(np.divide(rows, steps, out=np.zeros_like(rows), where=steps > 0))
+    return np.asarray((whole * steps).reshape(array.shape), array.dtype)
 
 
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:

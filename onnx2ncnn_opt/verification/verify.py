@@ -22,7 +22,6 @@ from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.outputs import OutputReport, Status
-from onnx2ncnn_opt.param.storage import ROUNDING
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -181,10 +180,10 @@ def verify_net(
     default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does
     by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds,
     and ten times as many on an emulated CPU. `worker` is a process to use again, in place of one of its own. `explain`
-    finds out where errors come from, on the inputs on which a net is wrong, or on the first. `step` is told what is
-    being done.
+    finds out where errors come from, on the inputs on which a net is wrong, or on those of the largest error. `step` is
+    told what is being done.
 
-    A net whose weights have 16 bits may be off by `budget.ROOM` times what rounding the model's own weights does.
+    A net whose weights have 16 or 8 bits may be off by `budget.ROOM` times what rounding the model's own weights does.
 
     Raises:
         ModelError, UsageError: the model, the inputs or the manifest are broken or do not belong together, or there is
@@ -225,6 +224,7 @@ def verify_net(
     is_usual = allowed == DEFAULT and tolerance is None and not is_fixed
     rounding = Rounding(model, outputs, loaded.values, threads)
     done: list[_Run] = []
+    notes: list[str] = []
     merged: list[OutputReport] = []
     wrong: tuple[str, Mapping[str, Array]] | None = None
     with nullcontext(worker) if worker else NcnnWorker(target) as process:
@@ -233,12 +233,15 @@ def verify_net(
             runner = NcnnRunner(param, bin, exact=exact, **options)
             reports: list[list[OutputReport]] = []
             worst: tuple[_Comparison, Sequence[Slot]] | None = None
+            largest = -1.0
             for run in tuple(done) or _kept(runs, done):
                 step(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
                 passes = chosen(in_mode(mode, allowed), rtol, atol)
                 comparison = _Comparison(runner, run.feeds, run.reference, manifest, passes, rounding, is_fixed, least)
                 way, found = comparison.best()
-                worst = worst or (comparison, way)
+                error = max((output.max_rel or 0.0 for output in found), default=0.0)
+                if error > largest:
+                    worst, largest = (comparison, way), error
                 if is_usual and mode == "fp32" and comparison.leaves_budget(found):
                     found = comparison.closer(NcnnRunner(param, bin, exact=True, **options)).outputs()
                 reports.append([found_at(output, str(run)) for output in found])
@@ -249,7 +252,8 @@ def verify_net(
             rows = [replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
             if explain and worst is not None:
                 step("ONNX Runtime runs the model in float64")
-                rows = _explained(rows, *worst, mode, is_close=is_usual)
+                rows, problem = _explained(rows, *worst, mode, is_close=is_usual)
+                notes += [f"what {mode} explains is not known: {problem}"] if problem else []
             merged += rows
         checked = process.checked(modes)
     of_sizes = {tuple(run.sizes.items()): run for run in done}.values()
@@ -261,7 +265,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in open_inputs} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=tuple(_notes(loaded, done, rounding)),
+        notes=(*_notes(loaded, done, rounding), *notes),
         wrong=wrong,
         manifest=manifest,
     )
@@ -269,12 +273,12 @@ def verify_net(
 
 def _explained(
     rows: Sequence[OutputReport], comparison: _Comparison, way: Sequence[Slot], mode: str, *, is_close: bool
-) -> list[OutputReport]:
-    """The reports with where their errors come from."""
+) -> tuple[list[OutputReport], str]:
+    """The reports with where their errors come from, and why nobody knows what bits explain, if so."""
     net = comparison.runner.param, comparison.runner.bin
     blobs = {row.name: row.blob for row in rows}
     stored = comparison.by_weights
-    found = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
+    found, problem = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
 
     def explained(row: OutputReport, budget: Budget) -> OutputReport:
         cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven"))
@@ -282,7 +286,7 @@ def _explained(
         allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
         return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
 
-    return [explained(row, found[row.name]) for row in rows]
+    return [explained(row, found[row.name]) for row in rows], problem
 
 
 def _kept(runs: Iterable[_Run], done: list[_Run]) -> Iterator[_Run]:
@@ -623,7 +627,7 @@ class _Comparison:
     def by_weights(self) -> Mapping[str, float]:
         """How far the reference moves if weights are rounded as the net's are."""
         encoding = weights_encoding(self.runner.param, self.runner.bin)
-        if encoding is None or encoding not in ROUNDING:
+        if encoding is None:
             return {}
         return self.rounding.stored(encoding, self.feeds, self.reference)
 

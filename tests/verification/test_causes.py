@@ -9,12 +9,15 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.bisect import bisect
 from onnx2ncnn_opt.api.convert import Files
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.budget import Budget
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify import any_feeds, verify_net
 from testing.exports import ROOT, refilled
+from testing.int8 import quantise
 
 
 def output(model: Path, files: Files, mode: str = "fp32") -> OutputReport:
@@ -68,6 +71,36 @@ def test_a_small_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path) ->
     assert found.max_rel is not None
     assert found.max_rel < 1e-4
     assert found.allowed == 2**-15
+
+
+def test_int8(model: Path, tmp_path: Path) -> None:
+    """What 8 bits explain is measured: a fault is more than that, and an error of 8 bits is no fault."""
+    conversion = convert(model)
+    files, manifest = conversion.save(tmp_path / "net"), conversion.manifest()
+    (entry,) = manifest.inputs
+    feeds = any_feeds(model, conversion.model, manifest)
+    quantise(files.param, files.bin, {entry.blob: Feed(feeds[entry.name], entry.batch_axis)})
+
+    def found() -> OutputReport:
+        report = verify_net(model, files.param, files.bin, manifest=manifest, feeds=feeds, explain=True)
+        return report.outputs[0]
+
+    right = found()
+    assert (right.status, right.cause) == ("ok", "int8")
+    assert right.max_rel is not None
+    assert right.bits is not None
+    assert right.max_rel / 3 < right.bits < right.max_rel * 3
+    graph = read_net(files.param, files.bin).graph
+    (layer,) = (layer for layer in graph if layer.type == "InnerProduct")
+    layer.weights["weight_data_int8_scales"] = layer.weights["weight_data_int8_scales"] * np.float32(2)
+    write_net(graph, files.param, files.bin)
+    wrong = found()
+    assert (wrong.status, wrong.cause) == ("mismatch", "conversion")
+    located = bisect(model, files.param, files.bin, feeds=feeds, write=tmp_path / "pair")
+    assert located.located is not None
+    assert located.located.layer.name == layer.name
+    assert located.pair is not None
+    assert (located.pair.layers, located.pair.report.outputs[0].status) == (1, "mismatch")
 
 
 CANCELS = "(float[1, 64] x) => (float[1, 8] y) <float k = {3000}> { a = Add(x, k) b = MatMul(a, w) y = MatMul(b, v) }"
