@@ -27,7 +27,12 @@ def softplus(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_MAX) -> Tensor:
-    """Clip, or ReLU where it is that."""
+    """Clip, or ReLU where it is that; of a quotient that may be 0 / 0, max and min, which leave NaN what it is."""
     # An infinite bound bounds nothing, and .param files cannot say it.
     low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
+    layer = x.blob.producer
+    if layer is not None and layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.DIV and len(layer.inputs) == 2:
+        if im.range_of(x).may_be_nan:
+            above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
+            return im.apply(above, BinaryOp.MIN, high) if high < FLT_MAX else above
     return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
