@@ -31,8 +31,8 @@ def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_
     # An infinite bound bounds nothing, and .param files cannot say it.
     low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
     layer = x.blob.producer
-    if layer is not None and layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.DIV and len(layer.inputs) == 2:
-        if im.range_of(x).may_be_nan:
-            above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
-            return im.apply(above, BinaryOp.MIN, high) if high < FLT_MAX else above
+    is_quotient = layer is not None and layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.DIV
+    if is_quotient and im.range_of(x).may_be_nan:
+        above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
+        return im.apply(above, BinaryOp.MIN, high) if high < FLT_MAX else above
     return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
