@@ -99,7 +99,7 @@ class Conversion:
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
-        return f"Conversion({self.model.name}: {self.layers_before} -> {len(self.graph)} layers, {shapes})"
+        return f"Conversion({self.model.name}: {self.layers_before} -> {_count(self.graph)} layers, {shapes})"
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -377,7 +377,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
     There is no line where it costs no layer. The model is converted once more with a batch of one, and once with the
     sizes of the others that it `ran_at`, each with the `options` that `convert` had.
     """
-    lines, layers = [], _count(conversion)
+    lines, layers = [], _count(conversion.graph)
     fixed: dict[str, Dim] = {}
     batch = {str(p.shape[0]): 1 for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
     names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
@@ -390,7 +390,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
             if any(isinstance(size, Sym) and not size.names().isdisjoint(fixed) for size in port.shape)
         }
         try:
-            count = _count(convert(conversion.source, shapes={**conversion.model.given, **shapes}, **options))
+            count = _count(convert(conversion.source, shapes={**conversion.model.given, **shapes}, **options).graph)
         except Error:  # they cannot be fixed so
             continue
         cost, layers = layers - count, count
@@ -405,8 +405,9 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
     return lines
 
 
-def _count(conversion: Conversion) -> int:
-    return len(list_layers(conversion.graph).lines)
+def _count(graph: Graph) -> int:
+    """The layers of the file, Splits included."""
+    return len(list_layers(graph).lines)
 
 
 def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:

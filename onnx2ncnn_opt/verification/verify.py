@@ -699,7 +699,8 @@ class _Comparison:
             if slot.name in self.rounding.exact(self.feeds):  # it is known what is left of terms that cancel
                 allowed = replace(allowed, absolute=float(np.finfo(np.float32).tiny))
         difference = compare(result, reference, allowed)
-        if not difference.ok:
+        is_literal = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # rounding is no excuse then
+        if not difference.ok and not is_literal:
             difference = compare(result, reference, allowed, self.spread[slot.name])
         if difference.excess and not self.is_fixed:
             slices = allowed.slices and not self.by_weights
