@@ -79,7 +79,7 @@ def verify(
     output.show(
         [
             *(f"note: {text}" for text in found.notes),
-            *shapes_lines(found.shapes, others_refused=found.manifest is not None),
+            *shapes_lines(found.shapes, others_refused=found.ok and found.manifest is not None),
             output_table(found.outputs),
             *checked_lines(found.checked),
         ]

@@ -97,7 +97,8 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
     blocks += storage_lines(*summary.storage, summary.kept)
     if summary.verified is not None:
         blocks += [f"note: {text}" for text in summary.notes]
-        blocks += [*shapes_lines(summary.shapes), output_table(summary.verified)]
+        is_right = all(output.status == "ok" for output in summary.verified)
+        blocks += [*shapes_lines(summary.shapes, others_refused=is_right), output_table(summary.verified)]
     blocks += mask_lines(summary.masks, summary.estimated, verbose=verbose)
     blocks.append(f"ncnn: {manifest.least_ncnn} or newer runs it")
     blocks += latency_lines(summary.latency, "ONNX Runtime")

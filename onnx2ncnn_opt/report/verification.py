@@ -34,7 +34,8 @@ _MOST_MASKS = 10
 def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refused: bool = True) -> list[str]:
     """The shapes of dynamic inputs that the net was run at, where it has any.
 
-    `others_refused` says that a single run is one of several, which ONNX Runtime did not take.
+    `others_refused` says that a single run is one of several, which ONNX Runtime did not take. A wrong net does not run
+    at further shapes.
     """
     if not any(shapes):
         return []
