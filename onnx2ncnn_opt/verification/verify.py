@@ -281,7 +281,9 @@ def _explained(
     found, problem = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
 
     def explained(row: OutputReport, budget: Budget) -> OutputReport:
-        cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven"))
+        # What a user's tolerance lets pass may be no more right for that.
+        is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
+        cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven") and not is_lax)
         bits = budget.bits if budget.bits is None or math.isfinite(budget.bits) else None
         allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
         return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
