@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.value import Tensor
@@ -30,9 +32,17 @@ def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_
     """Clip, or ReLU where it is that; of a quotient that may be 0 / 0, max and min, which leave NaN what it is."""
     # An infinite bound bounds nothing, and .param files cannot say it.
     low, high = float(np.clip(low, -FLT_MAX, FLT_MAX)), float(np.clip(high, -FLT_MAX, FLT_MAX))
-    layer = x.blob.producer
-    is_quotient = layer is not None and layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.DIV
-    if is_quotient and im.range_of(x).may_be_nan:
+    if _may_be_0_by_0(x.blob.producer):
         above = im.apply(x, BinaryOp.MAX, low) if low > -FLT_MAX else x
         return im.apply(above, BinaryOp.MIN, high) if high < FLT_MAX else above
     return im.unary(x, "ReLU") if (low, high) == (0, FLT_MAX) else im.unary(x, "Clip", min=low, max=high)
+
+
+def _may_be_0_by_0(layer: Layer | None) -> bool:
+    if layer is None or layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.DIV or layer["with_scalar"]:
+        return False
+    makers = [blob.producer for blob in layer.inputs]
+    if any(maker is not None and maker.type == "MemoryData" for maker in makers):
+        return False
+    ranges = Ranges()
+    return all(ranges.of(blob).has(0) for blob in layer.inputs)
