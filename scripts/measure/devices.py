@@ -9,8 +9,9 @@ Nets of models have the feature masks that `convert` gives them. In fp16 a net i
 value of an output, or ("rounded") within four times what rounding of every blob to fp16 costs there; integers have to
 be equal. "named" is what is not right, but `convert` says so itself.
 
-RESULTS.jsonl gets a line for each net; a later run skips what is there and right, with the same bytes and inputs.
-`--table` prints the table of docs/measurements.md, and the names of all that is not right.
+RESULTS.jsonl gets a line for each net, with the commit, the masks and the error that `convert` estimated for fp16; what
+is there and right for the same bytes and inputs is not run again. `--table` prints the table of docs/measurements.md,
+how well the estimate agrees with devices, and the names of all that is not right.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import math
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +60,7 @@ SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
 RIGHT = ("right", "rounded")
 _ROUNDINGS = 4.0
+_FAR, _NOTHING = 3.0, 2e-3  # factors, and errors, beyond which an estimate is wrong
 _WORKER = NcnnWorker()  # on this machine, for all nets
 
 
@@ -229,6 +232,7 @@ def campaign(
 ) -> None:
     """Run every n-th case, and append what comes out."""
     known = {(line["suite"], line["name"]): line for line in lines(path)}
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     workers = {HERE: _WORKER, **{target: NcnnWorker(find_target(target)) for target in on}}
     columns = [(HERE, "fp32"), *((target, mode) for target in on for mode in modes)]
     cases = [(suite, name, write) for suite, of_suite in suites.items() for name, write in of_suite if part in name]
@@ -245,12 +249,12 @@ def campaign(
             before = known.get((suite, name), {})
             outcomes = before.get("outcomes", {}) if before.get("key") == key else {}
             outcomes = {column: found for column, found in outcomes.items() if found[0] in RIGHT}
-            missing = [column for column in columns if " ".join(column) not in outcomes]
-            if not missing:
-                continue
-            for target, mode in missing:
-                outcomes[f"{target} {mode}"] = outcome(net, mode, workers[target])
-        line = {"suite": suite, "name": name, "key": key, "outcomes": outcomes}
+            for target, mode in columns:
+                if f"{target} {mode}" not in outcomes:
+                    outcomes[f"{target} {mode}"] = outcome(net, mode, workers[target])
+        line: dict[str, Any] = {"suite": suite, "name": name, "key": key, "commit": commit, "outcomes": outcomes}
+        if net.conversion is not None and net.conversion.precision is not None:
+            line |= {"estimate": net.conversion.precision.error, "masks": len(net.conversion.masks)}
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     for worker in workers.values():
@@ -265,7 +269,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def table(path: Path) -> None:
     """Print the counts of each suite, and all that is not right."""
-    last = {(line["suite"], line["name"]): line["outcomes"] for line in lines(path)}
+    found = {(line["suite"], line["name"]): line for line in lines(path)}
+    last = {at: line["outcomes"] for at, line in found.items()}
     columns = list(dict.fromkeys(column for outcomes in last.values() for column in outcomes))
     print("| suite | nets |", " | ".join(columns), "|")
     print("|---|---|" + "---|" * len(columns))
@@ -274,10 +279,27 @@ def table(path: Path) -> None:
         counts = [collections.Counter(row[column][0] for row in rows if column in row) for column in columns]
         cells = [", ".join(f"{count} {kind}" for kind, count in counter.most_common()) for counter in counts]
         print(f"| {suite} | {len(rows)} |", " | ".join(cells), "|")
+    print("commits:", dict(collections.Counter(line.get("commit", "unknown") for line in found.values())))
+    for column in (column for column in columns if column.endswith("fp16")):
+        pairs = [
+            (line["estimate"], line["outcomes"][column][1])
+            for line in found.values()
+            if column in line["outcomes"] and line.get("estimate") and line["outcomes"][column][1]
+        ]
+        low, high = (sum(bool(far(*pair)) for pair in pairs) for far in (_is_too_low, _is_too_high))
+        print(f"{column}: the estimate is too low by more than {_FAR} for {low} of {len(pairs)}, too high for {high}")
     for (suite, name), outcomes in sorted(last.items()):
         for column, (kind, worst, said) in outcomes.items():
             if kind not in RIGHT:
                 print(f"{suite}\t{name}\t{column}\t{kind}\t{'-' if worst is None else f'{worst:.2g}'}\t{said[:160]!r}")
+
+
+def _is_too_low(estimate: float, error: float) -> bool:
+    return error > max(_FAR * estimate, _NOTHING)
+
+
+def _is_too_high(estimate: float, error: float) -> bool:
+    return estimate > max(_FAR * error, _NOTHING)
 
 
 def main() -> None:
