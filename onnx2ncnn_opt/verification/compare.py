@@ -18,7 +18,7 @@ Array = NDArray[Any]
 # exp(88.376), which is 2.406e38. From here on a number counts as infinite, on either side.
 INFINITE = 2.4e38
 
-_LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
 def _excess(error: Array, size: Array, dtype: np.dtype[Any], tolerance: Tolerance) -> str:
     """Where the errors are larger than the tolerance allows for values of this size, in words; empty if nowhere."""
     largest = float(size.max(initial=0.0))
-    relative = max(tolerance.relative, tolerance.steps * _LAST_BIT.get(dtype.name, 0.0))
+    relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
     integer = dtype.kind in "iub"  # right or wrong, however large
     allowed = relative if integer else max(relative * largest, tolerance.absolute)
     worst = float(error.max(initial=0.0))
