@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.convert import Conversion, Files, convert
     from onnx2ncnn_opt.api.diff import diff
     from onnx2ncnn_opt.api.inspect import inspect
-    from onnx2ncnn_opt.api.optimize import NetFiles, Optimized, optimize
+    from onnx2ncnn_opt.api.optimize import Optimized, optimize
     from onnx2ncnn_opt.api.report import Report, make_report
     from onnx2ncnn_opt.api.verify import verify
+    from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.regression.run import check
     from onnx2ncnn_opt.runtime.net import Net
 
@@ -41,7 +42,7 @@ _MODULES = {
     "Conversion": "api.convert",
     "Files": "api.convert",
     "Net": "runtime.net",
-    "NetFiles": "api.optimize",
+    "NetFiles": "param.files",
     "Optimized": "api.optimize",
     "Report": "api.report",
     "bisect": "api.bisect",

@@ -8,10 +8,10 @@ from random import Random
 
 import numpy as np
 
-from onnx2ncnn_opt.api.optimize import NetFiles, Optimized, optimize
+from onnx2ncnn_opt.api.optimize import Optimized, optimize
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.ir.graph import Blob
-from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verification.compare import DEFAULT, compare

@@ -33,7 +33,7 @@ from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.value import is_float
-from onnx2ncnn_opt.param.files import all_or_nothing, write_drafts
+from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_drafts
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
@@ -56,18 +56,17 @@ NOT_RUN = "what custom operators compute is not known here"
 
 
 @dataclass(frozen=True)
-class Files:
-    """Where a net was saved."""
+class Files(NetFiles):
+    """The files of a net, and its manifest."""
 
-    param: Path
-    bin: Path
     manifest: Path
 
     @classmethod
-    def at(cls, prefix: str | os.PathLike[str]) -> Files:
+    def of(cls, prefix: str | os.PathLike[str]) -> Files:
         """PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json."""
-        base = os.fspath(prefix)
-        return cls(*(Path(f"{base}.ncnn.{suffix}") for suffix in ("param", "bin", "json")))
+        base = f"{os.fspath(prefix)}.ncnn"
+        net = NetFiles.at(base)
+        return cls(net.param, net.bin, Path(f"{base}.json"))
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class Conversion:
     @contextmanager
     def drafts(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
         """The files under temporary names, which take their places when the block ends without an error."""
-        files = Files.at(prefix)
+        files = Files.of(prefix)
         with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
             names = write_drafts(self.graph, param, bin)
             manifest.write_text(self.manifest(names).to_json())
@@ -143,7 +142,7 @@ class Conversion:
         check_options(prefix=prefix)
         with self.drafts(prefix):
             pass
-        return Files.at(prefix)
+        return Files.of(prefix)
 
     def estimated(
         self,

@@ -26,7 +26,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.connect import DroppedSplit
-from onnx2ncnn_opt.param.files import LoadedNet, all_or_nothing, read_net, write_drafts, write_net
+from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_drafts, write_net
 from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
@@ -40,53 +40,12 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.verification.inputs import Draw
     from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
+    from onnx2ncnn_opt.verification.verify import VerifyReport
 
 # What a net is given masks for here; one that has any has been decided about.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
 
 PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class NetFiles:
-    """Where an optimised net is saved."""
-
-    param: Path
-    bin: Path
-
-    @classmethod
-    def at(cls, prefix: PathLike, *, binary: bool = False) -> NetFiles:
-        """PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""
-        base = os.fspath(prefix)
-        return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What running the net before and after has shown.
-
-    `outputs` are those of the net as it is written; with 16 bit weights `folded` are those of the same net in 32 bits,
-    which have to agree much better. `checked` says where the nets ran and in which modes, as people read it.
-    """
-
-    outputs: tuple[OutputReport, ...]
-    folded: tuple[OutputReport, ...] = ()
-    checked: str = ""
-
-    def __repr__(self) -> str:
-        return f"Verification({', '.join(map(str, (*self.outputs, *self.folded)))}; {self.checked})"
-
-    @property
-    def ok(self) -> bool:
-        """Whether every output agrees."""
-        return all(output.status == "ok" for output in (*self.outputs, *self.folded))
-
-    def check(self) -> None:
-        """Raise VerificationError with a line for each output that does not agree."""
-        from onnx2ncnn_opt.verification.verify import check_outputs
-
-        check_outputs(self.folded, "from the original net's before their weights are stored in 16 bits")
-        check_outputs(self.outputs, "from the original net's")
 
 
 @dataclass(frozen=True)
@@ -198,7 +157,7 @@ class Optimized:
         modes: Sequence[str] = (),
         rtol: float | None = None,
         atol: float | None = None,
-    ) -> Verification:
+    ) -> VerifyReport:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
         The inputs are plain ones and large ones, for a small net many more, as `verify_net` draws them.
@@ -221,7 +180,7 @@ class Optimized:
         from onnx2ncnn_opt.runtime.targets import check_modes, find_target
         from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, chosen, in_mode, with_rounding
         from onnx2ncnn_opt.verification.nets import FOLDING, compare_outputs, draw_runs, run_reference
-        from onnx2ncnn_opt.verification.verify import found_at, worst_of
+        from onnx2ncnn_opt.verification.verify import VerifyReport, found_at, worst_of
 
         check_options(seed=seed, threads=threads, timeout=timeout)
         chosen(DEFAULT, rtol, atol)
@@ -305,7 +264,10 @@ class Optimized:
             for mode in modes:
                 each = judged(files, names, rounded) if mode == "fp32" else in_16_bits(files, names, mode)
                 reports += merged(each, mode)
-            return Verification(tuple(reports), folded, process.checked(modes))
+            checked = process.checked(modes)
+        drawn = tuple(draw for draw, _ in runs)
+        against = "the original net's"
+        return VerifyReport(tuple(reports), seed, checked=checked, draws=drawn, against=against, folded=folded)
 
     def benchmark(
         self,

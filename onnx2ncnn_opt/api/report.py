@@ -15,7 +15,7 @@ import onnx
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimised
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
-from onnx2ncnn_opt.api.optimize import Optimized, Verification, infer_net
+from onnx2ncnn_opt.api.optimize import Optimized, infer_net
 from onnx2ncnn_opt.api.verify import PathLike, verify
 from onnx2ncnn_opt.errors import Error, RunError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding, parameters
@@ -53,7 +53,7 @@ from onnx2ncnn_opt.verification.inputs import Feeds
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.nets import draw_runs
-from onnx2ncnn_opt.verification.verify import VerifyReport, any_feeds, load_converted, tolerance_of
+from onnx2ncnn_opt.verification.verify import MODEL, VerifyReport, any_feeds, load_converted, tolerance_of
 from onnx2ncnn_opt.version import __version__
 
 Step = Callable[[str], None]
@@ -175,7 +175,7 @@ def report_conversion(
 
 def report_optimized(
     optimized: Optimized,
-    verified: Verification | None = None,
+    verified: VerifyReport | None = None,
     *,
     seed: int = 0,
     on: str | None = None,
@@ -302,7 +302,7 @@ class _Net:
 
         return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
 
-    def against_net(self, before: Graph, optimized: Optimized, verified: Verification, seed: int) -> LayerRun:
+    def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport, seed: int) -> LayerRun:
         """Every blob against that of the same name in the net that was optimised."""
         drawn = next(draw_runs(optimized.graph, optimized.shapes, seed=seed))[1]
         source = optimized.source
@@ -519,24 +519,22 @@ def _comparison(about: str, found: NetDiff) -> Comparison:
 
 def _record(
     title: str,
-    verified: VerifyReport | Verification | None,
+    verified: VerifyReport | None,
     run: LayerRun,
     sides: Mapping[str, Any],
     facts: Sequence[tuple[str, str]],
     notes: Sequence[str],
 ) -> NetRecord:
-    of_model = isinstance(verified, VerifyReport)
-    folded = verified.folded if isinstance(verified, Verification) else ()
-    reports = () if verified is None else (*folded, *verified.outputs)
+    reports = () if verified is None else verified.rows
     wrong = sum(report.status != "ok" for report in reports)
-    against = "ONNX Runtime's" if of_model else "those of the net as it was"
     if verified is None:
         verdict, headline = "unverified", "Nothing was run: whether the net computes what it should is not known."
     elif wrong:
-        verdict, headline = "wrong", f"{wrong} of {len(reports)} outputs differ from {against}."
+        verdict, headline = "wrong", f"{wrong} of {len(reports)} outputs differ from {verified.against}."
     else:
         verdict = "ok"
-        headline = f"{'All outputs agree' if len(reports) > 1 else 'The output agrees'} with {against}."
+        headline = f"{'All outputs agree' if len(reports) > 1 else 'The output agrees'} with {verified.against}."
+    of_model = verified is not None and verified.against == MODEL
     value = "the model's value" if of_model else "the blob of that name in the net as it was"
     errors = f"The largest error of each layer's output, relative to the largest element of {value}."
     return NetRecord(
@@ -544,7 +542,7 @@ def _record(
         verdict=verdict,
         headline=headline,
         facts=(*facts, *([("checked", verified.checked)] if verified and verified.checked else [])),
-        notes=(*notes, *(verified.notes if isinstance(verified, VerifyReport) else ())),
+        notes=(*notes, *(verified.notes if verified else ())),
         outputs=tuple(
             Output(o.name, o.status, o.message, o.max_abs, o.max_rel, o.cosine, o.mode, o.rounding, o.cause)
             for o in reports

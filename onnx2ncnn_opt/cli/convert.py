@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +31,11 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, renamed, report_fields, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.convert import Files
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
-    from onnx2ncnn_opt.outputs import OutputReport
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
@@ -137,7 +135,7 @@ def convert(
     prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
     make_folder(prefix or "")
     for model, path in prefixes.items():
-        check_targets(astuple(api.Files.at(path)), {"the model": model})
+        check_targets(astuple(api.Files.of(path)), {"the model": model})
     worker = None
     if not no_verify:
         from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
@@ -194,7 +192,7 @@ def _convert(
     from onnx2ncnn_opt.report.verification import LatencyRow
 
     start = time.perf_counter()
-    files = api.Files.at(prefix)
+    files = api.Files.of(prefix)
     equal: list[str] = []
     sizes: GivenShapes = given.shapes
     if checks and not is_pt2(model):  # torch.export tells itself which sizes are equal
@@ -216,7 +214,7 @@ def _convert(
             if checks:
                 with output.working("verifying the net against ONNX Runtime") as step:
                     report = conversion.verify_files(drafts, feeds=given.feeds, **checks, worker=worker, step=step)
-                report = replace(report, outputs=tuple(_renamed(row, drafts, files) for row in report.outputs))
+                report = renamed(report, drafts, files)
                 if not keep_failed:
                     report.check()
                 if benchmark and report.ok:
@@ -285,9 +283,3 @@ def _prefix(model: Path, prefix: str | None) -> Path:
     check_prefix(prefix, _ENDINGS)
     path = Path(prefix.removesuffix(".ncnn"))
     return path / stem if is_folder(prefix) else path
-
-
-def _renamed(row: OutputReport, drafts: Files, files: Files) -> OutputReport:
-    """The report with the files' names as they are to be, not as they were while it was made."""
-    message = row.message.replace(str(drafts.param), str(files.param)).replace(str(drafts.bin), str(files.bin))
-    return replace(row, message=message)

@@ -46,9 +46,8 @@ def mixed(
 
     The files appear only after all steps have succeeded.
     """
-    from onnx2ncnn_opt.api.optimize import NetFiles
     from onnx2ncnn_opt.manifest import read_manifest
-    from onnx2ncnn_opt.param.files import write_net
+    from onnx2ncnn_opt.param.files import NetFiles, write_net
     from onnx2ncnn_opt.report.mixed import MaskRow, mixed_blocks
     from onnx2ncnn_opt.verification.beside import manifest_beside
     from onnx2ncnn_opt.verification.mixed import mixed as mix

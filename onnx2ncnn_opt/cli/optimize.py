@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,11 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import require_runtimes
+from onnx2ncnn_opt.cli.verification import failure, renamed, report_fields, require_runtimes
 from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.optimize import NetFiles, Verification
-    from onnx2ncnn_opt.outputs import OutputReport
+    from onnx2ncnn_opt.param.files import NetFiles
 
 _ENDINGS = (".param", ".bin")
 _PARAM = (".param", ".param.bin")
@@ -169,7 +168,7 @@ def _stem(param: Path) -> str:
 
 def _check(param: Path, bin: Path, prefix: Path, *, binary: bool) -> NetFiles:
     """The files to write, which can be written, and are not those that are read."""
-    from onnx2ncnn_opt.api.optimize import NetFiles
+    from onnx2ncnn_opt.param.files import NetFiles
 
     files = NetFiles.at(prefix, binary=binary)
     check_targets(astuple(files), {"the input": param, "the input's weights": bin})
@@ -211,12 +210,7 @@ def _optimize(
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
             if checks:
                 with output.working("running the net before and after"):
-                    report = result.verify(drafts, names, **checks)
-                report = replace(
-                    report,
-                    folded=tuple(_renamed(each, drafts, files) for each in report.folded),
-                    outputs=tuple(_renamed(each, drafts, files) for each in report.outputs),
-                )
+                    report = renamed(result.verify(drafts, names, **checks), drafts, files)
                 report.check()
                 if benchmark:
                     with output.working("timing the net before and after"):
@@ -251,7 +245,7 @@ def _optimize(
         notes=result.notes,
         latency=None if latency is None else LatencyRow(*astuple(latency)),
     )
-    fields |= {**optimization_fields(summary), "verification": None if report is None else _report_fields(report)}
+    fields |= {**optimization_fields(summary), "verification": None if report is None else report_fields(report)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
@@ -260,20 +254,4 @@ def _optimize(
             page.records.append(report_optimized(result, report, **runs, step=step))
     output.show(optimization_blocks(summary, verbose=verbose))
     if wrong is not None and report is not None:
-        count = len({(row.name, row.mode) for row in (*report.folded, *report.outputs) if row.status != "ok"})
-        message = f"{count} of {len(report.outputs)} outputs differ from the original net's; no files are written"
-        raise VerificationError(message)
-
-
-def _report_fields(report: Verification) -> dict[str, Any]:
-    """What running the net before and after has shown, as JSON has it."""
-    outputs, folded = ([asdict(each) for each in rows] for rows in (report.outputs, report.folded))
-    return {"ok": report.ok, "outputs": outputs, "folded": folded, "checked": report.checked}
-
-
-def _renamed(report: OutputReport, drafts: object, files: object) -> OutputReport:
-    """The report with the files' names as they are to be, not as they were while it was made."""
-    message = report.message
-    for draft, path in zip(astuple(drafts), astuple(files), strict=True):  # type: ignore[call-overload]
-        message = message.replace(str(draft), str(path))
-    return replace(report, message=message)
+        raise failure(report, "no files are written")

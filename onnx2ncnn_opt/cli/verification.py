@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from onnx2ncnn_opt.errors import VerificationError
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.verification.verify import VerifyReport
 
 
@@ -26,6 +27,7 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
     return {
         "ok": report.ok,
         "outputs": [asdict(output) for output in report.outputs],
+        "folded": [asdict(output) for output in report.folded],
         "sizes": [dict(sizes) for sizes in report.sizes],
         "seed": report.seed,
         "checked": report.checked,
@@ -35,6 +37,20 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
 
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     """The error that a command ends with when outputs differ; the outputs themselves have been shown."""
-    wrong = sum(output.status != "ok" for output in report.outputs)
-    message = f"{wrong} of {len(report.outputs)} outputs differ from ONNX Runtime's"
+    wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
+    message = f"{wrong} of {len(report.outputs)} outputs differ from {report.against}"
     return VerificationError(f"{message}; {consequence}" if consequence else message)
+
+
+def renamed(report: VerifyReport, drafts: NetFiles, files: NetFiles) -> VerifyReport:
+    """A report with the files' names as they are to be, not as they were while it was made."""
+
+    def named(message: str) -> str:
+        for draft, path in zip(astuple(drafts), astuple(files), strict=True):
+            message = message.replace(str(draft), str(path))
+        return message
+
+    outputs, folded = (
+        tuple(replace(row, message=named(row.message)) for row in rows) for rows in (report.outputs, report.folded)
+    )
+    return replace(report, outputs=outputs, folded=folded)

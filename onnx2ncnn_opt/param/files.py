@@ -25,6 +25,20 @@ _MAX_PARAM_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
+class NetFiles:
+    """The two files of a net."""
+
+    param: Path
+    bin: Path
+
+    @classmethod
+    def at(cls, prefix: PathLike, *, binary: bool = False) -> NetFiles:
+        """PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""
+        base = os.fspath(prefix)
+        return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))
+
+
+@dataclass(frozen=True)
 class LoadedNet:
     """A net read from disk: its graph, and what `ParsedNet` has; `trailing_bytes` stand after the end of the .bin."""
 

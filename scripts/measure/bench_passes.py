@@ -20,11 +20,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from onnx2ncnn_opt.api.optimize import NetFiles, optimize
+from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.weight import Array
-from onnx2ncnn_opt.param.files import read_net, write_net
+from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
 from onnx2ncnn_opt.passes import run
 
 CHANNELS, SIZE, WIDTH = 8, 16, 32

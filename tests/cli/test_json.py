@@ -123,7 +123,7 @@ def test_optimize(folder: Path) -> None:
     check(data, "Every command", "optimize")
     (result,) = data["results"]
     check(result, "Each of optimize's results")
-    assert set(result["verification"]) == {"ok", "outputs", "folded", "checked"}
+    check(result["verification"], "A verification")
     assert result["latency"]["turns"] > 2
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api.optimize import Optimized, Verification, optimize
+from onnx2ncnn_opt.api.optimize import Optimized, optimize
 from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.text import format_param
@@ -302,7 +302,7 @@ def test_a_wrong_rewrite_is_caught(tmp_path: Path, worker: NcnnWorker) -> None:
     result = optimize(*write_net(tmp_path, INPUT, "Bias i 1 1 data a 0=2", "ReLU r 1 1 a out", weights=raw(values(2))))
     bias = result.graph.layers[1].weights
     bias["bias_data"] = bias["bias_data"] * np.float32(1.01)
-    report: Verification = result.verify(worker=worker)
+    report = result.verify(worker=worker)
     assert not report.ok
     assert [output.status for output in report.outputs] == ["mismatch"]
 
