@@ -72,8 +72,8 @@ def require(package: str) -> None:
     else:
         return
     raise UsageError(
-        f"to run nets or verify them takes the package {package}, which {problem}; "
-        f"`pip install -U onnx2ncnn-opt[verify]` gets it, `--no-verify` does without"
+        f"nets run and are verified with the package {package}, which {problem}: `pip install -U {package}`, or "
+        "convert with --no-verify"
     )
 
 

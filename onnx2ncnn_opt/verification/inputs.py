@@ -234,7 +234,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     try:
         from PIL import Image as pillow
     except ImportError:
-        raise UsageError(f"{image.path}: images take the package Pillow; `pip install onnx2ncnn-opt[images]`") from None
+        raise UsageError(f"{image.path}: images need the package Pillow: `pip install pillow`") from None
     (info, *others), path = model.inputs, image.path
     shape = info.shape
     channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
