@@ -161,13 +161,17 @@ def _mask_large(
         sizes = [reference.largest.get(blob, 0.0) for blob in blobs]
         return max((size for size in sizes if LARGEST / room < size < INFINITE), default=0.0)
 
+    def reason(what: str, size: float) -> str:
+        is_over = "is" if size > LARGEST else "may become"  # with other inputs
+        return f"its {what} {is_over} too large for fp16, which ends at {LARGEST:g}"
+
     for layer in graph:
         if layer.type in SOURCES:
             continue
         if made := large(layer.outputs):
-            found.add(layer, FP32, f"its output is too large for fp16, which ends at {LARGEST:g}", made)
+            found.add(layer, FP32, reason("output", made), made)
         elif read := large(layer.inputs):
-            found.add(layer, FP32, f"its input is too large for fp16, which ends at {LARGEST:g}", read)
+            found.add(layer, FP32, reason("input", read), read)
     for layer, ways in inner.items():
         now = max((reference.largest.get(blob, 0.0) for blob in (*layer.inputs, *layer.outputs)), default=0.0)
         if ways and ways[0].overflows:
