@@ -145,6 +145,73 @@ CASES = [
         (INPUT, "ReLU r 1 1 x 1", "Interp i 1 1 1 y 0=1 3=6 4=6"),
         ("i",),
     ),
+    Case(
+        "a constant is added to a convolution under its activation",
+        FED + f"<{KERNEL}, float[1, 2, 1, 1] b = {{1, -2}}> {{ k = Conv(x, w) r = Relu(k) y = Add(r, b) }}",
+        (INPUT, CONV.format(out="y", activation=1)),
+        ("c",),
+        tagged(W) + raw([1.0, -2.0]),
+    ),
+    Case(
+        "a constant of channels becomes a bias",
+        "(float[4, 3] x) => (float[2, 4, 2] y)"
+        + f"<{MATRIX}, float[2, 1, 1] b = {{1, 2}}> {{ k = MatMul(x, w) y = Add(k, b) }}",
+        (INPUT, "InnerProduct c 1 1 x y 0=2 1=1 2=6"),
+        ("c",),
+        tagged(W) + raw([1.0, 2.0]),
+        status="shape",
+    ),
+    Case(
+        "a sum of unequal shapes becomes an Eltwise",
+        "(float[2, 1, 1] x, float[2, 4, 5] z) => (float[2, 4, 5] y) <float s = {2}> { a = Mul(x, s) y = Add(a, z) }",
+        (INPUT, "Input j 0 1 z", "Eltwise e 2 1 x z y 0=1 -23301=2,2.0,1.0"),
+        ("e",),
+        status="shape",
+    ),
+    Case(
+        "the Reshape before a BinaryOp is left out",
+        "(float[4] x, float[7, 4] z) => (float[4, 7, 4] y) <int64[3] s = {4, 1, 1}> { r = Reshape(x, s) "
+        "y = Mul(r, z) }",
+        (INPUT, "Input j 0 1 z", "BinaryOp m 2 1 x z y 0=2"),
+        ("m",),
+        status="shape",
+    ),
+    Case(
+        "the axes of a Flip are not written",
+        "(float[1, 3, 4, 5] x) => (float[1, 3, 4, 5] y) <int64[1] b = {-1}, int64[1] e = {-9}, int64[1] a = {3}> "
+        "{ y = Slice(x, b, e, a, b) }",
+        (INPUT, "Flip f 1 1 x y"),
+        ("f",),
+    ),
+    Case(
+        "a Slice has no sizes",
+        "(float[1, 4, 5] x) => (float[1, 2, 5] y) { a, b = Split<axis = 1, num_outputs = 2>(x) s = Sigmoid(b) "
+        "y = Mul(a, s) }",
+        (INPUT, "Slice s 1 2 x a b 1=0", "Sigmoid g 1 1 b c", "BinaryOp m 2 1 a c y 0=2"),
+        ("s",),
+        status="crashed",
+    ),
+    Case(
+        "a LayerNorm over channels is one over each image",
+        X + "<int64[3] a = {1, 2, 3}, float p = {0.00001}> { r = Relu(x) n = ReduceMean(r, a) d = Sub(r, n) "
+        "q = Mul(d, d) v = ReduceMean(q, a) e = Add(v, p) s = Sqrt(e) y = Div(d, s) }",
+        (INPUT, "ReLU r 1 1 x 1", "LayerNorm l 1 1 1 y 0=20 1=1e-5 2=0"),
+        ("l",),
+    ),
+    Case(
+        "the mean of an RMSNorm is none",
+        X + "<int64[1] a = {-1}, float p = {0.00001}> { q = Mul(x, x) v = ReduceMean(q, a) e = Add(v, p) s = Sqrt(e) "
+        "y = Div(x, s) }",
+        (
+            INPUT,
+            "Split t 1 3 x x0 x1 x2",
+            "BinaryOp q 2 1 x0 x1 1 0=2",
+            "BinaryOp e 1 1 1 2 0=0 1=1 2=1e-5",
+            "UnaryOp s 1 1 2 3 0=5",
+            "BinaryOp d 2 1 x2 3 y 0=3",
+        ),
+        ("s", "d"),  # with so small an eps, what it is added to is a value of the model still
+    ),
 ]
 
 
