@@ -8,7 +8,7 @@ one purpose, to give a tensor more than one public name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
 from onnx2ncnn_opt.ir.dim import Dim, Shape
@@ -59,6 +59,9 @@ class Blob:
         return self.producer is not None and self.producer.type == "Input"
 
 
+Origin: TypeAlias = "str | tuple[Origin, ...]"
+
+
 class Layer:
     """One ncnn layer: type, name, blobs, parameters by name, weights, and the ONNX nodes it came from.
 
@@ -67,7 +70,7 @@ class Layer:
     declared. Only a graph changes `inputs` and `outputs`.
     """
 
-    __slots__ = ("_next", "_prev", "graph", "inputs", "name", "origin", "outputs", "params", "spec", "type", "weights")
+    __slots__ = ("_next", "_prev", "graph", "inputs", "name", "outputs", "params", "spec", "traced", "type", "weights")
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Layer:
         outputs: Iterable[Blob] = (),
         params: Mapping[Any, Any] | None = None,
         weights: Mapping[str, Array | Weight] | None = None,
-        origin: Iterable[str] = (),
+        origin: Iterable[Origin] = (),
         spec: LayerSpec | None = None,
     ) -> None:
         self.type = type
@@ -86,7 +89,7 @@ class Layer:
         self.outputs = tuple(outputs)
         self.params: dict[str | int, Any] = dict(params or {})
         self.weights = weights if isinstance(weights, Weights) else Weights(weights)
-        self.origin = tuple(dict.fromkeys(origin))
+        self.traced = tuple(origin)
         self.spec = spec or LAYERS.get(type)
         self.graph: Graph | None = None
         self._prev: Layer | None = None
@@ -104,6 +107,24 @@ class Layer:
             raise KeyError(f"custom layer type {self.type} has no parameter {name}")
         param = self.spec.by_name[name]
         return param.default if param.is_plain else param.default_in(_Resolved(self))
+
+    @property
+    def origin(self) -> tuple[str, ...]:
+        """The ONNX nodes that the layer came from, each once: what `traced` holds.
+
+        Where a thousand layers become one, each step only notes from which two, and the names are gathered here.
+        """
+        names: dict[str, None] = {}
+        seen: set[int] = set()
+        waiting: list[Origin] = [self.traced]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, str):
+                names[part] = None
+            elif id(part) not in seen:
+                seen.add(id(part))
+                waiting += reversed(part)
+        return tuple(names)
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -153,7 +174,7 @@ class Layer:
             (),
             {k: v for k, v in merged.items() if v is not None},
             blocks,
-            self.origin,
+            self.traced,
             self.spec if type in (None, self.type) else None,
         )
 

@@ -47,4 +47,4 @@ def cropped(like: Layer, source: Blob, kept: Ranges) -> Layer:
     """A Crop that keeps these ranges of another blob."""
     starts, ends = zip(*kept.values(), strict=True)
     params = {"starts": starts, "ends": ends, "axes": tuple(kept)}
-    return Layer("Crop", like.name, [source], (), params, origin=like.origin)
+    return Layer("Crop", like.name, [source], (), params, origin=like.traced)

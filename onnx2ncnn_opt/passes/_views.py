@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from onnx2ncnn_opt.ir.dim import Shape, Sym, known
-from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer, Origin
 from onnx2ncnn_opt.ir.layers import types_with
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -144,7 +144,7 @@ def cost(steps: Steps) -> tuple[int, int]:
 
 def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer]:
     """The layers that do the steps to a blob; their names and origins are those of the layers that they stand for."""
-    origin = tuple(dict.fromkeys(name for layer in like for name in layer.origin))
+    origin = tuple(layer.traced for layer in like if layer.traced)
     layers: list[Layer] = []
     for i, step in enumerate(steps):
         model = like[min(i, len(like) - 1)]
@@ -159,6 +159,6 @@ def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
     return layers[-1].output if layers else source
 
 
-def _layer(step: Step, name: str, source: Blob, blob: Blob, origin: Sequence[str]) -> Layer:
+def _layer(step: Step, name: str, source: Blob, blob: Blob, origin: Sequence[Origin]) -> Layer:
     kind, params = step_layer(step)
     return Layer(kind, name, [source], [blob], params, origin=origin)

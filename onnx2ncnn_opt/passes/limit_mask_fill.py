@@ -200,7 +200,7 @@ class _Limiter:
 
     def _new(self, kind: str, like: Layer, inputs: Sequence[Blob], **params: Any) -> Layer:
         name = f"{like.name}_rows"
-        layer = Layer(kind, name, inputs, [Blob(name)], params, origin=like.origin)
+        layer = Layer(kind, name, inputs, [Blob(name)], params, origin=like.traced)
         assign_shapes(layer)
         self.made.add(layer)
         return layer

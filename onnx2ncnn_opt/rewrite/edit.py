@@ -150,20 +150,20 @@ def _inherit(edit: Replacement) -> None:
     """
     alone = len(edit.takes) <= 1
     sources = edit.layers if alone else edit.removed
-    origin = tuple(dict.fromkeys(name for layer in (*sources, *edit.sources) for name in layer.origin))
+    origin = tuple(layer.traced for layer in (*sources, *edit.sources) if layer.traced)
     mask = 0
     for layer in sources:
         mask |= layer["featmask"]
     for new, _ in edit.added:
-        new.origin = new.origin or origin
+        new.traced = new.traced or origin
         _set(new, "featmask", mask | new["featmask"])
         new.params.pop("shape_hints", None)
     for old, new in edit.takes.items():
-        new.origin = origin if alone else old.origin
+        new.traced = origin if alone else old.traced
         _set(new, "featmask", mask | old["featmask"])
         _set(new, "shape_hints", old["shape_hints"])
     for heir in edit.heirs:
-        heir.origin = tuple(dict.fromkeys((*heir.origin, *origin)))
+        heir.traced = (*heir.traced, *origin)
 
 
 def _set(layer: Layer, name: str, value: object) -> None:

@@ -179,7 +179,7 @@ def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, s
             [Blob(name, blob.shape)],
             {"featmask": int(Feature.NO_VULKAN)},
             None,
-            producer.origin,
+            producer.traced,
         )
         following = producer._next
         graph.add(entry, before=following)

@@ -14,7 +14,7 @@ def net(*lines: str) -> Graph:
     tops = sum(int(line.split()[3]) for line in lines)
     graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
     for layer in graph:
-        layer.origin = (f"/{layer.name}",)
+        layer.traced = (f"/{layer.name}",)
     infer_graph(graph)
     return graph
 

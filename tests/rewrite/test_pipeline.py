@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -324,3 +325,11 @@ def test_work_grows_with_the_net_not_with_its_square(size: int, monkeypatch: pyt
     optimise(graph)
     assert len(graph) == 2
     assert tries <= 8 * size
+
+
+def test_a_layer_that_many_became_names_each_node_once() -> None:
+    part: tuple[Any, ...] = ("first",)
+    for i in range(100_000):
+        part = (part, (f"node {i}", "first"))
+    origin = Layer("ReLU", "relu", origin=(part, part)).origin
+    assert (origin[:2], len(origin)) == (("first", "node 0"), 100_001)
