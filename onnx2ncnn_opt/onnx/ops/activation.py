@@ -147,16 +147,8 @@ def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Val
     return binary(im, BinaryOp.MUL, swish(im, a, alpha=alpha), b)
 
 
-@onnx_op("Softsign", axes="same")
-def softsign_op(im: ImportContext, x: Tensor) -> Tensor:
-    """x / (1 + |x|)."""
-    return softsign(im, x)
-
-
-@onnx_op("Softplus", axes="same")
-def softplus_op(im: ImportContext, x: Tensor) -> Tensor:
-    """max(x, Softplus(min(x, 40))): Softplus by itself overflows from 89 on."""
-    return softplus(im, x)
+onnx_op("Softsign", axes="same")(softsign)
+onnx_op("Softplus", axes="same")(softplus)
 
 
 @onnx_op("ThresholdedRelu", axes="same")

@@ -16,11 +16,7 @@ from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor
 
-
-@onnx_op("ArgMax", integers=True, jumps=True)
-def arg_max_op(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """Threshold of what reaches the largest number, and Reduction of the indices of that."""
-    return arg_max(im, x, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
+onnx_op("ArgMax", integers=True, jumps=True)(arg_max)
 
 
 @onnx_op("ArgMin", integers=True, jumps=True)

@@ -62,16 +62,8 @@ def _is_rounding_scale(im: ImportContext) -> bool:
     )
 
 
-@onnx_op("Reciprocal", divisor=0, axes="same")
-def reciprocal_op(im: ImportContext, x: Tensor) -> Tensor:
-    """UnaryOp reciprocal; infinite or NaN at 0, where nothing that follows limits it."""
-    return reciprocal(im, x)
-
-
-@onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="same")
-def mod_op(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
-    """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign."""
-    return mod(im, a, b, fmod=fmod)
+onnx_op("Reciprocal", divisor=0, axes="same")(reciprocal)
+onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="same")(mod)
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:

@@ -12,11 +12,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, min
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Value
 
-
-@onnx_op("Add", since=7, integers=True, axes="same")
-def add_op(im: ImportContext, a: Operand, b: Operand) -> Value:
-    """BinaryOp add."""
-    return add(im, a, b)
+onnx_op("Add", since=7, integers=True, axes="same")(add)
 
 
 @onnx_op("Sub", since=7, integers=True, axes="same")
@@ -29,10 +25,7 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     return within_type(im, binary(im, BinaryOp.SUB, a, b))
 
 
-@onnx_op("Mul", since=7, integers=True, axes="same")
-def mul_op(im: ImportContext, a: Operand, b: Operand) -> Value:
-    """BinaryOp mul."""
-    return mul(im, a, b)
+onnx_op("Mul", since=7, integers=True, axes="same")(mul)
 
 
 @onnx_op("Sum", axes="same")

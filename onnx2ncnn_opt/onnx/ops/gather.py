@@ -7,17 +7,8 @@ from onnx2ncnn_opt.onnx.lower.functional.gather import gather, gather_elements, 
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Operand, Value
 
-
-@onnx_op("Gather", integers=True, moves=(0,), indexes=1)
-def gather_op(im: ImportContext, data: Value, indices: Operand, *, axis: int = 0) -> Value:
-    """Crop for constant indices; Embed in a constant table for indices that are fed, else GridSample."""
-    return gather(im, data, indices, axis=axis)
-
-
-@onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1)
-def gather_elements_op(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
-    """Crop and Concat of constant indices, each of which may stand for a whole row; else GridSample."""
-    return gather_elements(im, data, indices, axis=axis)
+onnx_op("Gather", integers=True, moves=(0,), indexes=1)(gather)
+onnx_op("GatherElements", since=11, integers=True, moves=(0,), indexes=1)(gather_elements)
 
 
 @onnx_op("GatherND", since=11, integers=True)
@@ -26,7 +17,4 @@ def gather_nd11(im: ImportContext, data: Value, indices: Operand) -> Value:
     return gather_nd(im, data, indices)
 
 
-@onnx_op("GatherND", since=12, integers=True)
-def gather_nd12(im: ImportContext, data: Value, indices: Operand, *, batch_dims: int = 0) -> Value:
-    """Crop and Concat of constant indices; else Gather by what they are in all."""
-    return gather_nd(im, data, indices, batch_dims=batch_dims)
+onnx_op("GatherND", since=12, integers=True)(gather_nd)

@@ -19,11 +19,7 @@ from onnx2ncnn_opt.onnx.lower.functional.logic import (
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
-
-@onnx_op("Greater", since=7, integers=True, selects=True, jumps=True, axes="same")
-def greater_op(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Threshold of the difference."""
-    return greater(im, a, b)
+onnx_op("Greater", since=7, integers=True, selects=True, jumps=True, axes="same")(greater)
 
 
 @onnx_op("Less", since=7, integers=True, selects=True, jumps=True, axes="same")
@@ -32,10 +28,7 @@ def less(im: ImportContext, a: Value, b: Value) -> Tensor:
     return greater(im, b, a)
 
 
-@onnx_op("GreaterOrEqual", since=12, integers=True, selects=True, jumps=True, axes="same")
-def greater_or_equal_op(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Threshold of the difference."""
-    return greater_or_equal(im, a, b)
+onnx_op("GreaterOrEqual", since=12, integers=True, selects=True, jumps=True, axes="same")(greater_or_equal)
 
 
 @onnx_op("LessOrEqual", since=12, integers=True, selects=True, jumps=True, axes="same")
@@ -44,16 +37,8 @@ def less_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
     return greater_or_equal(im, b, a)
 
 
-@onnx_op("Equal", since=7, integers=True, selects=True, jumps=True, axes="same")
-def equal_op(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Two Thresholds: not less and not greater."""
-    return equal(im, a, b)
-
-
-@onnx_op("And", since=7, integers=True, axes="same")
-def and__op(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """BinaryOp mul."""
-    return and_(im, a, b)
+onnx_op("Equal", since=7, integers=True, selects=True, jumps=True, axes="same")(equal)
+onnx_op("And", since=7, integers=True, axes="same")(and_)
 
 
 @onnx_op("Or", since=7, integers=True, axes="same")

@@ -7,21 +7,7 @@ from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Value
 
-
-@onnx_op("Gemm", since=7)
-def gemm_op(
-    im: ImportContext,
-    a: Value,
-    b: Value,
-    c: Value | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-) -> Value:
-    """InnerProduct or Gemm for a constant B, else MatMul and what is left of alpha, beta and C."""
-    return gemm(im, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+onnx_op("Gemm", since=7)(gemm)
 
 
 @onnx_op("MatMul")

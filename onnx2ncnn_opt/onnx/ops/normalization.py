@@ -138,27 +138,8 @@ def _of_each(im: ImportContext, param: Value, count: int) -> Value:
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
 
-@onnx_op("LayerNormalization", since=17, axes="same")
-def layer_norm_op(
-    im: ImportContext,
-    x: Tensor,
-    scale: Value,
-    bias: Value | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
-) -> tuple[Value | None, ...]:
-    """LayerNorm over the axes from `axis` on, as the innermost dim; BinaryOps for a scale that is not a constant."""
-    return layer_norm(im, x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type)
-
-
-@onnx_op("RMSNormalization", since=23, axes="same")
-def rms_norm_op(
-    im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
-) -> Value:
-    """RMSNorm over the axes from `axis` on, as the innermost dim; BinaryOp mul for a scale that is not a constant."""
-    return rms_norm(im, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+onnx_op("LayerNormalization", since=17, axes="same")(layer_norm)
+onnx_op("RMSNormalization", since=23, axes="same")(rms_norm)
 
 
 @onnx_op("LRN", batch=0)

@@ -24,55 +24,17 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 
-
-@onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same")
-@onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="same")
-def quantize_linear_op(
-    im: ImportContext,
-    x: Value,
-    y_scale: Value,
-    y_zero_point: Value | None = None,
-    *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-    precision: int = 0,
-    saturate: int = 1,
-) -> Tensor:
-    """BinaryOp mul, Clip and UnaryOp round; BinaryOp add for the zero point."""
-    return quantize_linear(
-        im,
-        x,
-        y_scale,
-        y_zero_point,
-        axis=axis,
-        block_size=block_size,
-        output_dtype=output_dtype,
-        precision=precision,
-        saturate=saturate,
-    )
+onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same")(
+    onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="same")(quantize_linear)
+)
 
 
-@onnx_op("DequantizeLinear", since=10, integers=True, axes="same")
-@onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="same")
-def dequantize_linear_op(
-    im: ImportContext,
-    x: Value,
-    x_scale: Value,
-    x_zero_point: Value | None = None,
-    *,
-    axis: int = 1,
-    block_size: int = 0,
-    output_dtype: int = 0,
-) -> Value:
-    """BinaryOp sub for the zero point, and mul."""
-    return dequantize_linear(im, x, x_scale, x_zero_point, axis=axis, block_size=block_size, output_dtype=output_dtype)
+onnx_op("DequantizeLinear", since=10, integers=True, axes="same")(
+    onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="same")(dequantize_linear)
+)
 
 
-@onnx_op("DynamicQuantizeLinear", since=11, quantises=True)
-def dynamic_quantize_linear_op(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
-    """Reductions for the range, then as QuantizeLinear to uint8."""
-    return dynamic_quantize_linear(im, x)
+onnx_op("DynamicQuantizeLinear", since=11, quantises=True)(dynamic_quantize_linear)
 
 
 @onnx_op("MatMulInteger", since=10, integers=True)
