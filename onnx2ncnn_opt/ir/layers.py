@@ -186,6 +186,39 @@ def _blocks(columns: Callable[[Params], int], p: Params) -> int:
     return _ceil_div(columns(p), _block(p))
 
 
+def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
+    """A layer of so many gates and biases for each number of a state, whose size is the parameter `hidden`."""
+
+    def rows(p: Params) -> int:
+        return _directions(p) * gates * p[hidden]
+
+    projects = hidden != "num_output"  # an LSTM's output may be a product of its state
+    weights = [
+        WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
+        WeightSpec("bias_c_data", lambda p: _directions(p) * biases * p[hidden], tagged=True),
+        WeightSpec("weight_hc_data", lambda p: rows(p) * p["num_output"], tagged=True),
+        WeightSpec(
+            "weight_hr_data",
+            lambda p: _directions(p) * p["num_output"] * p[hidden],
+            tagged=True,
+            when=lambda p: p["num_output"] != p[hidden],
+        ),
+        WeightSpec("weight_xc_data_int8_scales", rows, when=_has_int8_scales),
+        WeightSpec("weight_hc_data_int8_scales", rows, when=_has_int8_scales),
+    ]
+    sizes = "3 hidden_size=num_output, " if projects else ""
+    return LayerSpec(
+        type,
+        index,
+        params=parse_params(f"0 num_output, 1 weight_data_size, 2 direction, {sizes}8 int8_scale_term"),
+        weights=tuple(weights if projects else [each for each in weights if each.name != "weight_hr_data"]),
+        inputs=(1, 3 if projects else 2),
+        outputs=(1, 3 if projects else 2),
+        one_blob_only=False,
+        enums={"direction": Direction},
+    )
+
+
 _TABLE = (
     _elementwise("AbsVal", 0),
     LayerSpec("ArgMax", 1, params=parse_params("0 out_max_val, 1 topk=1"), in_runtime=False),
@@ -379,64 +412,8 @@ _TABLE = (
     _elementwise("TanH", 35, bounds=(-1, 1)),
     _elementwise("Threshold", 36, "0 threshold=0.0", bounds=(0, 1)),
     LayerSpec("Tile", 37, params=parse_params("0 axis, 1 tiles=1, 2 repeats:int[]"), traits=Trait.MOVES),
-    LayerSpec(
-        "RNN",
-        38,
-        params=parse_params("0 num_output, 1 weight_data_size, 2 direction, 8 int8_scale_term"),
-        weights=(
-            WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_c_data", lambda p: _directions(p) * p["num_output"], tagged=True),
-            WeightSpec("weight_hc_data", lambda p: _directions(p) * p["num_output"] * p["num_output"], tagged=True),
-            WeightSpec(
-                "weight_xc_data_int8_scales",
-                lambda p: p["num_output"] * _directions(p),
-                when=_has_int8_scales,
-            ),
-            WeightSpec(
-                "weight_hc_data_int8_scales",
-                lambda p: p["num_output"] * _directions(p),
-                when=_has_int8_scales,
-            ),
-        ),
-        inputs=(1, 2),
-        outputs=(1, 2),
-        one_blob_only=False,
-        enums={"direction": Direction},
-    ),
-    LayerSpec(
-        "LSTM",
-        39,
-        params=parse_params(
-            "0 num_output, 1 weight_data_size, 2 direction, 3 hidden_size=num_output, 8 int8_scale_term"
-        ),
-        weights=(
-            WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_c_data", lambda p: _directions(p) * 4 * p["hidden_size"], tagged=True),
-            WeightSpec(
-                "weight_hc_data", lambda p: _directions(p) * 4 * p["num_output"] * p["hidden_size"], tagged=True
-            ),
-            WeightSpec(
-                "weight_hr_data",
-                lambda p: _directions(p) * p["num_output"] * p["hidden_size"],
-                tagged=True,
-                when=lambda p: p["num_output"] != p["hidden_size"],
-            ),
-            WeightSpec(
-                "weight_xc_data_int8_scales",
-                lambda p: 4 * p["hidden_size"] * _directions(p),
-                when=_has_int8_scales,
-            ),
-            WeightSpec(
-                "weight_hc_data_int8_scales",
-                lambda p: 4 * p["hidden_size"] * _directions(p),
-                when=_has_int8_scales,
-            ),
-        ),
-        inputs=(1, 3),
-        outputs=(1, 3),
-        one_blob_only=False,
-        enums={"direction": Direction},
-    ),
+    _recurrent("RNN", 38, 1, 1),
+    _recurrent("LSTM", 39, 4, 4, "hidden_size"),
     LayerSpec(
         "BinaryOp",
         40,
@@ -706,30 +683,7 @@ _TABLE = (
         inplace=True,
     ),
     _elementwise("Softplus", 77, bounds=(0, inf)),
-    LayerSpec(
-        "GRU",
-        78,
-        params=parse_params("0 num_output, 1 weight_data_size, 2 direction, 8 int8_scale_term"),
-        weights=(
-            WeightSpec("weight_xc_data", lambda p: p["weight_data_size"], tagged=True),
-            WeightSpec("bias_c_data", lambda p: _directions(p) * 4 * p["num_output"], tagged=True),
-            WeightSpec("weight_hc_data", lambda p: _directions(p) * 3 * p["num_output"] * p["num_output"], tagged=True),
-            WeightSpec(
-                "weight_xc_data_int8_scales",
-                lambda p: 3 * p["num_output"] * _directions(p),
-                when=_has_int8_scales,
-            ),
-            WeightSpec(
-                "weight_hc_data_int8_scales",
-                lambda p: 3 * p["num_output"] * _directions(p),
-                when=_has_int8_scales,
-            ),
-        ),
-        inputs=(1, 2),
-        outputs=(1, 2),
-        one_blob_only=False,
-        enums={"direction": Direction},
-    ),
+    _recurrent("GRU", 78, 3, 4),
     LayerSpec(
         "MultiHeadAttention",
         79,
