@@ -114,7 +114,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
 
 def _notes(summary: ConversionSummary) -> list[str]:
     """What the reader should know about the net."""
-    notes = [f"{names} in this net: ONNX Runtime takes the model only so" for names in summary.equal]
+    notes = [f"{names} in this net: ONNX Runtime runs the model only with equal sizes" for names in summary.equal]
     notes += summary.cost
     if summary.lost:
         notes.append(f"nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")

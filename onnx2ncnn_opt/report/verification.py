@@ -45,7 +45,9 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
     else:
         shown = names[:_MOST_INPUTS]
         runs = (", ".join(f"{name} {list(run[name])}" for name in shown) for run in shapes)
-        text = "; ".join(runs) + (f"; and {len(names) - len(shown)} more inputs" if len(names) > len(shown) else "")
+        rest = len(names) - len(shown)
+        more = f"; and {rest} more input{'s' if rest > 1 else ''}" if rest else ""
+        text = "; ".join(runs) + more
     alone = " (ONNX Runtime refused all other sizes that were tried)" if len(shapes) == 1 and others_refused else ""
     return [f"verified with: {text}{alone}"]
 
