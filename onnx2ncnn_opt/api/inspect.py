@@ -15,9 +15,10 @@ from onnx2ncnn_opt.api.optimize import infer_net
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError, check_options
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.ir.dim import Shape, Sym
-from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.memory import peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
+from onnx2ncnn_opt.manifest import Manifest, Tensor, read_manifest
 from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -27,9 +28,9 @@ from onnx2ncnn_opt.param.splits import list_layers
 
 @dataclass(frozen=True)
 class Binding:
-    """An input or output: its name, its type (numpy's name; None for a net's, where the file says none) and shape.
+    """An input or output: its name, its type (numpy's name) and shape, those of the model where NET.json tells them.
 
-    A dynamic dimension is a string; the shape is None where nothing tells it.
+    A dynamic dimension is a string; type and shape are None where nothing tells them.
     """
 
     name: str
@@ -126,14 +127,20 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
     graph = read_graph(path, entry_points.layer_types())
     infer_net(graph, numbers)
     weights = bin_beside(path)
+    manifest = None if shapes else _manifest(path, graph)
+    if manifest is None:
+        inputs, outputs = (tuple(map(_of_blob, blobs)) for blobs in (graph.inputs, graph.outputs))
+    else:
+        inputs, outputs = (tuple(map(_of_entry, entries)) for entries in (manifest.inputs, manifest.outputs))
+    open_sizes = (size for entry in inputs for size in entry.shape or () if isinstance(size, str) and size != "?")
     return Inspection(
         file=os.fspath(path),
         format="param",
         producer=None,
         opset=None,
-        inputs=tuple(Binding(b.name, None, None if b.shape is None else _sizes(b.shape)) for b in graph.inputs),
-        outputs=tuple(Binding(b.name, None, None if b.shape is None else _sizes(b.shape)) for b in graph.outputs),
-        dynamic=(),
+        inputs=inputs,
+        outputs=outputs,
+        dynamic=tuple(dict.fromkeys(open_sizes)),
         operators=dict(Counter(line.type for line in list_layers(graph).lines).most_common()),
         refused=(),
         advice="",
@@ -141,6 +148,25 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
         weights=weights.stat().st_size if weights.is_file() else None,
         **_costs(graph),
     )
+
+
+def _manifest(path: Path, graph: Graph) -> Manifest | None:
+    """NET.json beside NET.param, if it is a manifest with the net's inputs and outputs."""
+    try:
+        manifest = read_manifest(path.with_suffix(".json"))
+    except UsageError:  # there is none, or it is something else
+        return None
+    blobs = [{blob.name for blob in graph.inputs}, {blob.name for blob in graph.outputs}]
+    named = [{entry.blob for entry in entries} for entries in (manifest.inputs, manifest.outputs)]
+    return manifest if blobs == named else None
+
+
+def _of_entry(entry: Tensor) -> Binding:
+    return Binding(entry.name, entry.dtype, tuple("?" if size is None else size for size in entry.shape))
+
+
+def _of_blob(blob: Blob) -> Binding:
+    return Binding(blob.name, None, None if blob.shape is None else _sizes(blob.shape))
 
 
 def _costs(graph: Graph | None) -> dict[str, int | None]:

@@ -527,10 +527,13 @@ def _names_in_file(net: LoadedNet) -> dict[str, str]:
 def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mapping[str, int] | None = None) -> None:
     """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else those that are stated.
 
-    `batches` are the inputs' batch counts, where they are not 1. Raises UsageError where `shapes` do not fit the net's
-    inputs.
+    `batches` are the inputs' batch counts, where they are not 1; without them a leading 1 may be a batch of one. Raises
+    UsageError where `shapes` do not fit the net's inputs.
     """
-    _infer(graph, _bound(graph, shapes, partial=False), batches)
+    sizes = _bound(graph, shapes, partial=False)
+    if batches is None:
+        _without_batches(graph, sizes, shapes)
+    _infer(graph, sizes, batches)
 
 
 def _infer(graph: Graph, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim] | None = None) -> str:

@@ -46,10 +46,15 @@ def test_json_of_a_model_and_of_its_net(tmp_path: Path) -> None:
     net = json.loads(run(tmp_path, "inspect", "model.ncnn.param", "--json").out)
     assert net["format"] == "param"
     assert (net["operators"], net["weights"]) == ({"Input": 1, "ReLU": 1}, 0)
-    assert net["inputs"] == [{"name": "x", "dtype": None, "shape": None}]
+    assert (net["inputs"], net["dynamic"]) == ([{"name": "x", "dtype": "float32", "shape": [1, 3, "h", 8]}], ["h"])
+    of_mats = ("inspect", "model.ncnn.param", "--json", "--shape", "x:3,4,8")
+    assert json.loads(run(tmp_path, *of_mats).out)["inputs"] == [{"name": "x", "dtype": None, "shape": [3, 4, 8]}]
+    (tmp_path / "model.ncnn.json").rename(tmp_path / "away.json")
+    others = json.loads(run(tmp_path, "inspect", "model.ncnn.param", "--json").out)
+    assert others["inputs"] == [{"name": "x", "dtype": None, "shape": None}]
     (tmp_path / "model.ncnn.bin").unlink()
     assert json.loads(run(tmp_path, "inspect", "model.ncnn.param", "--json").out)["weights"] is None
-    manifest = read_manifest(tmp_path / "model.ncnn.json")
+    manifest = read_manifest(tmp_path / "away.json")
     assert manifest.least_ncnn == str(net["least_ncnn"])
 
 
