@@ -147,14 +147,18 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
-    """The values of a model whose every rounded number is another one nearby."""
+    """The values of a model whose every rounded number is another one nearby, and whose zeros have no sign."""
     rng = np.random.default_rng(seed)
-    known: dict[str, Array] = {**model.constants, **model.feeds()[run]}
+    feeds = model.feeds()[run]
+    known: dict[str, Array] = {
+        **model.constants,
+        **{name: x if x.dtype == bool else x + 0 for name, x in feeds.items()},
+    }
     for node in model.nodes:
         for name, array in zip(node.output, evaluate(node, model.opset, known), strict=True):
             is_rounded = array.dtype == np.float32 and node.op_type not in EXACT
             noise = NOISE * rng.standard_normal(array.shape).astype(np.float32)
-            known[name] = array * (1 + noise) if is_rounded else array
+            known[name] = array * (1 + noise) + 0 if is_rounded else array
     return known
 
 

@@ -1,7 +1,8 @@
 """Which axis of each graph input is the batch: solved once, backwards from the operators that have one.
 
-An importer registered with ``batch=k`` says that axis k of its first input is a batch. From there the axis is followed
-up to the graph inputs, through operators registered with ``axes="same"``, and through Reshape and its kin where the
+An importer registered with ``batch=k`` says that axis k of its first input is a batch. So are the rows of what is
+multiplied by one matrix again and again, in a loop or in steps that are written out. From there the axis is followed up
+to the graph inputs, through operators registered with ``axes="same"``, and through Reshape and its kin where the
 axis surely stays. What comes out only decides how inputs are handed over (dims or batch count of the Mat); whatever
 else the graph does with the axis stays right, since every tensor's view knows where its axes are.
 """
@@ -17,6 +18,8 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 
 Size = int | onnx_ir.SymbolicDim
 
+_STEPS = 4  # products by one matrix that are taken for a recurrence
+
 
 def batch_axes(model: LoadedModel) -> dict[str, int]:
     """The batch axis of each graph input of which the operators tell it."""
@@ -25,6 +28,11 @@ def batch_axes(model: LoadedModel) -> dict[str, int]:
         op = find(node.domain, node.op_type, model.opsets.get(node.domain, 1))
         if op is not None and op.batch is not None and node.inputs:
             _follow(node.inputs[0], op.batch, model, found)
+    for value in model.graph.initializers.values():
+        products = [node for node, index in value.uses() if index == 1 and node.op_type in ("MatMul", "Gemm")]
+        if len(products) >= _STEPS or any(node.graph is not model.graph for node in products):
+            for node in products:
+                _follow(node.inputs[0], 0, model, found)
     return found
 
 
@@ -32,6 +40,7 @@ def _follow(value: onnx_ir.Value | None, axis: int, model: LoadedModel, found: d
     inputs = {info.name: len(info.shape) for info in model.inputs}
     pending = [(value, axis)]
     seen: set[tuple[onnx_ir.Value, int]] = set()
+    fed = dict(_fed(model))
     while pending:
         value, axis = pending.pop()
         if value is None or (value, axis) in seen:
@@ -40,8 +49,21 @@ def _follow(value: onnx_ir.Value | None, axis: int, model: LoadedModel, found: d
         node = value.producer()
         if node is not None:
             pending.extend(_sources(node, value, axis, model))
+        elif value in fed:
+            outer, scans = fed[value]
+            pending.append((outer, axis + scans))
         elif value.name in inputs and axis < inputs[value.name] > 1:
             found.setdefault(value.name, axis)
+
+
+def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Value | None, bool]]]:
+    """What the inputs of the bodies of Loops and Scans get at first, and whether a Scan goes along its axis 0."""
+    for node in model.graph:
+        if node.op_type in ("Loop", "Scan"):
+            body, given = node.attributes["body"].as_graph(), list(node.inputs)
+            states = len(given) - node.attributes.get_int("num_scan_inputs", 0)
+            for at, (inner, outer) in enumerate(zip(body.inputs, given, strict=False)):
+                yield inner, (outer, at >= states)
 
 
 def _sources(
@@ -69,6 +91,15 @@ def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: i
     """The axis of x that becomes this one of y, where the node moves or regroups axes and leaves this one whole."""
     if node.op_type == "Transpose":
         return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
+    if node.op_type == "Split":
+        return axis if node.attributes.get_int("axis", 0) not in (axis, axis - len(x.shape or ())) else None
+    if node.op_type == "Slice":
+        cut = _constant(node.inputs[3]) if len(node.inputs) > 3 else ()
+        return axis if cut and not {axis, axis - len(x.shape or ())} & {*cut} else None
+    if node.op_type == "Gather":
+        index, at = node.inputs[1], node.attributes.get_int("axis", 0)
+        is_scalar = index is not None and index.shape is not None and not len(index.shape)
+        return axis + (axis >= at) if is_scalar and at >= 0 else None
     if node.op_type == "Flatten" and node.attributes.get_int("axis", 1) == 1 and axis == 0:
         return 0
     if node.op_type not in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):

@@ -215,6 +215,18 @@ def test_gates_written_in_other_ways() -> None:
     assert types(converted).count("LSTM") == 1
 
 
-def test_batches_stay_right() -> None:
-    model = filled(looped("lstm", "given", batch=2))
-    compare(model, feeds(model))
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_batch(kind: str) -> None:
+    for states in ("zero", "given"):
+        model = filled(
+            looped(kind, states, batch=2).replace(
+                "float[1,4] zeros = {0,0,0,0}", "float[2,4] zeros = {0,0,0,0,0,0,0,0}"
+            )
+        )
+        converted = compare(model, feeds(model))
+        assert types(converted).count(kind.upper()) == 1
+        assert not {"InnerProduct", "Gemm", "MatMul", "Sigmoid", "TanH"} & set(types(converted))
+    steps = written_out(kind, 5).replace("float[1,5", "float[3,5").replace("float[1,4] y", "float[3,4] y")
+    model = filled(steps.replace("float[1,4] zeros = {0,0,0,0}", "float[3,4] zeros = {0,0,0,0,0,0,0,0,0,0,0,0}"))
+    converted = compare(model, feeds(model))
+    assert set(types(converted)) <= {"Input", kind.upper(), "Reshape"}

@@ -39,6 +39,7 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
     """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
+    a, b = _without_batch(a, b), _without_batch(b, a)
     a, b = number_value(im, a), number_value(im, b)
     if isinstance(a, Constant) and isinstance(b, Constant):
         a = im.tensor(a)
@@ -90,6 +91,16 @@ def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
         for axis in range(-rank, 0)
     )
     return im.tensor(SymbolicTensor(x.cells, shape, x.dtype))
+
+
+def _without_batch(x: Value, other: Value) -> Value:
+    """A constant that is the same for each item of the other operand's batch, as initial states are, for one item."""
+    if isinstance(x, Constant) and isinstance(other, Tensor) and other.view.batch in other.view.axes:
+        axis = other.view.axes.index(other.view.batch) - other.rank
+        if other.view.batch and -axis <= x.rank and x.shape[axis] == other.shape[axis]:
+            first = x.array.take([0], axis)
+            return Constant(first) if (x.array == first).all() else x
+    return x
 
 
 def _varies(x: SymbolicTensor, axis: int) -> bool:
