@@ -38,7 +38,7 @@ from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
-from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+from onnx2ncnn_opt.rewrite.events import Event, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.version import __version__
 
@@ -70,7 +70,7 @@ class Files(NetFiles):
 
 
 @dataclass(frozen=True)
-class Conversion:
+class Conversion(Rewritten):
     """A converted model, in memory.
 
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
@@ -99,16 +99,6 @@ class Conversion:
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
         return f"Conversion({self.model.name}: {self.layers_before} -> {_count(self.graph)} layers, {shapes})"
-
-    @property
-    def applied(self) -> tuple[Applied, ...]:
-        """The rewrites that happened, in order."""
-        return tuple(event for event in self.events if isinstance(event, Applied))
-
-    @property
-    def near_misses(self) -> tuple[NearMiss, ...]:
-        """Patterns that were found but could not be rewritten, with the reasons."""
-        return tuple(event for event in self.events if isinstance(event, NearMiss))
 
     def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
         """What PREFIX.ncnn.json says; `names` are the blobs' names in the .param file where they differ."""

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_
 from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
-from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
+from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
 
@@ -49,7 +49,7 @@ PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Optimized:
+class Optimized(Rewritten):
     """An optimised net, in memory.
 
     `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
@@ -82,16 +82,6 @@ class Optimized:
     def __repr__(self) -> str:
         before, after = self.layers
         return f"Optimized({before} -> {after} layers, {len(self.applied)} rewrites)"
-
-    @property
-    def applied(self) -> tuple[Applied, ...]:
-        """The rewrites that happened, in order."""
-        return tuple(event for event in self.events if isinstance(event, Applied))
-
-    @property
-    def near_misses(self) -> tuple[NearMiss, ...]:
-        """Patterns that were found but could not be rewritten, with the reasons."""
-        return tuple(event for event in self.events if isinstance(event, NearMiss))
 
     @property
     def caches(self) -> list[str]:

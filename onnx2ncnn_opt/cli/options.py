@@ -111,12 +111,6 @@ def shape_option(metavar: str, help: str, *, are_open: bool = False) -> Decorato
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
 
-def seed_option() -> Decorator:
-    """The option --seed, as `seed`."""
-    help = "Seed of the inputs if none are given."
-    return click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help=help)
-
-
 def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --shape and --value, as `shapes` and `values`."""
     help = "Shape of an input, e.g. x:1,3,224,224; in x:1,3,?,W one size stays as it is and one is called W."

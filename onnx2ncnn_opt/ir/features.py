@@ -31,8 +31,6 @@ class Feature(IntFlag):
     SINGLE_THREAD = 1 << 7
 
 
-SINCE = 20221128  # the first release that reads the parameter (Tencent/ncnn#4278); earlier ones ignore it
-
 # 32 bits throughout, on a CPU as well as beside a GPU.
 FP32 = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_VULKAN
 

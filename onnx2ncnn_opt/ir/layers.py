@@ -190,7 +190,7 @@ def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "nu
     """A layer of so many gates and biases for each number of a state, whose size is the parameter `hidden`."""
 
     def rows(p: Params) -> int:
-        return _directions(p) * gates * p[hidden]
+        return int(_directions(p) * gates * p[hidden])
 
     projects = hidden != "num_output"  # an LSTM's output may be a product of its state
     weights = [

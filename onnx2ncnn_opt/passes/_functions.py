@@ -73,10 +73,6 @@ def _exponential(x: Array, alpha: float, width: float = 1.0) -> Any:
     return np.maximum(x, 0) + alpha * np.expm1(np.minimum(x, 0) / width)
 
 
-def _gelu(x: Array) -> Any:
-    return 0.5 * x * erfc(-math.sqrt(0.5) * x).astype(np.float64)
-
-
 def _fast_gelu(x: Array) -> Any:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 

@@ -47,6 +47,22 @@ class NearMiss:
 Event: TypeAlias = Applied | NearMiss
 
 
+class Rewritten:
+    """What has been through the pipeline, and knows its events."""
+
+    events: tuple[Event, ...]
+
+    @property
+    def applied(self) -> tuple[Applied, ...]:
+        """The rewrites that happened, in order."""
+        return tuple(event for event in self.events if isinstance(event, Applied))
+
+    @property
+    def near_misses(self) -> tuple[NearMiss, ...]:
+        """Patterns that were found but could not be rewritten, with the reasons."""
+        return tuple(event for event in self.events if isinstance(event, NearMiss))
+
+
 def refs(layers: tuple[Layer, ...]) -> tuple[LayerRef, ...]:
     """The layers as records."""
     return tuple(LayerRef(layer.type, layer.name) for layer in layers)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +14,6 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.errors import UsageError
 
 Array = NDArray[Any]
-
-
-class Runner(Protocol):
-    """Something that computes a model's outputs."""
-
-    def run(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Every output by its name; raises RunError where the runtime could not."""
 
 
 @dataclass(frozen=True)
