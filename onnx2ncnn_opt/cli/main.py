@@ -78,6 +78,8 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
             output.command = None
         return end.exit_code, None
     except click.ClickException as error:
+        if "--json" in args[1:] and args[0] in cli.commands:  # it may not have been read when another option was wrong
+            output.command, output.as_json = args[0], True
         error.show()
         return error.exit_code, error
     except Error as error:

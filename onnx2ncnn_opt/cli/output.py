@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.report.console import Block
@@ -58,7 +58,8 @@ class Output:
 def error_fields(error: BaseException) -> dict[str, Any]:
     """An error as JSON has it; `nodes` are those that ncnn cannot compute."""
     nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
-    return {"type": type(error).__name__, "message": message_of(error), "nodes": nodes}
+    kind = UsageError if isinstance(error, click.ClickException) else type(error)
+    return {"type": kind.__name__, "message": message_of(error), "nodes": nodes}
 
 
 def message_of(error: BaseException) -> str:

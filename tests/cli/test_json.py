@@ -135,6 +135,8 @@ def test_errors(tmp_path: Path) -> None:
     assert [(node["node"], node["operator"]) for node in data["error"]["nodes"]] == [("det", "Det")]
     assert set(data["results"][0]) == {"source", "exit_code", "error"}
     printed(tmp_path, "convert", "model.onnx", "--skip", "nonsense", code=2)
+    for wrong in ("missing.onnx", "--nonsense"):
+        assert printed(tmp_path, "convert", wrong, code=2)["error"]["type"] == "UsageError"
 
 
 def test_a_wrong_net(tmp_path: Path) -> None:
