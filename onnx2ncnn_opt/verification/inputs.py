@@ -108,16 +108,20 @@ class Draw(NamedTuple):
 
 
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
-    """The inputs to verify with: plain and large ones; for a small net those of more seeds, flat ones and far ones."""
+    """The inputs to verify with: plain and large ones; for a small net those of more seeds and flat ones.
+
+    A tiny one gets more of each, and far ones, which errors of large networks are too large for.
+    """
     first = [Draw(seed, plain=True), Draw(seed, LARGE)]
     if not is_small:
         return first
     first += [Draw(seed + 1), Draw(seed + 1, LARGE, below=True), Draw(seed + 2), Draw(seed + 2, flat=1)]
-    first += [Draw(seed + 2, LARGE, flat=1), Draw(seed + 2, _FAR)]
-    more = [(seed + 3 + number, number % 4) for number in range(_MORE_SEEDS if is_tiny else 0)]
-    return first + [
+    first.append(Draw(seed + 2, LARGE, flat=1))
+    if not is_tiny:
+        return first
+    return [*first, Draw(seed + 2, _FAR)] + [
         draw
-        for turn, axis in more
+        for turn, axis in ((seed + 3 + number, number % 4) for number in range(_MORE_SEEDS))
         for draw in (Draw(turn), Draw(turn, LARGE), Draw(turn, flat=axis), Draw(turn, LARGE, flat=axis))
     ]
 
