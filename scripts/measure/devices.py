@@ -4,8 +4,9 @@
     python -m scripts.measure.devices RESULTS.jsonl --table
 
 A FOLDER has models NAME.onnx, and NAME.npz with the inputs in_0, in_1, ... where they are not to be drawn. The
-reference is ONNX Runtime (for nets of fixtures/passes, the net before any pass in ncnn on this machine, in fp32).
-Nets of models have the feature masks that `convert` gives them. In fp16 a net is right within 2e-2 of the largest
+reference is ONNX Runtime (for nets of fixtures/passes, the net before any pass, in fp32 on the same device; "neither"
+is one that fails there even so).
+Nets have the feature masks that `convert` and `optimize` give them. In fp16 a net is right within 2e-2 of the largest
 value of an output, or ("rounded") within four times what rounding of every blob to fp16 costs there; integers have to
 be equal. "named" is what is not right, but `convert` says so itself.
 
@@ -20,7 +21,6 @@ import argparse
 import collections
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import subprocess
@@ -37,9 +37,12 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, VerificationError
+from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.rewrite.masks import prove_masks, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -47,7 +50,7 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
-from onnx2ncnn_opt.verification.masks import error_of
+from onnx2ncnn_opt.verification.masks import Precision, error_of, find_masks
 from onnx2ncnn_opt.verification.verify import tolerance_of
 from testing import op_cases, pass_cases
 from testing.skeletons import refill
@@ -72,8 +75,11 @@ class Net:
     bin: Path
     feeds: Mapping[str, Feed]
     references: Mapping[Fetch, Array]
+    graph: Graph
+    masks: int
+    precision: Precision | None
     tolerance: Tolerance = DEFAULT
-    conversion: Conversion | None = None
+    before: tuple[Path, Path] | None = None  # what it was made of, if that is the reference, on the same device
 
     def key(self) -> str:
         """Changes with everything that the outcome depends on, but ncnn."""
@@ -84,16 +90,18 @@ class Net:
 
     def is_named(self) -> bool:
         """Whether `convert` says that fp16 is not enough for it."""
-        precision = None if self.conversion is None else self.conversion.precision
-        return precision is not None and not precision.ok
+        return self.precision is not None and not self.precision.ok
 
     def rounding(self) -> float:
-        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN where it is not known."""
-        if self.conversion is None:
-            return math.nan
-        ports = zip(self.conversion.inputs, self.feeds.values(), strict=True)
-        with Estimator(self.conversion.graph, {port.blob: feed for port, feed in ports}, worker=_WORKER) as estimator:
+        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN if one is not finite."""
+        with Estimator(self.graph, by_blob(self.graph, self.feeds), worker=_WORKER) as estimator:
             return error_of(estimator.run("fp16"), estimator.run())
+
+
+def by_blob(graph: Graph, feeds: Mapping[str, Feed]) -> dict[Blob, Feed]:
+    """What is fed, by the graph's inputs, which have their names in the file."""
+    names = list_layers(graph).names
+    return {blob: feeds[names[blob]] for blob in graph.inputs if names[blob] in feeds}
 
 
 # A suite's cases by name; each writes its net into a folder, or gives None if it is refused on purpose.
@@ -125,12 +133,25 @@ def pass_fixtures() -> Cases:
                 reference = runner.run(arrays, names)
                 after, _ = case.net()
                 passes.run(after)
+                feeds = {name: Feed(array) for name, array in arrays.items()}
+                masks, precision = masked(after, feeds)
                 param, bin = folder / "net.param", folder / "net.bin"
                 write_net(after, param, bin)
-                feeds = {name: Feed(array) for name, array in arrays.items()}
-                return Net(param, bin, feeds, {Fetch(name): reference[name] for name in names})
+                references = {Fetch(name): reference[name] for name in names}
+                before_files = folder / "before.param", folder / "before.bin"
+                return Net(param, bin, feeds, references, after, masks, precision, before=before_files)
 
             yield str(case), write
+
+
+def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
+    """Put masks on a net as `optimize` does; how many, and what is left of its precision."""
+    proved = prove_masks(graph, fixed=True)
+    put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
+    with Estimator(graph, by_blob(graph, feeds), worker=_WORKER) as estimator:
+        found, precision = find_masks(estimator)
+    put_masks(graph, ((layer, mask.features) for layer, mask in found.items()))
+    return len(proved) + len(found), precision
 
 
 def snippets() -> Cases:
@@ -189,8 +210,10 @@ def of_model(
         files.bin,
         {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs},
         {Fetch(e.blob, e.batch_axis): np.asarray(reference[e.name]) for e in manifest.outputs},
+        conversion.graph,
+        len(conversion.masks),
+        conversion.precision,
         tolerance_of(conversion.model),
-        conversion,
     )
 
 
@@ -202,7 +225,15 @@ def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None,
     except RunError as error:
         return "failed", None, str(error)
     worst, said, kind = 0.0, "", "right"
-    for fetch, reference in net.references.items():
+    references = dict(net.references)
+    if net.before is not None and worker is not _WORKER:
+        try:
+            plain = NcnnRunner(*net.before, exact=True, timeout=SECONDS, threads=1, worker=worker)
+            there = plain.run(net.feeds, list(references))
+        except RunError:
+            return "neither", None, "the net before fails there as well"
+        references = {fetch: there[fetch.blob] for fetch in references}
+    for fetch, reference in references.items():
         result = results[fetch.blob]
         if isinstance(result, Failure):
             return "failed", None, str(result)
@@ -253,8 +284,8 @@ def campaign(
                 if f"{target} {mode}" not in outcomes:
                     outcomes[f"{target} {mode}"] = outcome(net, mode, workers[target])
         line: dict[str, Any] = {"suite": suite, "name": name, "key": key, "commit": commit, "outcomes": outcomes}
-        if net.conversion is not None and net.conversion.precision is not None:
-            line |= {"estimate": net.conversion.precision.error, "masks": len(net.conversion.masks)}
+        if net.precision is not None:
+            line |= {"estimate": net.precision.error, "masks": net.masks}
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
     for worker in workers.values():
