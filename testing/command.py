@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -56,14 +57,16 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """The process that forks; it ends when this one does, as its stdin does."""
-    return subprocess.Popen(
+    """The process that forks; it ends with this one, as its stdin does."""
+    server = subprocess.Popen(
         [sys.executable, "-m", "testing.fork_server"],
         cwd=Path(__file__).parents[1],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    atexit.register(server.__exit__, None, None, None)
+    return server
 
 
 def _forked(folder: Path, args: list[str]) -> tuple[int, str, str]:
