@@ -88,6 +88,7 @@ from onnx2ncnn_opt.passes.replace_deconvolution3d import replace_deconvolution3d
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
 from onnx2ncnn_opt.passes.replace_slice_with_crop import replace_slice_with_crop
+from onnx2ncnn_opt.passes.share_products import share_products
 from onnx2ncnn_opt.passes.shrink_memorydata import shrink_memorydata
 from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
@@ -166,6 +167,7 @@ PASSES: tuple[Pass, ...] = (
     *fuse_permute_matrix.PASSES,
     replace_products.replace_gemm_with_innerproduct,
     merge_equal_layers,
+    share_products,
     replace_convolution1d,
     replace_convolution3d,
     replace_deconvolution3d,

@@ -15,6 +15,15 @@ from onnx2ncnn_opt.rewrite.rule import require
 _HINTS = ("output_elempack", "output_elemtype", "constant_TILE_M", "constant_TILE_N", "constant_TILE_K")
 
 
+# A matrix of so many products is one constant where its copies would be so many numbers (4 MB).
+_SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
+
+
+def is_shared(size: int, products: int) -> bool:
+    """Whether so many products by a matrix of so many numbers read one constant, see `share_products`."""
+    return products >= _SHARED_PRODUCTS and (products - 1) * size >= _SHARED_NUMBERS
+
+
 class Linear(NamedTuple):
     """``x @ weight.T + bias``: weight (outputs, inputs) and bias (outputs) in float64."""
 

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import linear_of, stored
+from onnx2ncnn_opt.passes._gemm import is_shared, linear_of, stored
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -59,6 +59,7 @@ def replace_matmul_with_gemm(x: Blob, matmul: Layer, constant: Layer) -> Layer:
     n, k = matrix if matmul["transB"] else matrix[::-1]
     require(inputs == k, f"the rows of '{x.name}' do not have {k} elements")
     few = isinstance(rows, int) and rows <= _FEW_ROWS
+    require(not is_shared(k * n, len(constant.output.users)), f"'{constant.name}' is shared by many products")
     require(few or k * n >= _LARGE, f"MatMul is no slower with {k} x {n} constants")
     return _gemm(matmul, x, n, k, block, None, trans_b=matmul["transB"])
 
