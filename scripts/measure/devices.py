@@ -4,11 +4,10 @@
     python -m scripts.measure.devices RESULTS.jsonl --table
 
 A FOLDER has models NAME.onnx, and NAME.npz with the inputs in_0, in_1, ... where they are not to be drawn. The
-reference is ONNX Runtime (for nets of fixtures/passes, the net before any pass, in fp32 on the same device; "neither"
-is one that fails there even so).
-Nets have the feature masks that `convert` and `optimize` give them. In fp16 a net is right within 2e-2 of the largest
-value of an output, or ("rounded") within four times what rounding of every blob to fp16 costs there; integers have to
-be equal. "named" is what is not right, but `convert` says so itself.
+reference is ONNX Runtime; for nets of fixtures/passes it is the net before any pass, in fp32 on this machine or on the
+device ("neither" is one that fails there even so). Nets have the feature masks that `convert` and `optimize` give them.
+In fp16 a net is right within 2e-2 of the largest value of an output, or ("rounded") within four times what rounding of
+every blob to fp16 costs there; integers have to be equal. "named" is what is not right, but `convert` says so itself.
 
 RESULTS.jsonl gets a line for each net, with the commit, the masks and the error that `convert` estimated for fp16; what
 is there and right for the same bytes and inputs is not run again. `--table` prints the table of docs/measurements.md,
@@ -79,7 +78,7 @@ class Net:
     masks: int
     precision: Precision | None
     tolerance: Tolerance = DEFAULT
-    before: tuple[Path, Path] | None = None  # what it was made of, if that is the reference, on the same device
+    before: tuple[Path, Path] | None = None  # what it was made of, if that is the reference
 
     def key(self) -> str:
         """Changes with everything that the outcome depends on, but ncnn."""
@@ -218,6 +217,18 @@ def of_model(
 
 
 def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
+    """As `judged`; what is made of another net may also be what that one gives on the device."""
+    found = judged(net, net.references, mode, worker)
+    if net.before is None or found[0] in RIGHT:
+        return found
+    try:
+        there = NcnnRunner(*net.before, timeout=SECONDS, threads=1, worker=worker).run(net.feeds, list(net.references))
+    except RunError:
+        return "neither", None, "the net before fails there as well"
+    return judged(net, {fetch: there[fetch.blob] for fetch in net.references}, mode, worker)
+
+
+def judged(net: Net, references: Mapping[Fetch, Array], mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
     """Right, rounded, off, nan, failed or named; the largest error in units of the largest value; what is said."""
     runner = NcnnRunner(net.param, net.bin, mode=mode, timeout=SECONDS, threads=1, worker=worker)
     try:
@@ -225,14 +236,6 @@ def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None,
     except RunError as error:
         return "failed", None, str(error)
     worst, said, kind = 0.0, "", "right"
-    references = dict(net.references)
-    if net.before is not None and worker is not _WORKER:
-        try:
-            plain = NcnnRunner(*net.before, exact=True, timeout=SECONDS, threads=1, worker=worker)
-            there = plain.run(net.feeds, list(references))
-        except RunError:
-            return "neither", None, "the net before fails there as well"
-        references = {fetch: there[fetch.blob] for fetch in references}
     for fetch, reference in references.items():
         result = results[fetch.blob]
         if isinstance(result, Failure):
