@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -412,7 +413,8 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 def _deletable(graph: Graph) -> list[Blob]:
     """Outputs that a net can lack and still have others."""
-    alone = [blob for blob in graph.outputs if blob.producer and len(blob.producer.outputs) == 1]
+    # What a Reshape alone gives has the same numbers before it, under a name that is as good to other converters.
+    alone = [b for b in graph.outputs if b.producer and len(b.producer.outputs) == 1 and b.producer.type != "Reshape"]
     return alone if len(graph.outputs) > 1 else []
 
 
@@ -633,7 +635,7 @@ class Campaign:
     """How faults are planted: up to `each` of a class in a net, up to `most` in a net, of classes whose names match.
 
     `bisects` says that the faulty layer has to be named as well; `on` is the device for DEVICE_FAULTS, and `pnnx` makes
-    the nets.
+    the nets. `keep` is a folder for all nets and an ncnn-check.toml about them: `check` fails all but "right_...".
     """
 
     worker: NcnnWorker
@@ -644,6 +646,7 @@ class Campaign:
     on: str | None = None
     pnnx: Path | None = None
     kinds: str = ""
+    keep: Path | None = None
 
     def run(self, chosen: Iterable[tuple[str, Any]]) -> Iterator[Planted]:
         """Plant faults in the nets of models, and yield what becomes of each."""
@@ -654,7 +657,23 @@ class Campaign:
                 except (Error, subprocess.TimeoutExpired):
                     continue
                 if subject is not None:
+                    self.kept(subject, f"right_{name}", (subject.param, subject.bin))
                     yield from islice(self.faults(subject, Path(folder)), self.most)
+
+    def kept(self, subject: Subject, stem: str, net: tuple[Path, Path]) -> None:
+        """Copy a net and its model to the folder for them, if there is one."""
+        if self.keep is None:
+            return
+        stem = re.sub(r"\W+", "_", stem)
+        for folder in ("models", "nets"):
+            (self.keep / folder).mkdir(parents=True, exist_ok=True)
+        (self.keep / "ncnn-check.toml").write_text('models = ["models/*.onnx"]\nnet = "nets/{stem}.param"\n')
+        model = subject.model if isinstance(subject.model, bytes) else subject.model.read_bytes()
+        (self.keep / "models" / f"{stem}.onnx").write_bytes(model)
+        for path in net:
+            shutil.copyfile(path, self.keep / "nets" / f"{stem}{path.suffix}")
+        if subject.manifest is not None:
+            (self.keep / "nets" / f"{stem}.json").write_text(subject.manifest.to_json())
 
     def subject(self, name: str, model: Any, folder: Path) -> Subject | None:
         """The right net."""
@@ -664,7 +683,13 @@ class Campaign:
 
     def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
         """All faults of a net; where there is a limit, of classes in a random order."""
-        kinds = [*FAULTS, *ADDED, DELETED, *(BROKEN if self.bisects else ()), *(DEVICE_FAULTS if self.on else ())]
+        kinds = [
+            *FAULTS,
+            *ADDED,
+            DELETED,
+            *(BROKEN if self.bisects or self.keep else ()),
+            *(DEVICE_FAULTS if self.on else ()),
+        ]
         kinds = [kind for kind in kinds if re.search(self.kinds, kind)]
         if self.most < sys.maxsize:
             np.random.default_rng([self.seed, *subject.name.encode()]).shuffle(kinds)
@@ -701,6 +726,7 @@ class Campaign:
             write_net(graph, *paths)
             if change is not None:
                 paths[0].write_text(change[0](paths[0].read_text()))
+            self.kept(subject, f"{subject.name} {kind} {place}", paths)
             if self.bisects:
                 found = bisect(
                     subject.model,

@@ -25,6 +25,9 @@ With `--bisect` each net is bisected in place of verified, and the layer that is
 Then faults of files are planted as well (BROKEN): a deleted output, an input of another name, a missing Split; and with
 `--on`, those that only a device or fp16 shows (DEVICE_FAULTS).
 
+`--keep FOLDER` keeps the nets and their models, with an ncnn-check.toml: `onnx2ncnn-opt check` has to fail all of them
+but those that are called right_...
+
 `--results FILE` adds each fault to a file of JSON lines, and the table is that of all in it: so several runs, of our
 nets and pnnx's, make one table. `--write` puts the table into docs/measurements.md. Exit code 1 says that a serious
 fault was missed, or not named.
@@ -76,6 +79,7 @@ def main() -> int:
     parser.add_argument("--on", help="where faults of devices are looked for")
     parser.add_argument("--pnnx", type=Path, help="the program pnnx, which is to convert the models")
     parser.add_argument("--results", type=Path, metavar="FILE", help="add the results to this file, and read all of it")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the nets there, with an ncnn-check.toml")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     start, planted = time.perf_counter(), []
@@ -84,7 +88,15 @@ def main() -> int:
     pnnx = options.pnnx.resolve() if options.pnnx else None
     with NcnnWorker() as worker:
         campaign = Campaign(
-            worker, options.each, options.seed, options.most, options.bisect, options.on, pnnx, options.kinds
+            worker,
+            options.each,
+            options.seed,
+            options.most,
+            options.bisect,
+            options.on,
+            pnnx,
+            options.kinds,
+            options.keep,
         )
         for fault in campaign.run(chosen):
             planted.append(fault)
