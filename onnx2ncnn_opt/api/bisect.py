@@ -163,6 +163,8 @@ def bisect(
         fresh = _converted(source, known, Path(folder)) if known else None
         difference = None
         if fresh:
+            for mine, theirs in corresponding(graph, fresh.graph).items():  # masks follow from a run, not from passes
+                theirs.params["featmask"] = mine["featmask"]
             difference = diff_graphs(fresh.graph, graph, names=("a new conversion", os.fspath(param)))
         if report.wrong is None:
             return Bisection(report, None, difference)
