@@ -29,8 +29,8 @@ def _become(folder: str, args: list[str], out: str, err: str) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    from onnx2ncnn_opt.cli.deferred import defer_imports
     from onnx2ncnn_opt.cli.main import main as command
+    from onnx2ncnn_opt.deferred import defer_imports
 
     defer_imports()
     package = importlib.import_module("onnx2ncnn_opt")

@@ -13,7 +13,6 @@ import click
 from onnx2ncnn_opt.cli.bisect import bisect
 from onnx2ncnn_opt.cli.check import check
 from onnx2ncnn_opt.cli.convert import convert
-from onnx2ncnn_opt.cli.deferred import defer_imports
 from onnx2ncnn_opt.cli.diff import diff
 from onnx2ncnn_opt.cli.example import example
 from onnx2ncnn_opt.cli.inspect import inspect
@@ -25,6 +24,7 @@ from onnx2ncnn_opt.cli.passes import passes
 from onnx2ncnn_opt.cli.report import report
 from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.cli.watchdog import watch
+from onnx2ncnn_opt.deferred import defer_imports
 from onnx2ncnn_opt.errors import Error, Stop
 from onnx2ncnn_opt.version import __version__
 

@@ -27,8 +27,11 @@ from onnx2ncnn_opt.version import __version__
 _RUNS = 20  # of a net, each of which has its own time limit, before a process is taken to hang
 _OURS = ("-m", "onnx2ncnn_opt", "convert", "{onnx}", "-o", "{out}", "--keep-failed")
 _WRONG = 3  # our converter's exit code for a net that it found to be wrong, and kept
-_LOOK = "import sys; from onnx2ncnn_opt.regression.look import main; main(sys.argv[1])"
-_JUDGE = "import sys; from onnx2ncnn_opt.regression.judge import main; main(sys.argv[1])"
+_MAIN = (
+    "import sys; from onnx2ncnn_opt.deferred import defer_imports; defer_imports();"
+    "from onnx2ncnn_opt.regression.{} import main; main(sys.argv[1])"
+)
+_LOOK, _JUDGE = map(_MAIN.format, ("look", "judge"))
 
 
 def check(
