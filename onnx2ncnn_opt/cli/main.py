@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -98,6 +99,7 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
 def _prepare_process() -> None:
     # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
     gc.set_threshold(_COLLECT_AFTER)
+    atexit.register(gc.freeze)  # nor at the end, which takes as long again
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  for ``>&-``; open until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
