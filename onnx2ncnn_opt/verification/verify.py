@@ -276,7 +276,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in open_inputs} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=(*_notes(loaded, done, rounding), *notes),
+        notes=(*_notes(loaded, done, "" if is_fixed else rounding.problem), *notes),
         wrong=wrong,
         manifest=manifest,
     )
@@ -513,11 +513,12 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     )
 
 
-def _notes(model: LoadedModel, runs: Sequence[_Run], rounding: Rounding) -> Iterator[str]:
-    """What the reader should know about a model that does not give numbers only, or does not run in float64."""
-    if rounding.problem:
-        fixed = f"{UNKNOWN_ROUNDING:g} with ncnn's plain kernels"
-        yield f"no run in float64 says what rounding does, so that {fixed} is allowed: {rounding.problem}"
+def _notes(model: LoadedModel, runs: Sequence[_Run], problem: str) -> Iterator[str]:
+    """What the reader should know about a model that gives not only numbers, or that a `problem` keeps from float64."""
+    if problem:
+        reason = problem.rpartition("Status Message: ")[2]  # of ONNX Runtime's errors the last part
+        allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
+        yield f"the model does not run in float64 ({reason}), so that {allowed}"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.dtype.is_floating_point():
