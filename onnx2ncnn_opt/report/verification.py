@@ -54,8 +54,10 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
 
 def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
     """Where nets ran and in which modes, for the end of a summary; none where nothing ran."""
-    estimated = "; estimated for fp16" if is_estimated and "fp16" not in checked else ""
-    return [f"checked: {checked}{estimated}"] if checked else []
+    stores_only = checked.startswith("x86") and "fp16" in checked
+    estimated = "; estimated for fp16" if is_estimated and (stores_only or "fp16" not in checked) else ""
+    note = "note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32; --on takes other devices"
+    return [f"checked: {checked}{estimated}", *([note] if stores_only else [])] if checked else []
 
 
 def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
-from onnx2ncnn_opt.report.verification import shapes_lines
+from onnx2ncnn_opt.report.verification import checked_lines, shapes_lines
 from onnx2ncnn_opt.verification import verify
 from onnx2ncnn_opt.verification.compare import Tolerance
 from onnx2ncnn_opt.verification.verify import VerifyReport
@@ -516,3 +516,11 @@ def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
         verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), feeds=feeds, timeout=1)
     # Another process takes its place.
     assert verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET)).ok
+
+
+def test_what_fp16_on_x86_is() -> None:
+    assert checked_lines("x86-64 fp32", True) == ["checked: x86-64 fp32; estimated for fp16"]
+    assert checked_lines("aarch64 fp32, fp16 (qemu)", True) == ["checked: aarch64 fp32, fp16 (qemu)"]
+    checked, note = checked_lines("x86-64 fp32, fp16", True)
+    assert checked == "checked: x86-64 fp32, fp16; estimated for fp16"
+    assert note.startswith("note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32")
