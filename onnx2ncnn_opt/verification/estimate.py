@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -38,6 +39,10 @@ class Walk:
     special: dict[Blob, int] = field(default_factory=dict)
 
 
+# Each layer is run and asked for on its own, several times: a net of 100,000 would take minutes.
+_MOST_LAYERS = 2**14
+
+
 @dataclass
 class Estimator:
     """Runs a net in 32 and in 16 bits; use as a context manager.
@@ -52,6 +57,8 @@ class Estimator:
     worker: NcnnWorker | None = None
 
     def __enter__(self) -> Estimator:
+        if len(self.graph) > _MOST_LAYERS:
+            raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
         self._worker = self.worker or NcnnWorker()
         param, bin = (Path(self._folder.name) / name for name in ("net.param", "net.bin"))

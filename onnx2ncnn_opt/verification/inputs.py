@@ -78,8 +78,9 @@ _SHORT = 4  # rows of so few numbers keep their last one
 _ZERO_LEVELS_IN = 4  # one level of flat inputs is 0
 _CONTRAST = 0.01  # of flat inputs, in units of the scale
 
-# A net of so few weights, for so few numbers, takes no longer for many sets of inputs than to load the runtimes.
-_TINY_WEIGHTS, _TINY_INPUTS, _MORE_SEEDS = 2**17, 2**14, 4
+# A net of so few weights, numbers and layers takes no longer for many sets of inputs than to load the runtimes.
+_TINY_WEIGHTS, _TINY_INPUTS, _TINY_LAYERS = 2**17, 2**14, 2**10
+_MORE_SEEDS = 4
 
 
 class Draw(NamedTuple):
@@ -126,9 +127,9 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
     ]
 
 
-def is_tiny(weights: int, inputs: int) -> bool:
+def is_tiny(weights: int, inputs: int, layers: int) -> bool:
     """Whether a net of so many weights, for so many numbers, may run on many inputs."""
-    return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS
+    return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS and layers <= _TINY_LAYERS
 
 
 @dataclass(frozen=True)

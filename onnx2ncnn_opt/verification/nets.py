@@ -47,7 +47,7 @@ _DOMAINS = {
 
 # Nets up to so many weights, with so many numbers as inputs, are run more often. ncnn's plain kernels take ten times
 # as long as others, so these are fewer than for verification against ONNX Runtime.
-_SMALL_WEIGHTS, _SMALL_INPUTS = 2**22, 2**14
+_SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
 
 
 def draw_runs(
@@ -81,8 +81,8 @@ def draw_runs(
 
     weights = sum(weight.array.size for layer in graph for _, weight in layer.weights.stored_items())
     numbers = sum(map(math.prod, sizes.values()))
-    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS
-    yield from map(drawn, draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers)))
+    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS and len(graph) <= _SMALL_LAYERS
+    yield from map(drawn, draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(graph))))
     if is_small:
         entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
         yield from map(drawn, sweeps(seed, entries, swept))

@@ -454,7 +454,7 @@ def _drawn_runs(
     yield count(settings[0])
     numbers = _numbers(model), sum(array.size for array in settings[0].feeds.values())
     is_small = numbers[0] <= _SMALL_WEIGHTS and numbers[1] <= _SMALL_INPUTS
-    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(*numbers))
+    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(*numbers, len(model.graph)))
     if len(settings) > 1 and is_small:
         yield drawn(1, first)
     for number, draw in enumerate(further):

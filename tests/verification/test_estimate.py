@@ -157,3 +157,9 @@ def test_a_net_that_fails_is_told() -> None:
     graph = net("Input x 0 1 x 0=8", "PixelShuffle y 1 1 x y 0=3")
     with estimator(graph, np.ones(8, np.float32)) as estimate, pytest.raises(RunError):
         estimate.run()
+
+
+def test_nets_of_very_many_layers_are_not_estimated() -> None:
+    graph = net("Input x 0 1 b0 0=4", *(f"Sigmoid s{n} 1 1 b{n} b{n + 1}" for n in range(2**14)))
+    with pytest.raises(RunError, match="16,384 layers, not 16,385"), estimator(graph, np.ones(4, np.float32)):
+        pass
