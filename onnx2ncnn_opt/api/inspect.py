@@ -11,14 +11,14 @@ from typing import Any
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import infer_net
+from onnx2ncnn_opt.api.optimize import infer_net, manifest_of
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError, check_options
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.memory import peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
-from onnx2ncnn_opt.manifest import Manifest, Tensor, read_manifest
+from onnx2ncnn_opt.manifest import Tensor
 from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -127,7 +127,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
     graph = read_graph(path, entry_points.layer_types())
     infer_net(graph, numbers)
     weights = bin_beside(path)
-    manifest = None if shapes else _manifest(path, graph)
+    manifest = None if shapes else manifest_of(path, graph)
     if manifest is None:
         inputs, outputs = (tuple(map(_of_blob, blobs)) for blobs in (graph.inputs, graph.outputs))
     else:
@@ -148,17 +148,6 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
         weights=weights.stat().st_size if weights.is_file() else None,
         **_costs(graph),
     )
-
-
-def _manifest(path: Path, graph: Graph) -> Manifest | None:
-    """NET.json beside NET.param, if it is a manifest with the net's inputs and outputs."""
-    try:
-        manifest = read_manifest(path.with_suffix(".json"))
-    except UsageError:  # there is none, or it is something else
-        return None
-    blobs = [{blob.name for blob in graph.inputs}, {blob.name for blob in graph.outputs}]
-    named = [{entry.blob for entry in entries} for entries in (manifest.inputs, manifest.outputs)]
-    return manifest if blobs == named else None
 
 
 def _of_entry(entry: Tensor) -> Binding:

@@ -25,6 +25,7 @@ from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_drafts, write_net
 from onnx2ncnn_opt.param.pnnx import shapes_beside
@@ -89,6 +90,16 @@ class Optimized(Rewritten):
         found = caches(self.graph)
         return [blob.name for blob in self.graph.outputs if blob in found]
 
+    def _examples(self) -> dict[str, str]:
+        """Shapes of inputs that could be meant, by name, where the manifest beside the original tells their rank."""
+        manifest = manifest_of(self.source.param, self.graph)
+        return {
+            entry.blob: ",".join(
+                str(s) if isinstance(s, int) else "16" for i, s in enumerate(entry.shape) if i != entry.batch_axis
+            )
+            for entry in (manifest.inputs if manifest else ())
+        }
+
     def name_before(self, blob: Blob) -> str:
         """What the original file calls an input or output."""
         return self._blobs[blob.name]
@@ -123,7 +134,9 @@ class Optimized(Rewritten):
         from onnx2ncnn_opt.verification.masks import find_masks, measure
         from onnx2ncnn_opt.verification.nets import draw_runs
 
-        first = islice(draw_runs(self.graph, self.shapes, seed=seed), 2)  # ordinary and large ones
+        first = islice(
+            draw_runs(self.graph, self.shapes, seed=seed, examples=self._examples()), 2
+        )  # ordinary and large ones
         runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in first]
         with Estimator(self.graph, runs[0]) as estimator:
             estimators = [estimator.on(run) for run in runs]
@@ -176,7 +189,7 @@ class Optimized(Rewritten):
         chosen(DEFAULT, rtol, atol)
         target = worker.target if worker else find_target(on)
         modes = check_modes(modes) or target.modes
-        runs = list(draw_runs(self.graph, self.shapes, seed=seed))
+        runs = list(draw_runs(self.graph, self.shapes, seed=seed, examples=self._examples()))
         opaque = set(self.caches)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob.name not in opaque]
         given = [{self._blobs[blob.name]: array for blob, array in feeds.items()} for _, feeds in runs]
@@ -285,7 +298,7 @@ class Optimized(Rewritten):
                 written = NetFiles.at(Path(folder) / "net")
                 names = write_net(self.graph, written.param, written.bin)
                 return self.benchmark(written, names, seed=seed, seconds=seconds, on=on)
-        _, drawn = next(draw_runs(self.graph, self.shapes, seed=seed))
+        _, drawn = next(draw_runs(self.graph, self.shapes, seed=seed, examples=self._examples()))
         outputs = [blob for blob in self.graph.outputs if not blob.is_input]
         target = find_target(on)
         with NcnnWorker(target) as first, NcnnWorker(target) as second:
@@ -413,6 +426,17 @@ def optimize(
         _is_masked=masked,
         _is_cut=bool(start or end),
     )
+
+
+def manifest_of(path: Path, graph: Graph) -> Manifest | None:
+    """NET.json beside NET.param, if it is a manifest with the net's inputs and outputs."""
+    try:
+        manifest = read_manifest(path.with_suffix(".json"))
+    except UsageError:  # there is none, or it is something else
+        return None
+    blobs = [{blob.name for blob in graph.inputs}, {blob.name for blob in graph.outputs}]
+    named = [{entry.blob for entry in entries} for entries in (manifest.inputs, manifest.outputs)]
+    return manifest if blobs == named else None
 
 
 def _beside(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:

@@ -51,21 +51,27 @@ _SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
 
 
 def draw_runs(
-    graph: Graph, shapes: Mapping[str, Sequence[int]], *, seed: int = 0
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    seed: int = 0,
+    examples: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
     """The sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
 
     Caches stay unset, as they are before a first run.
 
-    `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one.
+    `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one; it proposes
+    `examples`, where these have the input.
     """
     unset = caches(graph)
     inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
     if missing := [blob for blob in inputs if blob.name not in shapes]:
+        shown = {blob.name: _example(blob) for blob in missing} | dict(examples or {})
+        options = " ".join(f"--shape {blob.name}:{shown[blob.name]}" for blob in missing)
         raise UsageError(
             f"nothing tells the shape of the input {' and '.join(repr(blob.name) for blob in missing)}: give it, like "
-            f"{' '.join(f'--shape {blob.name}:{_example(blob)}' for blob in missing)} (outermost size first), or leave "
-            "out the verification with --no-verify"
+            f"{options} (outermost size first), or leave out the verification with --no-verify"
         )
     sizes = {blob: _shape(blob, shapes) for blob in inputs}
     uses = {blob: _uses(blob) for blob in inputs}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx.parser
 import pytest
 
+from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.optimize import optimize
 from onnx2ncnn_opt.errors import UsageError
 from testing.command import names, run
@@ -108,3 +110,11 @@ def test_a_layer_that_ncnn_lacks(tmp_path: Path) -> None:
     ended = run(tmp_path, "optimize", "net.param", "-o", "out", "--no-verify")
     assert ended.code == 0
     assert "note: ncnn has no layer type Mine (2 layers)" in ended.out
+
+
+def test_an_example_from_the_manifest(tmp_path: Path) -> None:
+    """A Reshape in between hides the rank; NET.json has it, and which axis is the batch."""
+    text = "(float[1, n, 4] x) => (float[m] y) <int64[1] s = {-1}> { y = Reshape(x, s) }"
+    files = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')).save(tmp_path / "net")
+    with pytest.raises(UsageError, match=r"give it, like --shape x:(1,)?16,4 "):
+        optimize(files.param, files.bin).verify()
