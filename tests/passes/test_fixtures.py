@@ -28,8 +28,13 @@ CASES = [case for path in sorted(FOLDER.glob("*.md")) if path.stem != "README" f
 _ROUNDING = 32 * float(np.finfo(np.float32).eps)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nets")
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case, tmp_path: Path, worker: NcnnWorker, request: pytest.FixtureRequest) -> None:
+def test_case(case: Case, folder: Path, worker: NcnnWorker, request: pytest.FixtureRequest) -> None:
     rewrite = BY_NAME[case.pass_name]
     # A constant that was folded is dead, and would be an output of the written net.
     alone: list[Pass] = list(dict.fromkeys([rewrite, eliminate_orphaned_memorydata]))
@@ -37,7 +42,7 @@ def test_case(case: Case, tmp_path: Path, worker: NcnnWorker, request: pytest.Fi
     feeds = case.feeds(before)
     outputs = sorted(blob.name for blob in before.outputs)
     before_text = net_text(before)
-    expected = compute(before, feeds, tmp_path / "before", worker)
+    expected = compute(before, feeds, folder / "before", worker)
 
     graph, _ = case.net()
     events = run(graph, alone, check=True)
@@ -61,13 +66,13 @@ def test_case(case: Case, tmp_path: Path, worker: NcnnWorker, request: pytest.Fi
         assert case.refusal in reasons if case.refusal is not None else not reasons, reasons
     if any(isinstance(e, Applied) for e in events):
         graph.check()
-        assert_same(compute(graph, feeds, tmp_path / "after", worker), expected, exact=rewrite.exact)
+        assert_same(compute(graph, feeds, folder / "after", worker), expected, exact=rewrite.exact)
         assert sorted(blob.name for blob in graph.outputs) == outputs
         assert not applied(graph, alone), "a second run changes the net again"
 
     everything, _ = case.net()
     run(everything, PASSES, check=True)
-    assert_same(compute(everything, feeds, tmp_path / "all", worker), expected, exact=False)
+    assert_same(compute(everything, feeds, folder / "all", worker), expected, exact=False)
     assert sorted(blob.name for blob in everything.outputs) == outputs
     assert not applied(everything, PASSES), "a second run of the pipeline changes the net again"
 
