@@ -34,10 +34,11 @@ class Ended:
 def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
     """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback.
 
-    With variables of an `environment` it starts as a user's command does, else as a fork of `fork_server`.
+    It is a fork of `fork_server`; but with variables of an `environment` that Python reads when it starts, it starts as
+    a user's command does.
     """
     words = [*map(str, args)]
-    if environment:
+    if not environment.keys() <= {"PYTHONPATH"}:
         done = subprocess.run(
             [*COMMAND, *words],
             cwd=folder,
@@ -49,7 +50,7 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
         )
         code, out, err = done.returncode, done.stdout.decode(), done.stderr.decode()
     else:
-        code, out, err = _forked(folder, words)
+        code, out, err = _forked(folder, words, environment.get("PYTHONPATH", ""))
     assert "Traceback" not in err, err
     assert "\x1b" not in out + err
     return Ended(code, out, err)
@@ -69,13 +70,13 @@ def _server() -> subprocess.Popen[str]:
     return server
 
 
-def _forked(folder: Path, args: list[str]) -> tuple[int, str, str]:
+def _forked(folder: Path, args: list[str], paths: str) -> tuple[int, str, str]:
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as home:
         out, err = Path(home, "out"), Path(home, "err")
-        request = {"folder": str(folder), "args": args, "out": str(out), "err": str(err)}
+        request = {"folder": str(folder), "args": args, "paths": paths, "out": str(out), "err": str(err)}
         print(json.dumps(request), file=server.stdin, flush=True)
         code = int(server.stdout.readline())
         return code, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")

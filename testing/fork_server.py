@@ -15,11 +15,11 @@ import sys
 _SECONDS = 120
 
 
-def _become(folder: str, args: list[str], out: str, err: str) -> None:
+def _become(folder: str, args: list[str], paths: str, out: str, err: str) -> None:
     """Make of a fork what a new process would be."""
     signal.alarm(_SECONDS)
     os.chdir(folder)
-    sys.path[0] = folder
+    sys.path[:1] = [folder, *filter(None, paths.split(os.pathsep))]
     sys.argv = ["onnx2ncnn-opt", *args]
     for stream, path in enumerate((os.devnull, out, err)):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)

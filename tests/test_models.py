@@ -29,13 +29,13 @@ def test_both_exporters_and_a_bounded_size() -> None:
 
 
 @pytest.mark.parametrize("path", MODELS, ids=NAMES)
-def test_loads(path: Path) -> None:
+def test_says_what_it_is_and_of_no_place(path: Path) -> None:
     assert not re.search(rb"/(home|root|work|tmp|usr|site-packages)/", path.read_bytes())
-    model = load_model(refill(onnx.load(path)))
+    model = onnx.load(path)
     kind = path.name.split(".")[1]
-    assert model.opsets[""] == (20 if kind == "dyn" else 17)
-    assert model.producer.startswith("pytorch 2.13")
-    assert kind != "tsbn" or any(node.op_type == "BatchNormalization" for node in model.graph)
+    assert {opset.domain: opset.version for opset in model.opset_import}[""] == (20 if kind == "dyn" else 17)
+    assert f"{model.producer_name} {model.producer_version}".startswith("pytorch 2.13")
+    assert kind != "tsbn" or any(node.op_type == "BatchNormalization" for node in model.graph.node)
 
 
 @pytest.mark.parametrize("path", SKELETONS, ids=lambda path: path.stem)
