@@ -17,6 +17,7 @@ from onnx2ncnn_opt.manifest import Image, read_manifest
 from onnx2ncnn_opt.report.example import example
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.verify import verify_net
+from testing.worker import WORKER
 
 MODELS = Path(__file__).resolve().parent.parent / "fixtures" / "models"
 UNLIKE, ALIKE, PARTS = "mean=123.7,116.3,103.5:std=58.4,57.1,57.4", "mean=127.5:std=127.5", "std=255"
@@ -34,7 +35,7 @@ def model(body: str, shape: str = "1, 3, 9, 8", weights: str = WEIGHT) -> bytes:
 def types(data: bytes, image: str, folder: Path, **options: bool) -> list[str]:
     """The layers of a net that takes pixels, after it has been held against the model on pixels, without our maths."""
     conversion = convert(data, images={"x": image}, **options)
-    conversion.verify().check()
+    conversion.verify(worker=WORKER).check()
     conversion.save(folder / "net")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, 9, 8)).astype(np.uint8)
     numbers = dict(part.partition("=")[::2] for part in image.split(":"))
@@ -103,7 +104,7 @@ def test_other_layers_first(body: str, order: str, tmp_path: Path) -> None:
 def test_a_real_model(image: str, tmp_path: Path) -> None:
     source = MODELS / "inverted.tsbn.onnx"
     conversion = convert(source, images={"in0": image})
-    conversion.verify().check()
+    conversion.verify(worker=WORKER).check()
     files = conversion.save(tmp_path / "net")
     manifest = read_manifest(files.manifest)
     assert manifest == conversion.manifest()
@@ -125,7 +126,7 @@ def test_programs_feed_pixels() -> None:
 def test_a_batch_and_dynamic_sizes() -> None:
     data = model("y = Conv<pads = [1, 1, 1, 1]>(x, w)", shape="n, 3, h, w")
     for image in (f"{UNLIKE}:bgr", ALIKE):
-        convert(data, images={"x": image}).verify().check()
+        convert(data, images={"x": image}).verify(worker=WORKER).check()
 
 
 def test_there_and_back() -> None:

@@ -14,6 +14,7 @@ from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.verification.verify import verify_net
+from testing.worker import WORKER
 
 # As silero-vad has it: one model for two sample rates.
 TWO_RATES = """
@@ -38,7 +39,7 @@ def test_a_branch_that_a_value_chooses(rate: int, operation: int) -> None:
     assert [port.name for port in conversion.inputs] == ["x"]
     [layer] = [layer for layer in conversion.graph if layer.type == "BinaryOp"]
     assert layer["op_type"] == operation
-    report = conversion.verify()
+    report = conversion.verify(worker=WORKER)
     report.check()
     assert report.outputs[0].status == "ok"
 
@@ -54,7 +55,7 @@ def test_operands_that_have_to_be_constant_name_their_inputs() -> None:
     graph = "(float[1, 8] x, int64[1] k) => (float[1, n] y, int64[1, n] i) { y, i = TopK(x, k) }"
     with pytest.raises(UnsupportedError, match="bind it with --value k="):
         convert(model_of(graph))
-    convert(model_of(graph), values={"k": 3}).verify().check()
+    convert(model_of(graph), values={"k": 3}).verify(worker=WORKER).check()
 
 
 def test_images_are_not_taken_for_flags() -> None:
@@ -89,7 +90,7 @@ def test_values_take_the_inputs_type_and_shape(declared: str, value: Any, held: 
     [entry] = conversion.manifest().values
     assert np.array_equal(entry.array(), held)
     assert conversion.model.values["v"].shape == np.shape(held)
-    conversion.verify().check()
+    conversion.verify(worker=WORKER).check()
 
 
 @pytest.mark.parametrize(
@@ -134,13 +135,13 @@ def test_a_default_is_replaced() -> None:
     assert len(model.graph.input) == 2
     conversion = convert(model, values={"t": 3.0})
     assert [layer["b"] for layer in conversion.graph if layer.type == "BinaryOp"] == [3.0]
-    conversion.verify().check()
+    conversion.verify(worker=WORKER).check()
 
 
 def test_values_of_inputs_that_a_cut_leaves_out() -> None:
     model = model_of("(float[4] x, float t) => (float[4] z) { y = Abs(x) z = Mul(y, t) }")
     conversion = convert(model, values={"t": 3.0}, outputs=["y"])
-    conversion.verify().check()
+    conversion.verify(worker=WORKER).check()
 
 
 def test_the_manifest_says_it_and_verify_reads_it(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.events import Applied
-from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import MODELS, ROOT, refilled
+from testing.worker import WORKER
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)
@@ -28,8 +28,8 @@ def conversion(request: pytest.FixtureRequest) -> Conversion:
     return convert(refilled(request.param))
 
 
-def test_the_net_computes_what_the_model_computes(conversion: Conversion, worker: NcnnWorker) -> None:
-    report = conversion.verify(worker=worker)
+def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> None:
+    report = conversion.verify(worker=WORKER)
     report.check()
     # Folding and other sums cost a few units in the last place, on flat inputs more (2e-4 in a U-Net); this is far from
     # any wrong layer.
@@ -89,7 +89,7 @@ def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
         """
     )
     converted = convert(model)
-    converted.verify().check()
+    converted.verify(worker=WORKER).check()
     assert [entry.batch_axis for entry in converted.manifest().inputs] == [None, None]
 
 
@@ -129,7 +129,7 @@ def test_batches_are_kept_apart() -> None:
     )
     graph.initializer.append(kernel)
     converted = convert(onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]))
-    converted.verify().check()
+    converted.verify(worker=WORKER).check()
     assert converted.manifest().inputs[0].batch_axis == 0
     assert converted.manifest().outputs[0].batch_axis == 0
 
@@ -157,7 +157,7 @@ def test_a_model_is_cut_before_what_ncnn_lacks() -> None:
     with pytest.raises(UnsupportedError, match="NonZero"):
         convert(cut_model())
     converted = convert(cut_model(), outputs=["flat", "y"])
-    converted.verify().check()
+    converted.verify(worker=WORKER).check()
     assert [entry.name for entry in converted.manifest().outputs] == ["flat", "y"]
     assert [entry.name for entry in converted.manifest().inputs] == ["x"]
 
@@ -166,7 +166,7 @@ def test_a_cut_model_finds_its_external_data(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     (tmp_path / "weights").mkdir()
     onnx.save(cut_model(), path, save_as_external_data=True, location="weights/data", size_threshold=0)
-    convert(path, outputs=["flat"]).verify().check()
+    convert(path, outputs=["flat"]).verify(worker=WORKER).check()
 
 
 def test_a_cut_at_no_value_is_a_wrong_use() -> None:
@@ -177,7 +177,7 @@ def test_a_cut_at_no_value_is_a_wrong_use() -> None:
 @pytest.mark.parametrize(("axis", "expected", "rank"), [(0, 0, 2), (-2, 1, 2), (None, None, 3)])
 def test_the_batch_axis_can_be_chosen(axis: int | None, expected: int | None, rank: int) -> None:
     converted = convert(cut_model(), outputs=["y"], batch_axes={"x": axis})
-    converted.verify().check()
+    converted.verify(worker=WORKER).check()
     assert converted.manifest().inputs[0].batch_axis == expected
     shape = converted.graph.inputs[0].shape
     assert shape is not None
@@ -198,7 +198,7 @@ def test_an_older_release_gets_what_it_has() -> None:
     older = convert(model, release=20250503)
     assert "SDPA" not in {layer.type for layer in older.graph}
     assert older.manifest().ncnn == "20250503"
-    older.verify().check()
+    older.verify(worker=WORKER).check()
 
 
 def test_an_older_release_gets_rotary_embeddings_in_parts() -> None:
@@ -221,7 +221,7 @@ def test_an_older_release_gets_rotary_embeddings_in_parts() -> None:
     assert "RotaryEmbed" in {layer.type for layer in convert(model).graph}
     older = convert(model, release=20250503)
     assert "RotaryEmbed" not in {layer.type for layer in older.graph}
-    older.verify().check()
+    older.verify(worker=WORKER).check()
 
 
 def test_what_an_older_release_lacks_is_refused_by_name() -> None:
@@ -231,7 +231,7 @@ def test_what_an_older_release_lacks_is_refused_by_name() -> None:
         g (float[1, 4] x) => (float[1, 4] y) { y = Sign(x) }
         """
     )
-    convert(model).verify().check()
+    convert(model).verify(worker=WORKER).check()
     with pytest.raises(UnsupportedError, match="operation 20 needs ncnn 20260521 or newer, not 20250503"):
         convert(model, release=20250503)
 
@@ -261,7 +261,7 @@ def test_a_constant_that_was_expanded_is_one_for_each_channel(operator: str, exp
                 y = {operator}(a, b)
             }}""")
     )
-    converted.verify().check()
+    converted.verify(worker=WORKER).check()
     assert [layer.type for layer in converted.graph if layer.type != "Input"] == expected
 
 
@@ -271,7 +271,7 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
     path = tmp_path / "m.onnx"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}'), path)
     conversion = convert(path)
-    report = conversion.verify()
+    report = conversion.verify(worker=WORKER)
     report.check()
     assert len(report.sizes) == 2
     assert all(size > 1 for sizes in report.sizes for size in sizes.values())
@@ -285,7 +285,7 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
         verify_net(path, files.param, files.bin, manifest=manifest, feeds=feeds)
     fixed = convert(path, shapes={"x": (1, 8, 5, 1)})
     assert not fixed.minimum
-    fixed.verify().check()
+    fixed.verify(worker=WORKER).check()
 
 
 def test_the_cost_of_dynamic_dimensions() -> None:
