@@ -1,75 +1,126 @@
-"""How fast nets are: ours, an earlier version's, pnnx's as they are and optimised, and ONNX Runtime's; in Markdown.
+"""How fast nets are, and what they move: ours, pnnx's, what ncnnoptimize makes of it, and ONNX Runtime; in Markdown.
 
-    python -m scripts.measure.speed FOLDER [--pnnx PATH/TO/pnnx] [--keep FOLDER] [--before CHECKOUT] [--only TEXT]
-                                    [--seconds S]
+    python -m scripts.measure.speed FOLDER RESULTS.jsonl --pnnx PATH/TO/pnnx [--ncnnoptimize PATH] [--keep FOLDER]
+                                    [--only TEXT...] [--again RATIO] [--seconds S]
 
-FOLDER has the ONNX models (speed_nets.py makes some); see measure_pnnx.py for dynamic sizes and --keep. --before is
-another checkout of this repository. Times are milliseconds of CPU time on one thread, the median; every net is loaded
-twice, and the faster of the two counts, for where its memory lies makes a difference. All take turns in random order,
-so that what else the machine does slows all alike. Subnormal numbers are flushed: random weights make them, trained
-ones do not.
+FOLDER has the ONNX models (speed_nets.py makes some); see pnnx.py for dynamic sizes and --keep. Times are milliseconds
+of CPU time on one thread, the fastest run: every net is loaded twice, for where its memory lies makes a difference, and
+all are loaded and take turns in random order, so that what else the machine does slows all alike. Subnormal numbers are
+flushed: random weights make them, trained ones do not. A net whose outputs are not the model's has no time.
+
+A model that RESULTS has is not measured again, so that an interrupted run goes on; --again measures those whose ratio
+to pnnx is below RATIO once more, and the last time counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
+import onnx
 
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.optimize import infer_net
 from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.cost import multiplications
+from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
+from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.param.files import read_graph
 from scripts.measure.pnnx import convert as convert_with_pnnx
 from scripts.measure.pnnx import input_shapes
 
-_COLUMNS = ("ours", "before", "pnnx", "pnnx optimized", "ONNX Runtime")
+_NETS = ("ours", "pnnx", "ncnnoptimize")
+_COLUMNS = (*_NETS, "ONNX Runtime")
 _LEAST_TURNS = 3
 _DTYPES = {"f32": "float32", "i32": "int32", "i64": "int64"}
+_COMBINING = ("BinaryOp", "Eltwise", "Concat", "Scale")  # move elements, or make each of those at its index
+
+_TOLERANCE = 0.05  # of an output's largest value
+
+Outputs = list[Any]
+Record = dict[str, dict[str, float | None]]  # "ms", "layers", "moved", "peak", "macs" of each column
 
 
-def nets_of(model: Path, folder: Path, before: Path | None, pnnx: tuple[Path, Path] | None) -> dict[str, list[str]]:
+def nets_of(
+    model: Path, folder: Path, pnnx: tuple[Path, Path] | None, ncnnoptimize: Path | None
+) -> dict[str, list[str]]:
     """The files of each column's net, where it can be had."""
     found: dict[str, list[str]] = {"ONNX Runtime": [str(model)]}
-    for name, checkout in (("ours", Path(__file__).parents[2]), ("before", before)):
-        if checkout is None:
-            continue
-        stem = folder / name
-        command = [
-            sys.executable,
-            "-m",
-            "onnx2ncnn_opt",
-            "convert",
-            str(model.resolve()),
-            "-o",
-            str(stem),
-            "--no-verify",
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
-        done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, check=False)
-        if done.returncode == 0:
-            found[name] = [f"{stem}.ncnn.param", f"{stem}.ncnn.bin"]
+    try:
+        files = convert(model).save(folder / "ours")
+        found["ours"] = [str(files.param), str(files.bin)]
+    except Error as error:
+        print(f"{model.stem}: {error}", file=sys.stderr)
     if pnnx is not None:
         found["pnnx"] = [str(path) for path in pnnx]
-        shapes = {f"in{i}": shape[1:] if shape[0] == 1 else shape for i, (shape, _) in enumerate(input_shapes(model))}
-        try:
-            files = optimize(*pnnx, shapes=shapes, fixed_shapes=True).save(folder / "optimized")
-            found["pnnx optimized"] = [str(files.param), str(files.bin)]
-        except Error as error:
-            print(f"{model.stem}: {error}", file=sys.stderr)
+        if ncnnoptimize is not None:
+            made = [str(folder / "optimized.param"), str(folder / "optimized.bin")]
+            done = subprocess.run(
+                [ncnnoptimize, *pnnx, *made, "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            )
+            if done.returncode == 0:
+                found["ncnnoptimize"] = made
     return found
 
 
-def measure(model: Path, nets: dict[str, list[str]], seconds: float) -> dict[str, float]:
-    """Milliseconds by column, from a child process; a net that crashes it is left out."""
+def costs(param: str, model: Path) -> dict[str, float | None]:
+    """Layers of the file, bytes moved, peak memory and multiplications of a net; None for what is not known."""
+    graph = read_graph(Path(param))
+    sizes = [shape[1:] if len(shape) > 1 and shape[0] == 1 else shape for shape, _ in input_shapes(model)]
+    found: dict[str, float | None] = {"layers": int(Path(param).read_text().split()[1])}
+    try:
+        infer_net(graph, {blob.name: shape for blob, shape in zip(graph.inputs, sizes, strict=True)})
+    except (Error, ValueError):
+        return found
+    memory = peak_memory(graph)
+    return {
+        **found,
+        "moved": bytes_moved(graph),
+        "peak": None if memory.unknown else memory.peak,
+        "macs": multiplications(graph),
+    }
+
+
+def bytes_moved(graph: Graph) -> int | None:
+    """Bytes that layers read and write which only move elements, or make each of those at its index."""
+    total = 0
+    for layer in graph:
+        is_elementwise = layer.has(Trait.ELEMENTWISE) or layer.type in _COMBINING
+        if not layer.inputs or layer.has(Trait.SHARES) or not (is_elementwise or layer.has(Trait.MOVES)):
+            continue
+        for blob in (*layer.inputs, *layer.outputs):
+            size = blob_bytes(blob.shape)
+            if size is None or not isinstance(blob.batch, int):
+                return None
+            total += size * blob.batch
+    return total
+
+
+def kind_of(model: Path) -> str:
+    """What sort of net a model is, by its operators."""
+    graph = onnx.load(model, load_external_data=False).graph
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    kernels = {ranks.get(node.input[1]) for node in graph.node if node.op_type in ("Conv", "ConvTranspose")}
+    if 5 in kernels:
+        return "3-D nets"
+    if 3 in kernels:
+        return "1-D nets"
+    products = sum(node.op_type in ("MatMul", "Attention") for node in graph.node)
+    return "transformers and hybrids" if products >= 4 else "others"
+
+
+def measure(model: Path, nets: Mapping[str, list[str]], seconds: float) -> dict[str, float]:
+    """Milliseconds by column, from a child process; without a net that crashes it, or is wrong."""
     inputs = [(shape, _DTYPES[dtype]) for shape, dtype in input_shapes(model)]
     left = dict(nets)
     while left:
@@ -93,25 +144,33 @@ def _child(request: str) -> None:
         rng.standard_normal(shape).astype(dtype) if dtype == "float32" else np.zeros(shape, dtype)
         for shape, dtype in inputs
     ]
-    loaded: list[tuple[str, Any]] = []
-    for name, files in nets.items():
-        print(name, flush=True)
-        for _ in range(2):
-            run = _onnxruntime(files[0], arrays) if len(files) == 1 else _ncnn(files, arrays)
-            run()
-            loaded.append((name, run))
-    times: dict[int, list[float]] = {i: [] for i in range(len(loaded))}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < _LEAST_TURNS:
-        for i in random.sample(range(len(loaded)), len(loaded)):
-            times[i].append(loaded[i][1]())
+    loaded: list[tuple[str, Callable[[], tuple[float, Outputs]]]] = []
     best: dict[str, float] = {}
-    for i, (name, _) in enumerate(loaded):
-        best[name] = min(best.get(name, np.inf), median(times[i]) * 1e3)
+    right = _onnxruntime(nets["ONNX Runtime"][0], arrays)()[1]
+    for name in random.sample([*nets] * 2, 2 * len(nets)):
+        print(name, flush=True)
+        files = nets[name]
+        run = _onnxruntime(files[0], arrays) if len(files) == 1 else _ncnn(files, arrays)
+        if _are_close(run()[1], right):
+            loaded.append((name, run))
+    turns, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end or turns < _LEAST_TURNS:
+        turns += 1
+        for name, run in random.sample(loaded, len(loaded)):
+            best[name] = min(best.get(name, np.inf), run()[0] * 1e3)
     print(json.dumps(best))
 
 
-def _ncnn(files: list[str], arrays: list[Any]) -> Any:
+def _are_close(outputs: Outputs, right: Outputs) -> bool:
+    """Whether these are the outputs, in whatever shapes; pnnx's weights have 16 bits."""
+    return len(outputs) == len(right) and all(
+        a.size == b.size and np.allclose(a.ravel(), b.ravel(), rtol=0, atol=_TOLERANCE * (np.abs(b).max() + 1e-6))
+        for a, b in zip(outputs, right, strict=True)
+        if b.dtype == np.float32
+    )
+
+
+def _ncnn(files: list[str], arrays: list[Any]) -> Callable[[], tuple[float, Outputs]]:
     import ncnn  # type: ignore[import-untyped]
 
     net = ncnn.Net()
@@ -120,19 +179,20 @@ def _ncnn(files: list[str], arrays: list[Any]) -> Any:
     items = [array.astype(np.int32) if array.dtype == np.int64 else array for array in arrays]
     items = [np.ascontiguousarray(item[0] if item.ndim > 1 and item.shape[0] == 1 else item) for item in items]
 
-    def run() -> float:
+    def run() -> tuple[float, Outputs]:
         extractor = net.create_extractor()
         for name, item in zip(net.input_names(), items, strict=True):
             extractor.input(name, ncnn.Mat(item).clone())
         start = time.process_time()
-        for name in net.output_names():
-            assert extractor.extract(name)[0] == 0
-        return time.process_time() - start
+        found = [extractor.extract(name) for name in net.output_names()]
+        seconds = time.process_time() - start
+        assert all(code == 0 for code, _ in found)
+        return seconds, [np.array(mat) for _, mat in found]
 
     return run
 
 
-def _onnxruntime(model: str, arrays: list[Any]) -> Any:
+def _onnxruntime(model: str, arrays: list[Any]) -> Callable[[], tuple[float, Outputs]]:
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
@@ -141,54 +201,90 @@ def _onnxruntime(model: str, arrays: list[Any]) -> Any:
     session = onnxruntime.InferenceSession(model, options)
     feeds = {item.name: array for item, array in zip(session.get_inputs(), arrays, strict=True)}
 
-    def run() -> float:
+    def run() -> tuple[float, Outputs]:
         start = time.process_time()
-        session.run(None, feeds)
-        return time.process_time() - start
+        outputs = session.run(None, feeds)
+        return time.process_time() - start, outputs
 
     return run
 
 
-def row(model: Path, nets: dict[str, list[str]], times: dict[str, float]) -> str:
+def ratio(record: Record, name: str) -> float | None:
+    """How many times as fast as another column ours is."""
+    theirs, ours = record.get(name, {}).get("ms"), record.get("ours", {}).get("ms")
+    return theirs / ours if theirs and ours else None
+
+
+def row(name: str, record: Record) -> str:
     """One line of the table."""
-    cells = [f"{times[name]:.3g}" if name in times else "-" for name in _COLUMNS]
-    layers = [str(_layers(nets[name][0])) if name in nets else "-" for name in _COLUMNS[:-1]]
-    return f"| {model.stem} | {' | '.join(cells)} | {' / '.join(layers)} |"
+
+    def values(key: str, unit: float, form: str) -> list[str]:
+        found = [record.get(column, {}).get(key) for column in _NETS]
+        return ["-" if value is None else format(value / unit, form) for value in found]
+
+    times = [record.get(column, {}).get("ms") for column in _COLUMNS]
+    cells = ["-" if time is None else f"{time:.3g}" for time in times]
+    cells += [" / ".join(values(key, unit, form)) for key, unit, form in _QUANTITIES]
+    return f"| {name} | {' | '.join(cells)} |"
 
 
-def _layers(param: str) -> int:
-    """The layers of a net as its file counts them, Splits and Inputs included."""
-    return int(Path(param).read_text().split()[1])
+_QUANTITIES = (("layers", 1, ".0f"), ("moved", 1e6, ".3g"), ("peak", 1e6, ".3g"), ("macs", 1e6, ".4g"))
+_HEAD = (*(f"{name}, ms" for name in _COLUMNS), "layers", "MB moved", "peak MB", "million products")
+
+
+def report(records: Mapping[str, Record], kinds: Mapping[str, str]) -> Iterable[str]:
+    """The table, and what it comes to for each kind of net."""
+    yield f"| model | {' | '.join(_HEAD)} |\n|{'---|' * (len(_HEAD) + 1)}"
+    yield from (row(name, record) for name, record in records.items())
+    yield f"\n| times as fast as | {' | '.join(_COLUMNS[1:])} | below 0.97 of pnnx's |\n|---|---|---|---|---|"
+    for kind in (*dict.fromkeys(kinds.values()), "all"):
+        chosen = {name: record for name, record in records.items() if kind in ("all", kinds[name])}
+        cells = []
+        for column in _COLUMNS[1:]:
+            found = [r for record in chosen.values() if (r := ratio(record, column)) is not None]
+            cells.append(f"{np.exp(np.mean(np.log(found))):.2f} ({len(found)})" if found else "-")
+        slower = [f"{name} {r:.2f}" for name, record in chosen.items() if (r := ratio(record, "pnnx") or 1) < 0.97]
+        yield f"| {kind} | {' | '.join(cells)} | {', '.join(slower) or 'none'} |"
+
+
+def read_records(path: Path) -> dict[str, Record]:
+    """The records of a file by model; the last one of several, for times belong together."""
+    return dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
 
 
 def main() -> None:
-    """Print the table, and what it comes to."""
+    """Measure what is left to measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("results", type=Path)
     parser.add_argument("--pnnx", type=Path)
+    parser.add_argument("--ncnnoptimize", type=Path, help="its program, which is given pnnx's nets")
     parser.add_argument("--keep", type=Path, help="keep pnnx's nets here, and use those that are here")
-    parser.add_argument("--before", type=Path, help="another checkout, whose nets are timed too")
     parser.add_argument("--only", nargs="*", default=[""], help="models with one of these in their name")
+    parser.add_argument("--again", type=float, default=0.0, help="measure those again that are below this ratio")
     parser.add_argument("--seconds", type=float, default=5.0, help="time of running the nets of each model")
     options = parser.parse_args()
-    print(f"| model | {' | '.join(f'{name}, ms' for name in _COLUMNS)} | layers |\n|{'---|' * (len(_COLUMNS) + 2)}")
     models = [model for model in sorted(options.folder.glob("*.onnx")) if any(t in model.stem for t in options.only)]
-    ratios: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        for model in models:
-            folder = Path(temporary) / model.stem
-            folder.mkdir()
-            kept = (options.keep or Path(temporary) / "pnnx") / model.stem
+    known = read_records(options.results)
+    for model in models:
+        if model.stem in known and (ratio(known[model.stem], "pnnx") or 1) >= options.again:
+            continue
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            kept = (options.keep or folder / "pnnx") / model.stem
             pnnx = convert_with_pnnx(model, options.pnnx.resolve(), kept) if options.pnnx else None
-            nets = nets_of(model, folder, options.before, pnnx)
+            nets = nets_of(model, folder, pnnx, options.ncnnoptimize)
             times = measure(model, nets, options.seconds)
-            print(row(model, nets, times), flush=True)
-            for name in _COLUMNS[1:]:
-                if name in times and "ours" in times:
-                    ratios.setdefault(name, []).append(times[name] / times["ours"])
-    for name, found in ratios.items():
-        print(f"\nours is {np.exp(np.mean(np.log(found))):.2f} times as fast as {name} on the geometric mean", end="")
-    print()
+            record = {
+                name: {"ms": times.get(name), **(costs(files[0], model) if len(files) > 1 else {})}
+                for name, files in nets.items()
+            }
+        with options.results.open("a") as file:
+            file.write(json.dumps([model.stem, record]) + "\n")
+        print(row(model.stem, record), file=sys.stderr, flush=True)
+    known = read_records(options.results)
+    chosen = {model.stem: known[model.stem] for model in models}
+    print(*report(chosen, {model.stem: kind_of(model) for model in models}), sep="\n")
 
 
 if __name__ == "__main__":
