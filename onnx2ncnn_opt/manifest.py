@@ -52,7 +52,7 @@ class Tensor:
     has no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None where the array
     goes in as it is. `element` is the type of the Mat's elements, "float32" or "int32": what is fed as integers or
     bools is int32, and so is what comes out of the net as it was fed; what the net computes is float32, integers too.
-    `image` says that the net takes pixels in place of the model's input.
+    `image` says that the net takes pixels instead of the model's input.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check a manifest; raises UsageError that names the file and the place in it."""
+    """Read and check a manifest; raises UsageError that names the file and the entry."""
     try:
         # Both limits of json: recursion on absurd nesting, ValueError on text that is not JSON or not UTF-8.
         data = json.loads(path.read_bytes())

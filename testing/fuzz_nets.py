@@ -58,10 +58,10 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     if not any(not blob.is_input for blob in result.graph.outputs):
         return "no output"
     try:
-        with result.drafts(folder / "out") as (drafts, names):
-            report = result.verify(drafts, names, worker=worker, threads=1, timeout=20)
+        with result.staged(folder / "out") as (staged, names):
+            report = result.verify(staged, names, worker=worker, threads=1, timeout=20)
             is_short = result.storage is not None and result.storage.count
-            packed = "" if is_short else packing(result, drafts, names, worker)
+            packed = "" if is_short else packing(result, staged, names, worker)
     except CrashError:
         return "original crashes"
     except RunError:

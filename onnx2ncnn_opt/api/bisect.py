@@ -15,7 +15,7 @@ import numpy as np
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import Files, convert, reconverted
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
-from onnx2ncnn_opt.api.minimal_pair import Pair, PairFiles, Part, Place, write_pair
+from onnx2ncnn_opt.api.minimal_pair import Counterpart, Pair, PairFiles, Part, write_pair
 from onnx2ncnn_opt.api.verify import PathLike, manifest_for
 from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
@@ -225,7 +225,7 @@ _Results = Mapping[str, Array | Failure]
 class _Found:
     """What was located, and how: `end` is the first blob that is known to be wrong, or what leads to it.
 
-    `expected` is what a new conversion has in the place of blobs.
+    `expected` is what a new conversion has for blobs.
     """
 
     located: Located
@@ -425,42 +425,42 @@ class _Search:
         for end in ends:
             if found.verdicts[end].status == "right" or end.producer is None or found.end.producer is None:
                 continue
-            place = self.place(end, found, tolerance)
-            if place is None or order[end.producer] < order[found.end.producer]:
+            counterpart = self.counterpart(end, found, tolerance)
+            if counterpart is None or order[end.producer] < order[found.end.producer]:
                 continue
             for is_whole in (False, True):
                 starts = self.starts(end, found, tolerance, is_whole=is_whole)
-                pair = self.written(folder, Part(starts, end.name, place), on, found)
+                pair = self.written(folder, Part(starts, end.name, counterpart), on, found)
                 if pair is not None:
                     return pair
             return None
         return None
 
-    def starts(self, end: Blob, found: _Found, tolerance: Tolerance, *, is_whole: bool) -> dict[str, Place]:
+    def starts(self, end: Blob, found: _Found, tolerance: Tolerance, *, is_whole: bool) -> dict[str, Counterpart]:
         """The blobs that a part begins with: the nearest right ones, or the net's inputs if it is to be `whole`."""
-        starts: dict[str, Place] = {}
+        starts: dict[str, Counterpart] = {}
         left, seen = [end], {end}
         while left:
             blob = left.pop()
             is_start = blob.is_input or (blob is not end and not is_whole and found.verdicts[blob].status == "right")
-            if is_start and (place := self.place(blob, found, tolerance)):
-                starts[blob.name] = place
+            if is_start and (counterpart := self.counterpart(blob, found, tolerance)):
+                starts[blob.name] = counterpart
             elif blob.producer is not None:
                 left += [before for before in blob.producer.inputs if before not in seen]
                 seen.update(blob.producer.inputs)
         return starts
 
-    def place(self, blob: Blob, found: _Found, tolerance: Tolerance) -> Place | None:
+    def counterpart(self, blob: Blob, found: _Found, tolerance: Tolerance) -> Counterpart | None:
         """Where the model has the numbers that a blob should have; None where that is not known."""
         if blob.is_input:
             slot = next((slot for slot in found.way if slot.blob == blob.name), None)
-            return None if slot is None else _fed_place(slot, self.feeds[slot.name])
+            return None if slot is None else _fed_counterpart(slot, self.feeds[slot.name])
         verdict, result = found.verdicts[blob], found.results.get(blob.name)
         right = result if verdict.status == "right" else found.expected.get(blob)
         name = self.names.get(blob.name, verdict.value or blob.name)
         value = self.values.get(name)
         if blob.is_output and blob.name in self.names and value is not None and value.size:
-            return self.output_place(blob, value, result)
+            return self.output_counterpart(blob, value, result)
         if isinstance(right, np.ndarray):
             if right.dtype not in (np.float32, np.int32):
                 return None
@@ -468,36 +468,36 @@ class _Search:
             if value is not None and value.size == right.size:
                 difference, axes = aligned(numbers, value, tolerance)
                 if difference.ok:
-                    return Place(name, axes, right.shape, numbers.dtype == np.int32)
+                    return Counterpart(name, axes, right.shape, numbers.dtype == np.int32)
             known = same_numbers(numbers, self.values, self.sizes, tolerance)
-            return Place(known[0], known[1], right.shape, numbers.dtype == np.int32) if known else None
+            return Counterpart(known[0], known[1], right.shape, numbers.dtype == np.int32) if known else None
         if value is None or not value.size:
             return None
         if isinstance(result, np.ndarray) and result.size == value.size:
-            return Place(name, nearest(result, value), result.shape, _integers(result).dtype == np.int32)
-        return Place(name, natural(value), _unbatched(value), False)
+            return Counterpart(name, nearest(result, value), result.shape, _integers(result).dtype == np.int32)
+        return Counterpart(name, natural(value), _unbatched(value), False)
 
-    def output_place(self, blob: Blob, value: Array, result: Array | Failure | None) -> Place:
+    def output_counterpart(self, blob: Blob, value: Array, result: Array | Failure | None) -> Counterpart:
         """Where the numbers of an output of the net are in the model's, which is to have the same order of axes."""
         entry = next((e for e in self.manifest.outputs if e.blob == blob.name), None) if self.manifest else None
         if entry is not None:
-            place = _fed_place(Slot.of(entry), value)
-            return replace(place, integer=entry.element == "int32")
+            counterpart = _fed_counterpart(Slot.of(entry), value)
+            return replace(counterpart, integer=entry.element == "int32")
         name = self.names[blob.name]
         if isinstance(result, np.ndarray) and squeezed(result.shape) == squeezed(value.shape):
-            return Place(name, natural(value), result.shape, _integers(result).dtype == np.int32)
-        return Place(name, natural(value), _unbatched(value), False)
+            return Counterpart(name, natural(value), result.shape, _integers(result).dtype == np.int32)
+        return Counterpart(name, natural(value), _unbatched(value), False)
 
     def written(self, folder: Path, part: Part, on: str | None, found: _Found) -> Pair | None:
         """The files of a part, if it is wrong in the way in which the net is."""
         with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as name:
-            draft = PairFiles.at(Path(name))
+            staged = PairFiles.at(Path(name))
             try:
-                manifest, inputs, _, _ = write_pair(draft, self.model, self.param, self.bin, part, self.values)
+                manifest, inputs, _, _ = write_pair(staged, self.model, self.param, self.bin, part, self.values)
                 report = verify_net(
-                    draft.model,
-                    draft.param,
-                    draft.bin,
+                    staged.model,
+                    staged.param,
+                    staged.bin,
                     manifest=manifest,
                     feeds=inputs,
                     on=on,
@@ -509,7 +509,7 @@ class _Search:
                 return None
         result = found.results.get(part.end)
         kinds: tuple[Status, ...] = ("mismatch", "nan") if isinstance(result, np.ndarray) else ("missing", "crashed")
-        if isinstance(result, np.ndarray) and result.shape != part.place.shape:
+        if isinstance(result, np.ndarray) and result.shape != part.counterpart.shape:
             kinds = ("shape",)
         if report.outputs[0].status not in kinds:
             return None
@@ -630,7 +630,7 @@ class _Search:
         return _Found(located, end, order, verdicts, results, way, expected)
 
     def without_function(self, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
-        """What gives a layer the argument of a function in place of its result, as without a fused activation.
+        """What gives a layer the argument of a function instead of its result, as without a fused activation.
 
         The argument is a value of the model, and so a right one; but nothing in the net is the result. A layer of one
         input may be the function itself, and is to blame first.
@@ -707,14 +707,14 @@ def _unbatched(value: Array) -> tuple[int, ...]:
     return (1, *(squeezed(value.shape) or (1,)))
 
 
-def _fed_place(slot: Slot, array: Array) -> Place:
+def _fed_counterpart(slot: Slot, array: Array) -> Counterpart:
     """Where the numbers of an input or output of the net are in the model's."""
     order = list(range(array.ndim))
     if slot.batch_axis is not None:
         order.insert(0, order.pop(slot.batch_axis))
     shape = (*(() if slot.batch_axis is not None else (1,)), *(array.shape[axis] for axis in order)) or (1, 1)
     kept = [axis for axis in order if array.shape[axis] != 1]
-    return Place(slot.name, tuple(sorted(kept).index(axis) for axis in kept), shape, array.dtype.kind in "iub")
+    return Counterpart(slot.name, tuple(sorted(kept).index(axis) for axis in kept), shape, array.dtype.kind in "iub")
 
 
 def _integers(array: Array) -> Array:

@@ -33,7 +33,7 @@ from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.value import is_float
-from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_drafts
+from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_staged
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
@@ -119,18 +119,18 @@ class Conversion(Rewritten):
         )
 
     @contextmanager
-    def drafts(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
-        """The files under temporary names, which take their places when the block ends without an error."""
+    def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
+        """The files under temporary names, which are renamed when the block ends without an error."""
         files = Files.of(prefix)
         with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
-            names = write_drafts(self.graph, param, bin)
+            names = write_staged(self.graph, param, bin)
             manifest.write_text(self.manifest(names).to_json())
             yield Files(param, bin, manifest)
 
     def save(self, prefix: str | os.PathLike[str]) -> Files:
         """Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json: all of them, or none."""
         check_options(prefix=prefix)
-        with self.drafts(prefix):
+        with self.staged(prefix):
             pass
         return Files.of(prefix)
 
@@ -400,7 +400,7 @@ def _count(graph: Graph) -> int:
 
 
 def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:
-    """What binds an input to these sizes, ``?`` where they are the model's; in place of a shape that `is_given`."""
+    """What binds an input to these sizes, ``?`` where they are the model's; instead of a shape that `is_given`."""
     known = zip(sizes, port.shape, strict=True)
     texts = ("?" if size == before and not is_given else str(size).replace(" ", "") for size, before in known)
     return f"--shape {port.name}:{','.join(texts)}"

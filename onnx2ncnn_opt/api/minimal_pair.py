@@ -20,7 +20,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.releases import NEWEST
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
-from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_drafts
+from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import cut_model, reads
 from onnx2ncnn_opt.verification.alignment import in_order, natural, squeezed
@@ -29,7 +29,7 @@ from onnx2ncnn_opt.version import __version__
 
 
 @dataclass(frozen=True)
-class Place:
+class Counterpart:
     """Where a blob's numbers are in the model: in a value, whose axes without those of size 1 it has in order `axes`.
 
     `shape` is the blob's, with the batch in front. `integer` says that its elements are int32.
@@ -75,9 +75,9 @@ class Pair:
 class Part:
     """A part of a net, between blobs of it (by name) whose places in the model are known."""
 
-    starts: Mapping[str, Place]
+    starts: Mapping[str, Counterpart]
     end: str
-    place: Place
+    counterpart: Counterpart
 
 
 def write_pair(
@@ -108,28 +108,28 @@ def write_pair(
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
     paths = (files.model, files.param, files.bin, files.manifest, files.inputs)
-    with all_or_nothing(*paths) as (model_draft, param_draft, bin_draft, manifest_draft, inputs_draft):
-        names = {blob.name: name for blob, name in write_drafts(graph, param_draft, bin_draft).items()}
+    with all_or_nothing(*paths) as (model_staged, param_staged, bin_staged, manifest_staged, inputs_staged):
+        names = {blob.name: name for blob, name in write_staged(graph, param_staged, bin_staged).items()}
         manifest = Manifest(
             inputs=tuple(_entry(names[blob], *start) for blob, start in piece.inputs.items()),
-            outputs=(_entry(names[part.end], piece.output, part.place, values[part.place.value]),),
+            outputs=(_entry(names[part.end], piece.output, part.counterpart, values[part.counterpart.value]),),
             source=Source(hashlib.sha256(data).hexdigest(), piece.opset),
             tool=f"onnx2ncnn-opt {__version__}",
             ncnn=str(NEWEST),
             layers=LayerCount(layers, layers),
             passes=(),
         )
-        model_draft.write_bytes(data)
-        manifest_draft.write_text(manifest.to_json())
-        with inputs_draft.open("wb") as file:
+        model_staged.write_bytes(data)
+        manifest_staged.write_text(manifest.to_json())
+        with inputs_staged.open("wb") as file:
             np.savez(file, **{name: array for name, _, array in piece.inputs.values()})  # type: ignore[arg-type]
     inputs = {name: array for name, _, array in piece.inputs.values()}
     return manifest, inputs, piece.nodes, layers
 
 
-def _entry(blob: str, name: str, place: Place, array: Array) -> Tensor:
-    element = "int32" if place.integer else "float32"
-    return Tensor(name, blob, place.shape, array.dtype.name, 0, element)
+def _entry(blob: str, name: str, counterpart: Counterpart, array: Array) -> Tensor:
+    element = "int32" if counterpart.integer else "float32"
+    return Tensor(name, blob, counterpart.shape, array.dtype.name, 0, element)
 
 
 class _Piece:
@@ -144,17 +144,17 @@ class _Piece:
         self.before: list[onnx.NodeProto] = []
         self.after: list[onnx.NodeProto] = []
         self.constants: list[TensorProto] = []
-        self.inputs: dict[str, tuple[str, Place, Array]] = {}
-        starts = {place.value for place in part.starts.values()}
-        frozen = self._constant(part.place.value, starts, values)
-        cut_model(proto, [part.place.value], folder, {*starts, *frozen})
+        self.inputs: dict[str, tuple[str, Counterpart, Array]] = {}
+        starts = {counterpart.value for counterpart in part.starts.values()}
+        frozen = self._constant(part.counterpart.value, starts, values)
+        cut_model(proto, [part.counterpart.value], folder, {*starts, *frozen})
         self.nodes = len(graph.node)
         made: set[str] = set()
-        for blob, place in part.starts.items():
-            name = self._start(place, values[place.value], made)
-            self.inputs[blob] = (name, place, self._fed(place, values[place.value]))
-            made.add(place.value)
-        self.output = self._end(part.place, values[part.place.value], starts)
+        for blob, counterpart in part.starts.items():
+            name = self._start(counterpart, values[counterpart.value], made)
+            self.inputs[blob] = (name, counterpart, self._fed(counterpart, values[counterpart.value]))
+            made.add(counterpart.value)
+        self.output = self._end(part.counterpart, values[part.counterpart.value], starts)
         read = {name for node in graph.node for name in reads(node)}
         kept = [tensor for tensor in graph.initializer if tensor.name in read and tensor.name not in starts]
         for tensor in kept:
@@ -163,13 +163,13 @@ class _Piece:
                 tensor.data_location = TensorProto.DEFAULT
         del graph.initializer[:], graph.input[:], graph.output[:], graph.value_info[:]
         known = {tensor.name for tensor in kept}
-        wanted = (read | {part.place.value}) - known
+        wanted = (read | {part.counterpart.value}) - known
         graph.initializer.extend(kept)
         graph.initializer.extend(_tensor(name, values[name]) for name in sorted(frozen & wanted))
         graph.initializer.extend(self.constants)
         graph.input.extend(_info(name, array) for name, _, array in self.inputs.values())
-        result = values[part.place.value]
-        shape = part.place.shape if self.output != part.place.value else result.shape
+        result = values[part.counterpart.value]
+        shape = part.counterpart.shape if self.output != part.counterpart.value else result.shape
         graph.output.append(helper.make_tensor_value_info(self.output, _type(result), shape))
         nodes = [*self.before, *graph.node, *self.after]
         del graph.node[:]
@@ -193,36 +193,36 @@ class _Piece:
         inputs = {value.name for value in self.proto.graph.input} - starts
         return frozen | {name for name in inputs & needed if name in values}
 
-    def _start(self, place: Place, array: Array, made: set[str]) -> str:
+    def _start(self, counterpart: Counterpart, array: Array, made: set[str]) -> str:
         """The name of an input with the numbers of a blob, from which the value is made if nothing else makes it."""
-        is_float = array.dtype.kind in "iub" and not place.integer
-        if place.value not in made and not is_float and _is_direct(place, array):
-            return place.value
-        name = self._name(f"{place.value}.in")
-        if place.value not in made:
+        is_float = array.dtype.kind in "iub" and not counterpart.integer
+        if counterpart.value not in made and not is_float and _is_direct(counterpart, array):
+            return counterpart.value
+        name = self._name(f"{counterpart.value}.in")
+        if counterpart.value not in made:
             read = name
             if is_float:
                 read = self._add(self.before, "Cast", [read], to=_type(array))
-            inner = tuple(squeezed(array.shape)[axis] for axis in place.axes)
+            inner = tuple(squeezed(array.shape)[axis] for axis in counterpart.axes)
             read = self._reshaped(self.before, read, inner)
-            if place.axes != natural(array):
-                read = self._add(self.before, "Transpose", [read], perm=[int(i) for i in np.argsort(place.axes)])
-            self._reshaped(self.before, read, array.shape, place.value)
+            if counterpart.axes != natural(array):
+                read = self._add(self.before, "Transpose", [read], perm=[int(i) for i in np.argsort(counterpart.axes)])
+            self._reshaped(self.before, read, array.shape, counterpart.value)
         return name
 
-    def _fed(self, place: Place, array: Array) -> Array:
-        fed = in_order(array, place.axes).reshape(place.shape)
-        return fed.astype(np.float32) if array.dtype.kind in "iub" and not place.integer else fed
+    def _fed(self, counterpart: Counterpart, array: Array) -> Array:
+        fed = in_order(array, counterpart.axes).reshape(counterpart.shape)
+        return fed.astype(np.float32) if array.dtype.kind in "iub" and not counterpart.integer else fed
 
-    def _end(self, place: Place, array: Array, starts: set[str]) -> str:
+    def _end(self, counterpart: Counterpart, array: Array, starts: set[str]) -> str:
         """The name of the output, which has the layout of the net's blob."""
-        if _is_direct(place, array) and place.value not in starts:
-            return place.value
-        read = place.value
-        if place.axes != natural(array):
+        if _is_direct(counterpart, array) and counterpart.value not in starts:
+            return counterpart.value
+        read = counterpart.value
+        if counterpart.axes != natural(array):
             read = self._reshaped(self.after, read, squeezed(array.shape))
-            read = self._add(self.after, "Transpose", [read], perm=list(place.axes))
-        return self._reshaped(self.after, read, place.shape, self._name(f"{place.value}.out"))
+            read = self._add(self.after, "Transpose", [read], perm=list(counterpart.axes))
+        return self._reshaped(self.after, read, counterpart.shape, self._name(f"{counterpart.value}.out"))
 
     def _reshaped(self, nodes: list[onnx.NodeProto], read: str, shape: Sequence[int], name: str | None = None) -> str:
         sizes = self._name("shape")
@@ -243,8 +243,8 @@ class _Piece:
         return found
 
 
-def _is_direct(place: Place, array: Array) -> bool:
-    return place.shape == array.shape and place.axes == natural(array)
+def _is_direct(counterpart: Counterpart, array: Array) -> bool:
+    return counterpart.shape == array.shape and counterpart.axes == natural(array)
 
 
 def _numbered(name: str) -> Iterator[str]:

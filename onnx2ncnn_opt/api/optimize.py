@@ -27,7 +27,7 @@ from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID, LayerSpec
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.param.connect import DroppedSplit
-from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_drafts, write_net
+from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_net, write_staged
 from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
@@ -54,7 +54,7 @@ class Optimized(Rewritten):
     """An optimised net, in memory.
 
     `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
-    is what was decided about 16 bit weights, `exchanged` counts the layers whose operands changed places to save
+    is what was decided about 16 bit weights, `exchanged` counts the layers whose operands were exchanged to save
     memory, and `dropped_splits` are Split layers that were good for nothing. `misfit` says which layer of the original
     does not take what it gets at these shapes, if one does not. `masks` are the layers that fp16 is not enough for, and
     `precision` is what fp16 does to the net, if that was estimated. `notes` are what the user should know.
@@ -105,8 +105,8 @@ class Optimized(Rewritten):
         return self._blobs[blob.name]
 
     @contextmanager
-    def drafts(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
-        """The files under temporary names, which take their places when the block ends without an error.
+    def staged(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
+        """The files under temporary names, which are renamed when the block ends without an error.
 
         With them come the names of inputs and outputs in them. `binary` is the form of the .param, by default that of
         the original.
@@ -114,13 +114,13 @@ class Optimized(Rewritten):
         as_binary = self.is_binary if binary is None else binary
         files = NetFiles.at(prefix, binary=as_binary)
         with all_or_nothing(files.param, files.bin) as (param, bin):
-            yield NetFiles(param, bin), write_drafts(self.graph, param, bin, binary=as_binary)
+            yield NetFiles(param, bin), write_staged(self.graph, param, bin, binary=as_binary)
 
     def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:
         """Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin: both, or none."""
         check_options(prefix=prefix)
         as_binary = self.is_binary if binary is None else binary
-        with self.drafts(prefix, binary=as_binary):
+        with self.staged(prefix, binary=as_binary):
             return NetFiles.at(prefix, binary=as_binary)
 
     def estimated(self, *, seed: int = 0, masks: bool = True) -> Optimized:
@@ -165,14 +165,14 @@ class Optimized(Rewritten):
 
         The inputs are plain ones and large ones, for a small net many more, as `verify_net` draws them.
 
-        `files` are the ones to judge, with the names in them, as `drafts` gives them; by default the graph is written
+        `files` are the ones to judge, with the names in them, as `staged` gives them; by default the graph is written
         to temporary ones. `threads` is the number of cores to use, and `worker` a process to use again. `on` is where
         ncnn runs, and `modes` in which ways, as `verify_net` takes them; the original runs there as well, in fp32.
         `rtol` and `atol` are what an output may be off by in every mode: in units of its largest value, and in any
         case.
 
         Raises VerificationError where ncnn cannot run the original net, and UsageError where nothing tells an input's
-        shape, or one does not suit the net: ncnn would compute with what lies beside its blobs.
+        shape, or one does not suit the net: ncnn would compute with what is beside its blobs.
         """
         if self.misfit:
             raise UsageError(

@@ -85,8 +85,8 @@ class Report:
         """Write the page, whole or not at all. Raises UsageError where it cannot be written."""
         check_options(path=path)
         target = Path(path)
-        with all_or_nothing(target) as (draft,):
-            draft.write_text(self.html(), encoding="utf-8")
+        with all_or_nothing(target) as (staged,):
+            staged.write_text(self.html(), encoding="utf-8")
         return target
 
 

@@ -210,16 +210,16 @@ def _convert(
                 feeds=given.feeds, seed=checks["seed"], masks=options["masks"], worker=worker
             )
     try:
-        with conversion.drafts(prefix) as drafts:
+        with conversion.staged(prefix) as staged:
             if checks:
                 with output.working("verifying the net against ONNX Runtime") as step:
-                    report = conversion.verify_files(drafts, feeds=given.feeds, **checks, worker=worker, step=step)
-                report = renamed(report, drafts, files)
+                    report = conversion.verify_files(staged, feeds=given.feeds, **checks, worker=worker, step=step)
+                report = renamed(report, staged, files)
                 if not keep_failed:
                     report.check()
                 if benchmark and report.ok:
                     with output.working("timing the net and ONNX Runtime"):
-                        latency = conversion.benchmark(drafts, feeds=given.feeds, seed=checks["seed"])
+                        latency = conversion.benchmark(staged, feeds=given.feeds, seed=checks["seed"])
     except VerificationError as error:
         if report is None:  # there is nothing to compare with
             raise VerificationError(f"{error}; --no-verify converts without running the model") from error

@@ -205,16 +205,16 @@ def _optimize(
     report, latency, size = None, None, 0
     wrong: VerificationError | None = None
     try:
-        with result.drafts(prefix, binary=as_binary) as (drafts, names):
-            size = drafts.bin.stat().st_size
+        with result.staged(prefix, binary=as_binary) as (staged, names):
+            size = staged.bin.stat().st_size
             known = {blob.name: name for blob, name in names.items() if blob.name != name}
             if checks:
                 with output.working("running the net before and after"):
-                    report = renamed(result.verify(drafts, names, **checks), drafts, files)
+                    report = renamed(result.verify(staged, names, **checks), staged, files)
                 report.check()
                 if benchmark:
                     with output.working("timing the net before and after"):
-                        latency = result.benchmark(drafts, names, seed=checks["seed"], on=checks["on"])
+                        latency = result.benchmark(staged, names, seed=checks["seed"], on=checks["on"])
     except VerificationError as error:
         if report is None:  # there is nothing to compare with
             raise VerificationError(f"{error}; --no-verify optimises without running the net") from error

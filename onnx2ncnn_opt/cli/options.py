@@ -92,7 +92,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _together(name: str, kind: type, **fields: str) -> Decorator:
-    """The command gets one object in place of options; `fields` are its fields, with the options' names."""
+    """The command gets one object instead of options; `fields` are its fields, with the options' names."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)

@@ -42,12 +42,12 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     return VerificationError(f"{message}; {consequence}" if consequence else message)
 
 
-def renamed(report: VerifyReport, drafts: NetFiles, files: NetFiles) -> VerifyReport:
+def renamed(report: VerifyReport, staged: NetFiles, files: NetFiles) -> VerifyReport:
     """A report with the files' names as they are to be, not as they were while it was made."""
 
     def named(message: str) -> str:
-        for draft, path in zip(astuple(drafts), astuple(files), strict=True):
-            message = message.replace(str(draft), str(path))
+        for part, path in zip(astuple(staged), astuple(files), strict=True):
+            message = message.replace(str(part), str(path))
         return message
 
     outputs, folded = (

@@ -20,8 +20,8 @@ _MOMENT = 0.6  # seconds to end in order
 def watch(numbers: frozenset[int]) -> None:
     """See to it that the process ends within a second after one of these signals, for which it has handlers.
 
-    Where processes cannot be forked, C code runs to its end. What is left behind then are drafts, which the next run to
-    the same place clears away.
+    Where processes cannot be forked, C code runs to its end. What is left then are staged files, which the next run to
+    the same prefix clears away.
     """
     if not hasattr(os, "fork"):
         return

@@ -266,14 +266,14 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
         channels = _spread(outputs, _CHANNELS, rng)
         kernels = taps[channels].reshape(len(channels), -1)
         rows, columns = max(image.shape[1] - height + 1, 1), max(image.shape[2] - taps.shape[3] + 1, 1)
-        places = [divmod(int(place), columns) for place in _spread(rows * columns, _POSITIONS, rng)]
+        corners = [divmod(int(place), columns) for place in _spread(rows * columns, _POSITIONS, rng)]
         _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
-        places.append((min(int(top), rows - 1), min(int(left), columns - 1)))
-        patches = np.zeros((len(places), *taps.shape[1:]), np.float32)
-        for patch, (r, c) in zip(patches, places, strict=True):
+        corners.append((min(int(top), rows - 1), min(int(left), columns - 1)))
+        patches = np.zeros((len(corners), *taps.shape[1:]), np.float32)
+        for patch, (r, c) in zip(patches, corners, strict=True):
             part = image[:, r : r + height, c : c + taps.shape[3]]
             patch[:, : part.shape[1], : part.shape[2]] = part
-        return to_half(kernels)[None] * to_half(patches.reshape(len(places), 1, -1)), channels
+        return to_half(kernels)[None] * to_half(patches.reshape(len(corners), 1, -1)), channels
     if layer.type == "Deconvolution" and x.ndim == 3 and weight.size % (layer["num_output"] * x.shape[0]) == 0:
         filters = weight.reshape(layer["num_output"], x.shape[0], -1)
         channels = _spread(len(filters), _CHANNELS, rng)

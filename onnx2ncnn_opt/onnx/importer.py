@@ -184,7 +184,7 @@ class _Walk(ImportContext):
         self._refused.append(Unsupported(self._label, operator, reason, hint))
 
     def _stand_ins(self, node: onnx_ir.Node, operands: Sequence[Item | None]) -> Sequence[Item | None]:
-        """Tensors in place of what a refused node would have given, as far as their shapes are known."""
+        """Tensors that stand in for what a refused node would have given, as far as their shapes are known."""
         results: list[Item | None] = []
         for value, inferred in zip(node.outputs, inferred_outputs(node, operands, self._model.opsets), strict=True):
             if inferred is None or not value.name:

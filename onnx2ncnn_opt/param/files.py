@@ -93,17 +93,17 @@ def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary:
     The names differ from the blobs' own only where ncnn could not read those; in a `binary` .param they are indexes.
     Raises GraphError for a graph that the format cannot hold, and UsageError where the files cannot be written.
     """
-    with all_or_nothing(param_path, bin_path) as (param_draft, bin_draft):
-        return write_drafts(graph, param_draft, bin_draft, binary=binary)
+    with all_or_nothing(param_path, bin_path) as (param_staged, bin_staged):
+        return write_staged(graph, param_staged, bin_staged, binary=binary)
 
 
-def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path, *, binary: bool = False) -> Mapping[Blob, str]:
+def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: bool = False) -> Mapping[Blob, str]:
     """As `write_net`, straight into these files; for a caller who has more files to write with them."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
-    param_draft.write_bytes(format_param_bin(listing) if binary else format_listing(listing).encode())
-    with bin_draft.open("wb") as stream:
+    param_staged.write_bytes(format_param_bin(listing) if binary else format_listing(listing).encode())
+    with bin_staged.open("wb") as stream:
         write_weights(graph, stream)
     return named_by_index(listing) if binary else listing.names
 
@@ -112,28 +112,28 @@ def write_drafts(graph: Graph, param_draft: Path, bin_draft: Path, *, binary: bo
 def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
     """Temporary files to write, which are renamed only when the block has ended without an error."""
     targets = [Path(path) for path in paths]
-    drafts = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
+    staged = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
     for target in targets:
-        _clear_drafts(target)
+        _clear_staged(target)
     try:
-        yield drafts
-        for draft, target in zip(drafts, targets, strict=True):
-            os.replace(draft, target)
+        yield staged
+        for part, target in zip(staged, targets, strict=True):
+            os.replace(part, target)
     except OSError as error:
         raise UsageError(f"cannot write {' and '.join(map(str, targets))}: {error.strerror}") from error
     finally:
-        for draft in drafts:
+        for part in staged:
             with suppress(OSError):
-                draft.unlink()
+                part.unlink()
 
 
-def _clear_drafts(target: Path) -> None:
+def _clear_staged(target: Path) -> None:
     """Remove what a run to the same file left that was killed."""
-    for draft in target.parent.glob(f".{escape(target.name)}.*.part"):
-        process = draft.name.removeprefix(f".{target.name}.").removesuffix(".part")
+    for part in target.parent.glob(f".{escape(target.name)}.*.part"):
+        process = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
         if process.isdigit() and not _is_alive(int(process)):
             with suppress(OSError):
-                draft.unlink()
+                part.unlink()
 
 
 def _is_alive(process: int) -> bool:

@@ -66,7 +66,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Place:
+class BaselineFiles:
     """Where a baseline has its files for one model."""
 
     folder: Path
@@ -143,22 +143,22 @@ class Place:
     def write(
         self, record: dict[str, Any], param: Path, bin: Path, manifest: Path | None, examples: Sequence[Example]
     ) -> None:
-        """Put a net and its record in place, all files or none; `record` lacks `files` and `examples`."""
+        """Write a net and its record, all files or none; `record` lacks `files` and `examples`."""
         sources = {self.param: param, self.bin: bin} | ({self.manifest: manifest} if manifest else {})
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write {self.record}: {error.strerror}") from error
-        with all_or_nothing(*sources, self.arrays, self.record) as (*drafts, arrays, json_draft):
-            for draft, source in zip(drafts, sources.values(), strict=True):
-                draft.write_bytes(source.read_bytes())
+        with all_or_nothing(*sources, self.arrays, self.record) as (*staged, arrays, staged_json):
+            for part, source in zip(staged, sources.values(), strict=True):
+                part.write_bytes(source.read_bytes())
             with arrays.open("wb") as stream:
                 np.savez(stream, **_numbered(examples))  # type: ignore[arg-type]  # no key is an option
-            written = zip((*sources, self.arrays), (*drafts, arrays), strict=True)
-            hashes = {path.name: file_hash(draft) for path, draft in written}
+            written = zip((*sources, self.arrays), (*staged, arrays), strict=True)
+            hashes = {path.name: file_hash(part) for path, part in written}
             names = [dict(zip(_KINDS, map(list, example), strict=True)) for example in examples]
             whole = Record(**record, files=hashes, examples=names)
-            json_draft.write_text(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1) + "\n")
+            staged_json.write_text(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1) + "\n")
         if manifest is None:
             with suppress(OSError):  # that of another converter's net
                 self.manifest.unlink()
@@ -179,7 +179,7 @@ def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[s
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """The names of the models that the baseline knows, as `Place.stem` has them."""
+    """The names of the models that the baseline knows, as `BaselineFiles.stem` has them."""
     return [path.relative_to(folder).as_posix().removesuffix(_RECORD) for path in sorted(folder.rglob(f"*{_RECORD}"))]
 
 

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net
-from onnx2ncnn_opt.regression.baseline import AGAIN, Example, Place, Record, file_hash
+from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record, file_hash
 from onnx2ncnn_opt.regression.config import Model
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, require
@@ -52,7 +52,7 @@ class Request:
     model: Model
     param: Path
     bin: Path
-    place: Place
+    stored: BaselineFiles
     record: bool
     converter: str
 
@@ -109,7 +109,7 @@ class _Judgement:
     recorded: bool = False
 
     def __post_init__(self) -> None:
-        self.model, self.place = self.request.model, self.request.place
+        self.model, self.stored = self.request.model, self.request.stored
         self.worker = NcnnWorker()
         # What is recorded is measured, and held against nothing.
         self.limits = self.model.thresholds
@@ -189,15 +189,15 @@ class _Judgement:
     def baseline(self) -> Record | None:
         """What was recorded, if anything was."""
         try:
-            found = self.place.read()
+            found = self.stored.read()
         except UsageError as error:
             if not self.request.record:
                 raise
             self.notes.append(f"replaced: {error}")
             return None
         if found is None:
-            if self.place.folder.is_dir() and not self.request.record:
-                self.fail("baseline", f"{self.place.folder} has none for this model; {AGAIN}", 2)
+            if self.stored.folder.is_dir() and not self.request.record:
+                self.fail("baseline", f"{self.stored.folder} has none for this model; {AGAIN}", 2)
             return None
         if not self.request.record:
             now, old = {**self.versions, "run on": self.checked}, {**found.versions, "run on": found.checked}
@@ -215,7 +215,7 @@ class _Judgement:
         runner = OrtRunner(self.source, values=self.loaded.values, threads=threads, timeout=self.model.timeout)
         rounding = Rounding(self.source, (), self.loaded.values, threads)
         errors, wrong = [0.0], ""
-        examples = self.place.examples(before)
+        examples = self.stored.examples(before)
         for inputs, outputs in examples:
             today, spread = runner.run(inputs), None
             for name, stored in outputs.items():
@@ -294,12 +294,12 @@ class _Judgement:
 
     def is_same(self, before: Record) -> bool:
         """Whether the net is the baseline's, bit by bit."""
-        pairs = (self.request.param, self.place.param), (self.request.bin, self.place.bin)
+        pairs = (self.request.param, self.stored.param), (self.request.bin, self.stored.bin)
         return all(file_hash(new) == before.files.get(old.name) for new, old in pairs)
 
     def compared(self, graph: Graph) -> Changes:
         """What changed from the baseline's net."""
-        found = diff_graphs(read_net(self.place.param, self.place.bin, entry_points.layer_types()).graph, graph)
+        found = diff_graphs(read_net(self.stored.param, self.stored.bin, entry_points.layer_types()).graph, graph)
         return Changes(
             files=True,
             gone=dict(Counter(layer.type for layer in found.gone)),
@@ -317,7 +317,7 @@ class _Judgement:
         old = None
         if with_baseline:
             try:
-                old = self.timed(self.place.param, self.place.bin, examples)
+                old = self.timed(self.stored.param, self.stored.bin, examples)
             except VerificationError as error:
                 if not self.request.record:
                     raise
@@ -399,7 +399,7 @@ class _Judgement:
             **measured,
         }
         manifest = self.request.param.with_suffix(".json") if self.manifest else None
-        self.place.write(record, self.request.param, self.request.bin, manifest, examples)
+        self.stored.write(record, self.request.param, self.request.bin, manifest, examples)
         self.recorded = True
 
 

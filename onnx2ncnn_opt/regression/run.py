@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
-from onnx2ncnn_opt.regression.baseline import Place, recorded_names
+from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
 from onnx2ncnn_opt.regression.look import RECORD
@@ -58,7 +58,7 @@ def check(
     """
     check_options(names=names, modes=modes, jobs=jobs)
     config = read_config(Path(file)).everywhere(on=on, modes=modes)
-    everything = {Place(config.baseline, model.name).stem for model in config.models}
+    everything = {BaselineFiles(config.baseline, model.name).stem for model in config.models}
     config = config.chosen(names, parse_shard(shard))
     folder = None if keep is None else Path(keep)
     if folder is not None:
@@ -85,7 +85,7 @@ def check(
             look(result, shown)
     results = tuple(result for result, _ in found)
     known = recorded_names(config.baseline)
-    missing = tuple(name for name in known if Place(config.baseline, name).stem not in everything)
+    missing = tuple(name for name in known if BaselineFiles(config.baseline, name).stem not in everything)
     return CheckResult(os.fspath(file), os.fspath(config.baseline), results, missing)
 
 
@@ -123,9 +123,9 @@ class _Task:
             return ModelResult.failed(self.model.name, "model", f"there is no file {self.model.path}", 2)
         if wrong := self.convert():
             return ModelResult.failed(self.model.name, "conversion", wrong, 1)
-        place = Place(self.config.baseline, self.model.name)
+        stored = BaselineFiles(self.config.baseline, self.model.name)
         assert self.net is not None
-        request = Request(self.model, *self.net, place, record, self.version())
+        request = Request(self.model, *self.net, stored, record, self.version())
         (self.folder / REQUEST).write_bytes(pickle.dumps(request))
         ended = self.python("-c", _JUDGE, os.fspath(self.folder), seconds=self.patience)
         try:
@@ -182,7 +182,7 @@ class _Task:
         return self.python(*words, *self.model.bindings(), seconds=self.model.timeout)
 
     def python(self, *arguments: str, seconds: float) -> Ended:
-        """Run this Python with the packages of this process, whatever lies in the current folder."""
+        """Run this Python with the packages of this process, whatever is in the current folder."""
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
         command = [sys.executable, *arguments]
@@ -199,13 +199,13 @@ class _Task:
         """Copy the net to a folder, for study; returns why that could not be done."""
         if self.net is None:
             return ""
-        place = Place(folder, self.model.name)
+        stored = BaselineFiles(folder, self.model.name)
         sources = (*self.net, self.net[0].with_suffix(".json"))
         try:
-            place.param.parent.mkdir(parents=True, exist_ok=True)
-            for source, target in zip(sources, (place.param, place.bin, place.manifest), strict=True):
+            stored.param.parent.mkdir(parents=True, exist_ok=True)
+            for source, target in zip(sources, (stored.param, stored.bin, stored.manifest), strict=True):
                 if source.is_file():
                     shutil.copyfile(source, target)
         except OSError as error:
-            return f"the net could not be kept: {place.param}: {error.strerror}"
+            return f"the net could not be kept: {stored.param}: {error.strerror}"
         return ""

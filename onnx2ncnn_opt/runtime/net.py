@@ -30,7 +30,7 @@ from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 class Net:
     """A net that `convert` wrote, or any other, ready to run.
 
-    `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin lies beside it unless `bin`
+    `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin is beside it unless `bin`
     names it. The manifest, NET.json beside NET.param, says how the model's arrays go in and out; without one, arrays
     have the names of blobs and the dims of their Mats, outermost first.
 

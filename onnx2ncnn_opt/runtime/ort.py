@@ -202,7 +202,7 @@ def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
 def cut_model(
     proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None, starts: Collection[str] = ()
 ) -> None:
-    """Give a model other outputs, and take what these do not need; `folder` is where its external data lies.
+    """Give a model other outputs, and take what these do not need; `folder` is of its external data.
 
     `starts` are values that need not be computed, because the caller makes inputs or initializers of them.
     """

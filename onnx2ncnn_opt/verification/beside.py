@@ -12,7 +12,7 @@ from onnx2ncnn_opt.manifest import Manifest, read_manifest
 def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
     """NET.json for NET.param, and why it is not used although it is there (empty if it is used, or not there).
 
-    It lies there with any net that was later written under the same name, by whatever converter, and stays when the
+    It is there with any net that was later written under the same name, by whatever converter, and stays when the
     model is exported once more: it is about these two only if it has the model's hash and the net has its blobs.
     """
     path = param.with_suffix(".json")

@@ -32,7 +32,7 @@ class Tolerance:
 
     Of eighty real networks (classification, segmentation, detection, audio, transformers) that other converters got
     right, none was off by more than 2.4e-5, winograd included; those that they got wrong were off by 1e-1 and more: a
-    lost axis, another rounding rule, a swapped weight are no small errors. `relative` lies between, with room for other
+    lost axis, another rounding rule, a swapped weight are no small errors. `relative` is between, with room for other
     processors. `absolute` passes in any case, for outputs whose terms have cancelled and left nothing but rounding. A
     reference in 16 bits has rounding errors of its own, in each of its layers: it is met to `steps` of its last bit.
     Without `slices` only the rule about the whole output holds.
@@ -64,7 +64,7 @@ def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) 
 def with_quantisation(bits: Sequence[int]) -> Tolerance:
     """What a net may differ by whose numbers are quantised to so many bits each, one entry for each time.
 
-    A number that lies next to the middle of two steps is rounded the one way or the other by the last bit of a sum that
+    A number next to the middle of two steps is rounded the one way or the other by the last bit of a sum that
     is added up in another order: ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other
     by 3.6e-2, by as much as ncnn's does from either.
     """
@@ -90,7 +90,7 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 
 
 def chosen(tolerance: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance with what a user has chosen in place of its `relative` and `absolute`; None chooses nothing.
+    """The tolerance with what a user has chosen instead of its `relative` and `absolute`; None chooses nothing.
 
     Raises UsageError for what is not a number of 0 or more.
     """

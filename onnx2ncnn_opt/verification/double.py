@@ -123,7 +123,7 @@ class InDouble:
             self._node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """A convolution as one product for each place of its kernel; False where its padding is not known."""
+        """A convolution as one product for each element of its kernel; False where its padding is not known."""
         shape = self._shapes.get(node.input[1])
         padded = self._padded(inputs[0], attributes, len(shape) - 2) if shape else None
         if shape is None or padded is None:
@@ -131,12 +131,12 @@ class InDouble:
         groups, axes = attributes.get("group", 1), range(2, len(shape))
         kernel = self._node("Reshape", inputs[1], self._ints(groups, shape[0] // groups, shape[1], *shape[2:]))
         total = ""
-        for place in product(*(range(size) for size in shape[2:])):
-            tap = self._tap(padded, place, shape[2:], attributes)
+        for offset in product(*(range(size) for size in shape[2:])):
+            tap = self._tap(padded, offset, shape[2:], attributes)
             rows = self._node("Reshape", tap, self._ints(0, groups, shape[1], -1))
-            ends = [index + 1 for index in place]
+            ends = [index + 1 for index in offset]
             weight = self._node(
-                "Slice", kernel, self._ints(*place), self._ints(*ends), self._ints(*(a + 1 for a in axes))
+                "Slice", kernel, self._ints(*offset), self._ints(*ends), self._ints(*(a + 1 for a in axes))
             )
             matrix = self._node("Reshape", weight, self._ints(groups, shape[0] // groups, shape[1]))
             part = self._node("MatMul", matrix, rows)
@@ -159,7 +159,7 @@ class InDouble:
         padded = self._padded(inputs[0], attributes, len(kernel))
         if padded is None:
             return False
-        taps = [self._tap(padded, place, kernel, attributes) for place in product(*(range(size) for size in kernel))]
+        taps = [self._tap(padded, offset, kernel, attributes) for offset in product(*(range(size) for size in kernel))]
         self._node("Div", self._node("Sum", *taps), self._constant(np.array(float(len(taps)))), out=node.output[0])
         return True
 
@@ -179,13 +179,13 @@ class InDouble:
             return name
         return self._node("Pad", name, self._ints(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
 
-    def _tap(self, name: str, place: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> str:
-        """What a place of a kernel meets, for all places of the kernel in the image."""
+    def _tap(self, name: str, offset: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> str:
+        """What an element of a kernel meets, at all positions of the kernel."""
         steps = attributes.get("strides", [1] * len(kernel))
         apart = attributes.get("dilations", [1] * len(kernel))
-        starts = [index * dilation for index, dilation in zip(place, apart, strict=True)]
+        starts = [index * dilation for index, dilation in zip(offset, apart, strict=True)]
         ends = [
-            -(size - 1 - index) * dilation or _END for index, size, dilation in zip(place, kernel, apart, strict=True)
+            -(size - 1 - index) * dilation or _END for index, size, dilation in zip(offset, kernel, apart, strict=True)
         ]
         axes = self._ints(*range(2, 2 + len(kernel)))
         return self._node("Slice", name, self._ints(*starts), self._ints(*ends), axes, self._ints(*steps))

@@ -48,7 +48,7 @@ class Estimator:
     """Runs a net in 32 and in 16 bits; use as a context manager.
 
     `feeds` are by the graph's input blobs. Masks may be put on layers between runs: they are honoured. `worker` is a
-    process to use again, in place of one of its own.
+    process to use again, instead of one of its own.
     """
 
     graph: Graph

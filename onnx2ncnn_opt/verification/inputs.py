@@ -134,7 +134,7 @@ def is_tiny(weights: int, inputs: int, layers: int) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to draw in place of the usual: so many `seeds`, floats uniform in each of `ranges`, at `sizes` by name."""
+    """What to draw instead of the usual: so many `seeds`, floats uniform in each of `ranges`, at `sizes` by name."""
 
     seeds: int = 1
     ranges: tuple[tuple[float, float], ...] = ()
@@ -168,9 +168,9 @@ def draw_inputs(
 ) -> dict[str, Array]:
     """An array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
 
-    1. What ends as an index into a table lies within the table; 0 where the table's size is unknown. Indexes sweep it:
-       they are a part of a shuffled list of all, from place `swept` of the input on.
-    2. What ends in a function with a bounded domain (Sqrt, Log, ...) lies inside it, and what divides is not near 0,
+    1. What ends as an index into a table is within the table; 0 where the table's size is unknown. Indexes sweep it:
+       they are a part of a shuffled list of all, from number `swept` of the input on.
+    2. What ends in a function with a bounded domain (Sqrt, Log, ...) is inside it, and what divides is not near 0,
        unless the model compares or selects it as well and `draw` is not plain.
     3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
        with numbers below zero or nearly as large as others, or with the largest of all.
@@ -418,7 +418,7 @@ def draw_array(
 
 
 def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> Array:
-    """Indexes into a table, from a place of a list of all of them on that is the same for each draw."""
+    """Indexes into a table, from one index on in a list of all, the same for each draw."""
     order = np.random.default_rng(position).permutation(entries)
     return order[(first + np.arange(math.prod(shape))) % entries].reshape(shape)
 

@@ -296,7 +296,7 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
 
 
 def start_slow_conversion(folder: Path) -> subprocess.Popen[str]:
-    """A conversion that is being verified, and will be for a while: its files are there as drafts."""
+    """A conversion that is being verified, and will be for a while: its files are there under other names."""
     write_model(folder, SMALL)
     python = folder / "python"  # which says nothing
     python.write_text("#!/bin/sh\nexec sleep 100\n")

@@ -185,7 +185,7 @@ def test_drafts_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
     stranger = tmp_path / f".net[1].param.old.{ended.pid}.part"
     for path in (*left, other, stranger):
         path.write_text("half")
-    with all_or_nothing(tmp_path / "net[1].param", tmp_path / "net[1].bin") as drafts:
-        for draft in drafts:
-            draft.write_text("whole")
+    with all_or_nothing(tmp_path / "net[1].param", tmp_path / "net[1].bin") as staged:
+        for path in staged:
+            path.write_text("whole")
     assert {path.name for path in tmp_path.iterdir()} == {"net[1].param", "net[1].bin", other.name, stranger.name}

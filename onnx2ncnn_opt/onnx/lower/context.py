@@ -133,7 +133,7 @@ class ImportContext(Builder, ABC):
 
     @abstractmethod
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
-        """The outputs of a graph in an attribute for these inputs, its nodes imported in place of the node.
+        """The outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
 
         `iterations` is how often that is meant to happen, for the message that refuses a loop that is too long.
         Raises Incomplete where some of its nodes were refused.

@@ -68,7 +68,7 @@ class Equations:
         self._values: dict[str, Dim] = dict(values)
 
     def resolved(self, size: Dim) -> Dim:
-        """The size with everything in place of symbols that is known of them."""
+        """The size with symbols replaced by what is known of them."""
         while isinstance(size, Sym) and not size.names().isdisjoint(self._values):
             size = size.subs(self._values)
         return size

@@ -199,7 +199,7 @@ def check_opset(model: onnx_ir.Model) -> None:
 
 
 def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] = ()) -> None:
-    """Put the bodies of the model's functions, but for `opaque` ones, in place of their calls. Raises ModelError."""
+    """Replace calls of the model's functions, but for `opaque` ones, by their bodies. Raises ModelError."""
     for key in [key for key in model.functions if key[:2] in opaque]:
         del model.functions[key]
     if not model.functions:
