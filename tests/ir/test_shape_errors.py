@@ -73,7 +73,7 @@ BROKEN = [
     (layer_of("MatMul", (3, 2, 5), (2, 5, 3)), "but are 3 and 2"),
     (layer_of("Gemm", (2, 5), (4, 3)), "inner sizes K"),
     (layer_of("Gemm", (2, 5), (5, 3), (4,)), "C has a shape that does not broadcast to (2, 3)"),
-    (layer_of("Gemm", (2, 3, 5), (5, 3)), "whose rows lie along c"),
+    (layer_of("Gemm", (2, 3, 5), (5, 3)), "whose rows are along c"),
     (layer_of("Gemm", (2, 5), (5, 3), (3,), (3,)), "more inputs than matrices"),
     (layer_of("Gemm", (2, 5)), "no input for it"),
     (
