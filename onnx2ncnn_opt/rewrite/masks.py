@@ -80,6 +80,8 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
             size = abs(float(layer["b"]))
             if LARGEST < size < INFINITE and layer["op_type"] not in _HARMLESS:
                 add(layer, FP32, f"its number is {size:.3g}, and fp16 ends at {LARGEST:g}")
+            elif size >= INFINITE and layer["op_type"] == BinaryOp.MUL and ranges.of(layer.input).has(0):
+                add(layer, FP32, f"its number is {size:.3g}, which is infinite in fp16, and 0 times infinity is NaN")
             elif (
                 0 < size < SMALLEST
                 and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB)

@@ -106,6 +106,17 @@ def test_what_the_graph_proves() -> None:
     assert prove_masks(graph, fixed=True) == {}
 
 
+def test_a_mask_times_the_lowest_number() -> None:
+    graph = Graph()
+    x = graph.add(Layer("Input", "x", (), [Blob("x", (8,))])).output
+    mask = graph.add(Layer("Threshold", "mask", [x], [Blob("m", (8,))], {"threshold": 1.0})).output
+    params = {"op_type": 2, "with_scalar": 1, "b": -3.4028235e38}
+    graph.outputs = [graph.add(Layer("BinaryOp", "low", [mask], [Blob("y", (8,))], params)).output]
+    (found,) = prove_masks(graph, fixed=True).values()
+    assert found.features == FP32
+    assert found.reason.endswith("0 times infinity is NaN")
+
+
 def test_the_faulty_kernel_is_proved() -> None:
     graph = net(
         "Input x 0 1 x 0=12 1=12 2=8", "ConvolutionDepthWise y 1 1 x y 0=8 1=3 3=2 4=1 6=72 7=8 -23330=4,3,6,6,8"
