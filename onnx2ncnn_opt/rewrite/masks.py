@@ -76,6 +76,8 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
         if layer.type == "MemoryData" and (size := _largest_weight(layer)) > LARGEST:
             for user in layer.output.users:
                 add(user, FP32, f"it reads the constant {size:.3g}, and fp16 ends at {LARGEST:g}")
+        if layer.type == "Eltwise" and (size := max(map(abs, layer["coeffs"]), default=0.0)) > LARGEST:
+            add(layer, FP32, f"a factor is {size:.3g}, and fp16 ends at {LARGEST:g}")
         if layer.type == "BinaryOp" and layer["with_scalar"]:
             size = abs(float(layer["b"]))
             if LARGEST < size < INFINITE and layer["op_type"] not in _HARMLESS:

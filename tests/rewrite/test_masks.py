@@ -111,10 +111,13 @@ def test_a_mask_times_the_lowest_number() -> None:
     x = graph.add(Layer("Input", "x", (), [Blob("x", (8,))])).output
     mask = graph.add(Layer("Threshold", "mask", [x], [Blob("m", (8,))], {"threshold": 1.0})).output
     params = {"op_type": 2, "with_scalar": 1, "b": -3.4028235e38}
-    graph.outputs = [graph.add(Layer("BinaryOp", "low", [mask], [Blob("y", (8,))], params)).output]
-    (found,) = prove_masks(graph, fixed=True).values()
-    assert found.features == FP32
-    assert found.reason.endswith("0 times infinity is NaN")
+    times_low = graph.add(Layer("BinaryOp", "low", [mask], [Blob("y", (8,))], params)).output
+    two = {"op_type": 1, "coeffs": (-3.4028235e38, 1.0)}
+    graph.outputs = [times_low, graph.add(Layer("Eltwise", "sum", [mask, x], [Blob("z", (8,))], two)).output]
+    low, total = prove_masks(graph, fixed=True).values()
+    assert low.features == total.features == FP32
+    assert low.reason.endswith("0 times infinity is NaN")
+    assert total.reason.startswith("a factor is 3.4e+38")
 
 
 def test_the_faulty_kernel_is_proved() -> None:
