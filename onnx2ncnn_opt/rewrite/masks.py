@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
-from onnx2ncnn_opt.ir.ranges import Ranges
+from onnx2ncnn_opt.ir.ranges import Range, Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
@@ -82,7 +82,7 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
             size = abs(float(layer["b"]))
             if LARGEST < size < INFINITE and layer["op_type"] not in _HARMLESS:
                 add(layer, FP32, f"its number is {size:.3g}, and fp16 ends at {LARGEST:g}")
-            elif size >= INFINITE and layer["op_type"] == BinaryOp.MUL and ranges.of(layer.input).has(0):
+            elif size >= INFINITE and layer["op_type"] == BinaryOp.MUL and _is_mask(ranges.of(layer.input)):
                 add(layer, FP32, f"its number is {size:.3g}, which is infinite in fp16, and 0 times infinity is NaN")
             elif (
                 0 < size < SMALLEST
@@ -114,6 +114,11 @@ def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
             found.add(layer)
             left += [blob.producer for blob in layer.inputs if blob in limited and blob.producer is not None]
     yield from (layer for layer in graph if layer in found)
+
+
+def _is_mask(known: Range) -> bool:
+    """Whether numbers are whole, and may be 0."""
+    return known.is_whole and known.has(0)
 
 
 def _largest_weight(layer: Layer) -> float:
