@@ -24,36 +24,37 @@ _STEPS = 4  # products by one matrix that are taken for a recurrence
 def batch_axes(model: LoadedModel) -> dict[str, int]:
     """The batch axis of each graph input of which the operators tell it."""
     found: dict[str, int] = {}
-    for node in model.graph:
-        op = find(node.domain, node.op_type, model.opsets.get(node.domain, 1))
-        if op is not None and op.batch is not None and node.inputs:
-            _follow(node.inputs[0], op.batch, model, found)
-    for value in model.graph.initializers.values():
-        products = [node for node, index in value.uses() if index == 1 and node.op_type in ("MatMul", "Gemm")]
-        if len(products) >= _STEPS or any(node.graph is not model.graph for node in products):
-            for node in products:
-                _follow(node.inputs[0], 0, model, found)
+    ranks = {info.name: len(info.shape) for info in model.inputs}
+    fed = dict(_fed(model))
+    seen: set[tuple[onnx_ir.Value, int]] = set()
+    for known in _known_axes(model):
+        pending = [known]
+        while pending:
+            value, axis = pending.pop()
+            if value is None or (value, axis) in seen:
+                continue
+            seen.add((value, axis))
+            node = value.producer()
+            if node is not None:
+                pending.extend(_sources(node, value, axis, model))
+            elif value in fed:
+                outer, scans = fed[value]
+                pending.append((outer, axis + scans))
+            elif value.name in ranks and axis < ranks[value.name] > 1:
+                found.setdefault(value.name, axis)
     return found
 
 
-def _follow(value: onnx_ir.Value | None, axis: int, model: LoadedModel, found: dict[str, int]) -> None:
-    inputs = {info.name: len(info.shape) for info in model.inputs}
-    pending = [(value, axis)]
-    seen: set[tuple[onnx_ir.Value, int]] = set()
-    fed = dict(_fed(model))
-    while pending:
-        value, axis = pending.pop()
-        if value is None or (value, axis) in seen:
-            continue
-        seen.add((value, axis))
-        node = value.producer()
-        if node is not None:
-            pending.extend(_sources(node, value, axis, model))
-        elif value in fed:
-            outer, scans = fed[value]
-            pending.append((outer, axis + scans))
-        elif value.name in inputs and axis < inputs[value.name] > 1:
-            found.setdefault(value.name, axis)
+def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]]:
+    """Values whose batch axis an operator, or a product that is repeated, tells."""
+    for node in model.graph:
+        op = find(node.domain, node.op_type, model.opsets.get(node.domain, 1))
+        if op is not None and op.batch is not None and node.inputs:
+            yield node.inputs[0], op.batch
+    for value in model.graph.initializers.values():
+        products = [node for node, index in value.uses() if index == 1 and node.op_type in ("MatMul", "Gemm")]
+        if len(products) >= _STEPS or any(node.graph is not model.graph for node in products):
+            yield from ((node.inputs[0], 0) for node in products)
 
 
 def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Value | None, bool]]]:
