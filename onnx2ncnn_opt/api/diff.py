@@ -13,10 +13,10 @@ import numpy as np
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import UsageError, check_options
-from onnx2ncnn_opt.ir.correspondence import corresponding, digest, parameters, plain_value
+from onnx2ncnn_opt.ir.correspondence import corresponding, parameters, plain_value
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.spec import LayerSpec
-from onnx2ncnn_opt.ir.weight import Weight
+from onnx2ncnn_opt.ir.weight import Weight, digest
 from onnx2ncnn_opt.param.files import PathLike, bin_beside, read_net
 from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.weight import Weight
+from onnx2ncnn_opt.ir.weight import digest
 
 _BLOCK = 2  # so many layers in a row are no accident
 Key = Callable[[Layer], Hashable]
@@ -43,15 +42,6 @@ def plain_value(layer: Layer, name: str | int, value: Any) -> Any:
         return float(np.float32(item)) if is_float or isinstance(item, (float, np.floating)) else item
 
     return tuple(map(plain, value)) if isinstance(value, (tuple, list, np.ndarray)) else plain(value)
-
-
-def digest(weight: Weight) -> str:
-    """The SHA-256 of a weight as it is stored, its encoding included."""
-    found = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
-    for part in (weight.table, weight.data):
-        if part is not None:
-            found.update(np.ascontiguousarray(part).view(np.uint8).data)
-    return found.hexdigest()
 
 
 class _Pairing:

@@ -7,6 +7,7 @@ it is expanded to float32 only when somebody computes with it.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,15 @@ class Weight:
             return False
         mine, theirs = (w.table.tobytes() if w.table is not None else b"" for w in (self, other))
         return mine == theirs and self.data.tobytes() == other.data.tobytes()
+
+
+def digest(weight: Weight) -> str:
+    """The SHA-256 of a weight as it is stored, its encoding included."""
+    found = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
+    for part in (weight.table, weight.data):
+        if part is not None:
+            found.update(np.ascontiguousarray(part).view(np.uint8).data)
+    return found.hexdigest()
 
 
 class Weights(MutableMapping[str, Array]):

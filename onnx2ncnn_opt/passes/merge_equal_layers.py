@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.weight import digest
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
 
 # Input makes what the caller feeds; Noop and Split exist to give one value several public names.
@@ -25,7 +25,7 @@ def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
     """
     apart: dict[Blob, Blob] = {}  # constants that stay, and the equal ones before them
     first: dict[Hashable, Layer] = {}
-    weighed: dict[Hashable, dict[bytes, Layer]] = {}
+    weighed: dict[Hashable, dict[Hashable, Layer]] = {}
     for layer in graph.layers:
         if layer.type in _UNIQUE or layer.is_custom:
             continue
@@ -35,8 +35,8 @@ def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
             continue
         if len(layer.weights):
             # Weights are only looked at where everything else is the same.
-            known = weighed.setdefault(key, {_digest(other): other})
-            other = known.setdefault(_digest(layer), layer)
+            known = weighed.setdefault(key, {_weights(other): other})
+            other = known.setdefault(_weights(layer), layer)
         if other is layer:
             continue
         if _is_faster_apart(layer) and _is_faster_apart(other):
@@ -71,12 +71,6 @@ def _frozen(value: Any) -> str:
     return repr(float(np.float32(value))) if isinstance(value, (float, np.floating)) else repr(value)
 
 
-def _digest(layer: Layer) -> bytes:
+def _weights(layer: Layer) -> Hashable:
     """What the weights would be in the file."""
-    digest = blake2b()
-    for name, block in layer.weights.stored_items():
-        digest.update(f"{name} {block.encoding.value} {block.data.dtype} {block.data.size} {block.tag} ".encode())
-        digest.update(block.data.tobytes())
-        if block.table is not None:
-            digest.update(block.table.tobytes())
-    return digest.digest()
+    return tuple((name, weight.data.size, digest(weight)) for name, weight in layer.weights.stored_items())

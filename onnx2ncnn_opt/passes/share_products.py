@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.weight import Array, Encoding
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight, digest
 from onnx2ncnn_opt.passes._gemm import is_shared
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, graph_pass
 
@@ -19,13 +18,20 @@ def share_products(graph: Graph) -> Iterator[Replacement | Miss]:
 
     Only where the copies of the weights take much space: MatMul packs them anew, and takes three to six times as long.
     """
-    groups: dict[bytes, list[Layer]] = defaultdict(list)
-    for layer in graph.layers:
-        if _is_plain(layer):
-            groups[_digest(layer.weights["weight_data"])].append(layer)
-    for layers in groups.values():
-        if is_shared(layers[0]["weight_data_size"], len(layers)):
-            yield _shared(layers)
+    for layers in _grouped(
+        filter(_is_plain, graph.layers), lambda layer: (layer["num_output"], layer["weight_data_size"])
+    ):
+        # Weights are only read where enough layers have as many.
+        for equal in _grouped(layers, lambda layer: digest(layer.weights.stored("weight_data"))):
+            yield _shared(equal)
+
+
+def _grouped(layers: Iterable[Layer], key: Callable[[Layer], Hashable]) -> list[list[Layer]]:
+    """Layers of one key, where they are so many that they read one constant."""
+    groups: dict[Hashable, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        groups[key(layer)].append(layer)
+    return [group for group in groups.values() if is_shared(group[0]["weight_data_size"], len(group))]
 
 
 def _is_plain(layer: Layer) -> bool:
@@ -37,14 +43,10 @@ def _is_plain(layer: Layer) -> bool:
     return is_rows and all(block.encoding is Encoding.FP32 for _, block in layer.weights.stored_items())
 
 
-def _digest(array: Array) -> bytes:
-    return blake2b(array.tobytes()).digest() + repr(array.shape).encode()
-
-
 def _shared(layers: Sequence[Layer]) -> Replacement:
     """A MatMul of one constant for each layer, and the sum with a bias."""
     columns = layers[0]["weight_data_size"] // layers[0]["num_output"]
-    made: dict[bytes, Layer] = {}
+    made: dict[Hashable, Layer] = {}
     takes: dict[Layer, Layer] = {}
     products: list[tuple[Layer, Layer]] = []
     for layer in layers:
@@ -60,10 +62,10 @@ def _shared(layers: Sequence[Layer]) -> Replacement:
     return Replacement(tuple(layers), takes=takes, added=[*constants, *products])
 
 
-def _constant(made: dict[bytes, Layer], array: Array, name: str) -> Blob:
+def _constant(made: dict[Hashable, Layer], array: Array, name: str) -> Blob:
     """The blob of a constant, which is made once."""
     sizes = dict(zip(("w", "h"), reversed(array.shape), strict=False))
-    key = _digest(array)
+    key = array.shape, digest(Weight(array))
     if key not in made:
         made[key] = Layer("MemoryData", name, (), (Blob(name, array.shape),), sizes, {"data": array})
     return made[key].output
