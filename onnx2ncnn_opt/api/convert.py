@@ -152,14 +152,19 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.verification.estimate import Estimator
         from onnx2ncnn_opt.verification.inputs import draws
         from onnx2ncnn_opt.verification.masks import find_masks, measure
-        from onnx2ncnn_opt.verification.verify import any_feeds
+        from onnx2ncnn_opt.verification.verify import any_feeds, drawn_feeds
 
+        check_options(seed=seed)
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
         source, manifest = reference(self.source), self.manifest()
+        if feeds is None:
+            wanted = draws(seed, is_small=False)
+            fed = drawn_feeds(source, self.model, manifest, wanted, outputs=self.cut)
+        else:
+            fed = [any_feeds(source, self.model, manifest, outputs=self.cut, feeds=feeds)]
         runs: list[dict[Blob, Feed]] = []
-        for draw in draws(seed, is_small=False) if feeds is None else [None]:
-            given = any_feeds(source, self.model, manifest, outputs=self.cut, feeds=feeds, draw=draw)
+        for given in fed:
             pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
             runs.append({port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs})
         integers = {port.blob for port in self.outputs if not is_float(port.dtype)}

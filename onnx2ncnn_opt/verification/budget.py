@@ -14,7 +14,8 @@ from onnx2ncnn_opt.errors import BinError, GraphError, ParamError, RunError, Usa
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.files import read_net
-from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
 from onnx2ncnn_opt.verification.compare import INFINITE, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.estimate import Estimator
@@ -113,8 +114,7 @@ def _estimated(
     """
     found: dict[str, float] = {}
     try:
-        right = _walk(net, feeds, way, floats=mode == "fp32")
-        rounded = _walk(net, feeds, way, rounding="" if mode == "fp32" else mode)
+        right, rounded = _walks(net, feeds_of(way, feeds), mode)
     except (ParamError, BinError, GraphError, UsageError, RunError) as error:
         return {}, str(error)
     for name, blob in blobs.items():
@@ -127,18 +127,21 @@ def _estimated(
     return found, ""
 
 
-def _walk(
-    net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], *, rounding: str = "", floats: bool = False
-) -> dict[str, Array]:
-    """The outputs of a net by name, with every blob rounded; or with int8 layers that compute in `floats`."""
+def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The outputs of a net by name as they should be, and with every blob rounded to 16 bits, or with int8 in fp32."""
     graph = read_net(*net, entry_points.layer_types()).graph
-    if floats:
-        for layer in graph:
-            _to_floats(layer)
-    inputs = {blob.name: blob for blob in graph.inputs}
-    given = {inputs[name]: feed for name, feed in feeds_of(way, feeds).items() if name in inputs}
-    with Estimator(graph, given) as estimator:
-        return {blob.name: array for blob, array in estimator.run(rounding).outputs.items()}
+    given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
+    with NcnnWorker() as worker:
+        roundings = [""] if mode == "fp32" else [mode, ""]
+        with Estimator(graph, given, worker=worker) as estimator:
+            walks = [estimator.run(rounding) for rounding in roundings]
+        if mode == "fp32":
+            for layer in graph:
+                _to_floats(layer)
+            with Estimator(graph, given, worker=worker) as estimator:
+                walks.append(estimator.run())
+    rounded, right = ({blob.name: array for blob, array in walk.outputs.items()} for walk in walks)
+    return right, rounded
 
 
 def _to_floats(layer: Layer) -> None:

@@ -346,21 +346,33 @@ def any_feeds(
     outputs: Sequence[str] = (),
     feeds: Feeds | None = None,
     seed: int = 0,
-    draw: Draw | None = None,
 ) -> Mapping[str, Array]:
-    """Inputs that a converted model takes: those of a `draw`, or as `verify_net` draws its first.
-
-    ONNX Runtime is asked only for sizes; what is not plain is drawn at the last of these.
-    """
+    """Inputs that a converted model takes: those given, or those that `verify_net` draws first."""
     check_options(seed=seed)
     _check_feeds(feeds)
     if feeds is not None:
         return given_inputs(feeds, loaded)
-    draw = draw or Draw(seed, plain=True)
+    return drawn_feeds(model, loaded, manifest, [Draw(seed, plain=True)], outputs=outputs)[0]
+
+
+def drawn_feeds(
+    model: Path | bytes,
+    loaded: LoadedModel,
+    manifest: Manifest | None,
+    draws: Sequence[Draw],
+    *,
+    outputs: Sequence[str] = (),
+) -> list[Mapping[str, Array]]:
+    """Inputs of each draw that a converted model takes: the first at the first of the `_settings`, others at the last.
+
+    ONNX Runtime is asked only for sizes.
+    """
     if not open_sizes(loaded, LENGTHS[0]):
-        return draw_inputs(loaded, draw=draw)
+        return [draw_inputs(loaded, draw=draw) for draw in draws]
+    first, *others = draws
     runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
-    return _settings(loaded, runner, manifest, draw)[0 if draw.plain else -1].feeds
+    settings = _settings(loaded, runner, manifest, first)
+    return [settings[0].feeds, *(draw_inputs(loaded, settings[-1].sizes, draw=draw) for draw in others)]
 
 
 def net_feeds(
