@@ -29,7 +29,7 @@ def test_both_exporters_and_a_bounded_size() -> None:
 
 
 @pytest.mark.parametrize("path", MODELS, ids=NAMES)
-def test_says_what_it_is_and_of_no_place(path: Path) -> None:
+def test_names_its_exporter_and_no_path(path: Path) -> None:
     assert not re.search(rb"/(home|root|work|tmp|usr|site-packages)/", path.read_bytes())
     model = onnx.load(path)
     kind = path.name.split(".")[1]

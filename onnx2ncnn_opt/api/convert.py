@@ -35,7 +35,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.onnx.value import is_float
 from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_staged
 from onnx2ncnn_opt.param.names import clean_name
-from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
@@ -98,7 +98,7 @@ class Conversion(Rewritten):
 
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
-        return f"Conversion({self.model.name}: {self.layers_before} -> {_count(self.graph)} layers, {shapes})"
+        return f"Conversion({self.model.name}: {self.layers_before} -> {count_layers(self.graph)} layers, {shapes})"
 
     def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
         """What PREFIX.ncnn.json says; `names` are the blobs' names in the .param file where they differ."""
@@ -302,7 +302,7 @@ def convert(
     imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
     take_pixels(imported, wanted)
-    before = len(list_layers(imported.graph).lines)
+    before = count_layers(imported.graph)
     events = passes.run(imported.graph, chosen, limit=limit, release=release, step=step) if optimize else []
     _require_release(imported.graph, release)
     plan = plan_storage(imported.graph, encoding) if encoding else None
@@ -371,7 +371,7 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
     There is no line where it costs no layer. The model is converted once more with a batch of one, and once with the
     sizes of the others that it `ran_at`, each with the `options` that `convert` had.
     """
-    lines, layers = [], _count(conversion.graph)
+    lines, layers = [], count_layers(conversion.graph)
     fixed: dict[str, Dim] = {}
     batch = {str(p.shape[0]): 1 for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
     names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
@@ -384,7 +384,8 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
             if any(isinstance(size, Sym) and not size.names().isdisjoint(fixed) for size in port.shape)
         }
         try:
-            count = _count(convert(conversion.source, shapes={**conversion.model.given, **shapes}, **options).graph)
+            other = convert(conversion.source, shapes={**conversion.model.given, **shapes}, **options)
+            count = count_layers(other.graph)
         except Error:  # they cannot be fixed so
             continue
         cost, layers = layers - count, count
@@ -397,11 +398,6 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
             how = given if sizes is batch else f"your sizes, as in {given}"
             lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {more}; fix {them} with {how}")
     return lines
-
-
-def _count(graph: Graph) -> int:
-    """The layers of the file, Splits included."""
-    return len(list_layers(graph).lines)
 
 
 def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:

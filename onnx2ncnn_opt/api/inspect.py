@@ -23,7 +23,7 @@ from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import bin_beside, read_graph
-from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.splits import count_layers, list_layers
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _costs(graph: Graph | None) -> dict[str, int | None]:
     known = [batch for batch in batches if isinstance(batch, int)]
     is_unknown = memory.unknown or len(known) < len(batches)
     return {
-        "layers": len(list_layers(graph).lines),
+        "layers": count_layers(graph),
         "macs": multiplications(graph),
         "peak_memory": None if is_unknown else memory.peak * max(known, default=1),
         "least_ncnn": least_release(graph),

@@ -29,7 +29,7 @@ from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_net, write_staged
 from onnx2ncnn_opt.param.pnnx import shapes_beside
-from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
@@ -144,7 +144,7 @@ class Optimized(Rewritten):
                 return replace(self, precision=measure(*estimators))
             found, precision = find_masks(*estimators)
         put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
-        layers = (self.layers[0], len(list_layers(self.graph).lines))
+        layers = (self.layers[0], count_layers(self.graph))
         return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)
 
     def verify(
@@ -390,7 +390,7 @@ def optimize(
         sizes = {**sizes, **{name: _numbers(shape) for name, shape in inputs.items() if _is_fixed(shape)}}
         sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
         _check_known(graph, shapes or {})
-    before = len(list_layers(graph).lines)
+    before = count_layers(graph)
     own = OwnStorage(graph)
     misfit = _infer(graph, sizes)
     memory = peak_memory(graph)
@@ -410,7 +410,7 @@ def optimize(
         source=NetFiles(Path(param), Path(bin)),
         graph=graph,
         events=tuple(events),
-        layers=(before, len(list_layers(graph).lines)),
+        layers=(before, count_layers(graph)),
         memory=(memory, peak_memory(graph)),
         storage=plan,
         exchanged=len(exchanged),

@@ -65,6 +65,11 @@ def list_layers(graph: Graph) -> Listing:
     return Listing(lines, names)
 
 
+def count_layers(graph: Graph) -> int:
+    """How many layers the file of a graph has, Splits included."""
+    return len(list_layers(graph).lines)
+
+
 def _tensors(graph: Graph) -> dict[Blob, _Tensor]:
     found: dict[Blob, _Tensor] = {}
     for layer in graph:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
-    from onnx2ncnn_opt.runtime._worker import Missing, Worker, main
+    from onnx2ncnn_opt.runtime._worker import Missing, Server, main
 
 
-class NcnnProcess(Worker):
+class NcnnServer(Server):
     """Holds one net and runs it."""
 
     errors = NCNN_ERRORS
@@ -210,4 +210,4 @@ def rounded(array: Any, rounding: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(NcnnProcess)
+    main(NcnnServer)

@@ -9,12 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.runtime._worker import Worker, main
+    from onnx2ncnn_opt.runtime._worker import Server, main
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-class OrtProcess(Worker):
+class OrtServer(Server):
     """Holds sessions by their number, and runs them."""
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ class OrtProcess(Worker):
 
         # Its exceptions have no base of their own; the others come from its Python side, on feeds that do not fit.
         own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-        self.errors = (*own, RuntimeError, TypeError, ValueError, *Worker.errors)
+        self.errors = (*own, RuntimeError, TypeError, ValueError, *Server.errors)
         self.ort = onnxruntime
         self.sessions: dict[int, Any] = {}
         return {}
@@ -93,4 +93,4 @@ class OrtProcess(Worker):
 
 
 if __name__ == "__main__":
-    main(OrtProcess)
+    main(OrtServer)

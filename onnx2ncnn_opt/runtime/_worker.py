@@ -27,7 +27,7 @@ class Missing(Exception):
     """Something that the worker needs is not to be had here; the message says what, and is told to people."""
 
 
-class Worker:
+class Server:
     """Answers requests until its stdin ends; a request {"do": "x", ...} is the method do_x, called by keywords."""
 
     # What a step may fail with and the process go on; anything else is a fault of the worker, and ends it.
@@ -113,7 +113,7 @@ def supervise(child: int, life: int, folder: str | None) -> None:
     os._exit(1 if status else 0)
 
 
-def main(kind: type[Worker]) -> None:
+def main(kind: type[Server]) -> None:
     """Run a worker; the first line on stdin is its configuration."""
     # The caller decides when to stop; and a crash must not leave a core file of the size of the model.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

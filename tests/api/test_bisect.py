@@ -36,9 +36,9 @@ def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
     graph = files.read_net(right.param, right.bin).graph
     infer_graph(graph)
     found = places(graph, kind)
-    counterpart = found[len(found) // 2]
-    layer = graph.layers[counterpart]
-    plant(graph, kind, counterpart, np.random.default_rng(5))
+    index = found[len(found) // 2]
+    layer = graph.layers[index]
+    plant(graph, kind, index, np.random.default_rng(5))
     files.write_net(graph, folder / "wrong.param", folder / "wrong.bin")
     return path, LayerRef(layer.type, layer.name)
 

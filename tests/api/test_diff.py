@@ -56,10 +56,10 @@ def planted(net: Path) -> Iterator[tuple[str, Graph, Layer]]:
     for kind in (*FAULTS, *ADDED, DELETED):
         rng = np.random.default_rng(len(kind))
         found = places(right, kind)
-        for counterpart in sorted(rng.choice(found, min(2, len(found)), replace=False)) if found else ():
+        for index in sorted(rng.choice(found, min(2, len(found)), replace=False)) if found else ():
             wrong = graph(net)
-            plant(wrong, kind, int(counterpart), rng)
-            yield kind, wrong, right.layers[counterpart]
+            plant(wrong, kind, int(index), rng)
+            yield kind, wrong, right.layers[index]
 
 
 def test_a_fault_is_the_only_difference(net: Path) -> None:

@@ -24,13 +24,13 @@ from onnx2ncnn_opt.ir.dim import (
 
 NAMES = ("a", "b", "c")
 Values = dict[str, int]
-SymbolicTensor = Callable[[Callable[[str], Dim]], Dim]
+Formula = Callable[[Callable[[str], Dim]], Dim]
 
 values = st.fixed_dictionaries({name: st.integers(1, 40) for name in NAMES})
 constants = st.integers(-7, 7)
 
 
-def combined(parts: st.SearchStrategy[SymbolicTensor]) -> st.SearchStrategy[SymbolicTensor]:
+def combined(parts: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
     """A formula made of smaller ones; divisors are constants, so that they cannot become zero."""
     divisors = st.integers(1, 6) | st.integers(-6, -1)
     return st.one_of(
@@ -44,7 +44,7 @@ def combined(parts: st.SearchStrategy[SymbolicTensor]) -> st.SearchStrategy[Symb
     )
 
 
-formulas: st.SearchStrategy[SymbolicTensor] = st.recursive(
+formulas: st.SearchStrategy[Formula] = st.recursive(
     st.builds(lambda name: lambda at: at(name), st.sampled_from(NAMES)) | st.builds(lambda k: lambda at: k, constants),
     combined,
     max_leaves=8,
@@ -57,7 +57,7 @@ def numbers(size: Dim, at: Values) -> Dim:
 
 @settings(max_examples=400, derandomize=True, deadline=None)
 @given(formulas, st.lists(values, min_size=1, max_size=5))
-def test_bounds_hold_for_all_sizes(formula: SymbolicTensor, many: list[Values]) -> None:
+def test_bounds_hold_for_all_sizes(formula: Formula, many: list[Values]) -> None:
     symbolic = formula(symbol)
     reached = [formula(lambda name, at=at: at[name]) for at in many]  # type: ignore[misc]
     least = min(reached)
@@ -108,14 +108,14 @@ def test_long_division() -> None:
 
 @settings(max_examples=400, derandomize=True, deadline=None)
 @given(formulas, values)
-def test_calculates_like_integers(formula: SymbolicTensor, at: Values) -> None:
+def test_calculates_like_integers(formula: Formula, at: Values) -> None:
     symbolic = formula(symbol)
     assert numbers(symbolic, at) == formula(lambda name: at[name]), symbolic
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(formulas, values)
-def test_substitution_in_steps(formula: SymbolicTensor, at: Values) -> None:
+def test_substitution_in_steps(formula: Formula, at: Values) -> None:
     first = numbers(formula(symbol), {"a": at["a"]})
     assert not isinstance(first, Sym) or first.names() <= {"b", "c"}
     assert numbers(first, at) == numbers(formula(symbol), at)
@@ -123,7 +123,7 @@ def test_substitution_in_steps(formula: SymbolicTensor, at: Values) -> None:
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(formulas, formulas, formulas)
-def test_one_form_however_it_was_calculated(f: SymbolicTensor, g: SymbolicTensor, h: SymbolicTensor) -> None:
+def test_one_form_however_it_was_calculated(f: Formula, g: Formula, h: Formula) -> None:
     a, b, c = f(symbol), g(symbol), h(symbol)
     assert a + b == b + a
     assert a * b == b * a
@@ -135,7 +135,7 @@ def test_one_form_however_it_was_calculated(f: SymbolicTensor, g: SymbolicTensor
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(formulas, st.integers(1, 9), values)
-def test_exact_division(formula: SymbolicTensor, divisor: int, at: Values) -> None:
+def test_exact_division(formula: Formula, divisor: int, at: Values) -> None:
     size = formula(symbol)
     assert exact_div(size * divisor, divisor) == size
     quotient = exact_div(size, divisor)

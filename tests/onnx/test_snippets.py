@@ -18,7 +18,7 @@ def test_every_construct_is_as_in_the_table(variant: str, part: int) -> None:
     assert snippets.rows_of(variant, part, PARTS) == lines[part::PARTS]
 
 
-def test_the_fixtures_are_small_and_of_no_place_and_nothing_is_wrong() -> None:
+def test_the_fixtures_are_small_and_name_no_path_and_nothing_is_wrong() -> None:
     outcomes = [line.split("\t")[2] for line in snippets.table()]
     assert set(outcomes) == {"right", "refused"}
     assert outcomes.count("right") > 1000
