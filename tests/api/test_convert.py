@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,8 @@ from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.inputs import Wanted
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
 from testing.exports import MODELS, ROOT, refilled
 from testing.worker import WORKER
 
@@ -31,9 +33,18 @@ def conversion(request: pytest.FixtureRequest) -> Conversion:
 def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> None:
     report = conversion.verify(worker=WORKER)
     report.check()
-    # Folding and other sums cost a few units in the last place, on flat inputs more (2e-4 in a U-Net); this is far from
-    # any wrong layer.
-    assert all(output.max_rel is not None and output.max_rel < 4e-4 for output in report.outputs)
+    if largest(report) >= 1e-4:
+        # Large inputs have larger errors. A final Sigmoid keeps outputs below 1, so that relative errors grow as well:
+        # with winograd to 3.2e-4 for inputs times 8 or 32. Ordinary inputs have to keep the bound.
+        assert largest(report) < 4e-4
+        report = conversion.verify(worker=WORKER, wanted=Wanted(seeds=3, ranges=((-2, 2),)))
+    # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
+    assert largest(report) < 1e-4
+
+
+def largest(report: VerifyReport) -> float:
+    """The largest error of all outputs."""
+    return max(math.inf if output.max_rel is None else output.max_rel for output in report.outputs)
 
 
 def test_a_second_run_changes_nothing(conversion: Conversion) -> None:

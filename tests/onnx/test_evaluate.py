@@ -399,7 +399,7 @@ ARRAYS = st.builds(
 )
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=500, derandomize=True)
 @given(
     operator=st.sampled_from(sorted(_OPERATORS)),
     inputs=st.lists(st.one_of(ARRAYS, st.none()), max_size=4),

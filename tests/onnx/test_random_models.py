@@ -12,8 +12,8 @@ from testing.fuzz_models import Fuzzer, difference, guarded, moves
 from testing.random_models import Step, build
 from testing.random_steps import MOVEMENT, VIEWS, random_model
 
-MODELS = 75
-CHAINS = 30
+MODELS = 150
+CHAINS = 60
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ def test_a_param_cut_off_anywhere() -> None:
             outcome(net.text[:size], net.weights)
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=1500, derandomize=True, deadline=None)
 @given(
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(0, 2000), st.sampled_from("ridx"), st.integers(0, 255)), min_size=1, max_size=6),
@@ -170,7 +170,7 @@ def test_a_param_with_random_bytes(seed: int, edits: list[tuple[int, str, int]])
     outcome(bytes(text), net.weights)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=500, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
 def test_a_net_of_any_layers_with_a_random_bin(seed: int, position: int, noise: bytes) -> None:
     text = format_param(random_graph(Random(seed))).encode()
