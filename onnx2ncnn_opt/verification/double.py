@@ -99,6 +99,11 @@ class InDouble:
         if not node.domain and node.op_type == "GlobalAveragePool" and (rank := self._ranks.get(node.input[0])):
             self._mean(inputs[0], rank, node.output[0])
             return
+        if not node.domain and node.op_type == "Sigmoid":
+            # ONNX Runtime's own takes a difference of numbers near 1, and is 0 for -37.
+            shifted = self._node("Add", self._node("Exp", self._node("Neg", inputs[0])), self._constant(np.array(1.0)))
+            self._node("Reciprocal", shifted, out=node.output[0])
+            return
         is_double = not node.domain and node.op_type in DOUBLE
         floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
         made = onnx.NodeProto()

@@ -40,6 +40,7 @@ _DECIDING = DEFAULT.relative / 5
 # All numbers too large, all too small, and six times each by a sign of its own.
 _RUNS = ((0.0, 1.0), (0.0, -1.0), *((1.0, 0.0),) * 6)
 _ROOM = 2.0
+_FLOAT32 = np.finfo(np.float32)
 # For a model in float64, which takes some ten to a hundred times as long as in float32.
 _SECONDS = 120.0
 
@@ -58,6 +59,7 @@ class Rounding:
         self._runner: OrtRunner | None = None
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # why there are no outputs in float64, once they were asked for
+        self.overflown: set[str] = set()  # outputs that were `resolved`
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """The outputs in float64; none where the model cannot be computed so, which `problem` tells."""
@@ -72,6 +74,26 @@ class Rounding:
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
         """How far the reference is from float64, in units of an output's largest value, where that is known."""
         return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
+
+    def resolved(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
+        """The reference of an output where float64 shows that ONNX Runtime's float32 has left its range.
+
+        Where it is not finite, but float64 is, a finite number has to be that of float64: of log(sigmoid(-20)) ONNX
+        Runtime makes -infinity, which others need not; another that is not finite will do, as will 0 and what is not
+        finite where the number in float64 is none of float32's: which of these comes out depends on the order of a
+        product.
+        """
+        exact = self.exact(feeds).get(name)
+        if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
+            return reference
+        size, is_finite = np.abs(exact), np.abs(actual) < INFINITE
+        is_lost = (size < INFINITE) & ~(np.abs(reference) < INFINITE)
+        is_outside = (size >= INFINITE) | ((size > 0) & (size < _FLOAT32.tiny))
+        is_any = (is_lost & ~is_finite) | (is_outside & (~is_finite | (actual == 0)))
+        if not (is_lost | is_any).any():
+            return reference
+        self.overflown.add(name)
+        return np.where(is_any, actual, np.where(is_lost, exact, reference))
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -240,14 +262,17 @@ class _Written:
 
     def computed(self, name: str, dtype: int) -> str:
         """The name under which a node gives what has an error as `name`."""
-        inner = f"onnx2ncnn_opt.{name}"
+        inner = f"onnx2ncnn_opt.inner.{name}"
         self.nodes.append(helper.make_node("Identity", [self.inexact(inner, dtype)], [name]))
         return inner
 
     def inexact(self, name: str, dtype: int) -> str:
-        """A tensor whose numbers are off by a relative error each."""
-        relative = self.add("Mul", self.errors(name, dtype), self.number(_EACH, dtype))
-        return self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
+        """A tensor whose numbers are off by a relative error each, or as if subnormal ones were 0; zeros stay."""
+        errors = self.errors(name, dtype)
+        relative = self.add("Mul", errors, self.number(_EACH, dtype))
+        scaled = self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
+        least = self.add("Mul", errors, self.number(float(_FLOAT32.tiny), dtype))
+        return self.add("Add", scaled, self.add("Mul", least, self.add("Abs", self.add("Sign", name))))
 
     def decided(self, name: str, dtype: int) -> str:
         """The tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""

@@ -276,7 +276,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in open_inputs} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=(*_notes(loaded, done, "" if is_fixed else rounding.problem), *notes),
+        notes=(*_notes(loaded, done, rounding, is_fixed), *notes),
         wrong=wrong,
         manifest=manifest,
     )
@@ -527,12 +527,18 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     )
 
 
-def _notes(model: LoadedModel, runs: Sequence[_Run], problem: str) -> Iterator[str]:
-    """What the reader should know about a model that gives not only numbers, or that a `problem` keeps from float64."""
-    if problem:
-        reason = problem.rpartition("Status Message: ")[2]  # of ONNX Runtime's errors the last part
+def _notes(model: LoadedModel, runs: Sequence[_Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
+    """What the reader should know about a model that gives not only numbers, or that does not run in float64.
+
+    `is_fixed` says that the user chose the tolerance.
+    """
+    if rounding.problem and not is_fixed:
+        reason = rounding.problem.rpartition("Status Message: ")[2]  # of ONNX Runtime's errors the last part
         allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
         yield f"the model does not run in float64 ({reason}), so that {allowed}"
+    if rounding.overflown:
+        names = ", ".join(sorted(rounding.overflown))
+        yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.dtype.is_floating_point():
@@ -729,6 +735,7 @@ class _Comparison:
         difference = compare(result, reference, allowed)
         is_literal = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # rounding is no excuse then
         if not difference.ok and not is_literal:
+            reference = self.rounding.resolved(slot.name, self.feeds, reference, result)
             difference = compare(result, reference, allowed, self.spread[slot.name])
         if difference.excess and not self.is_fixed:
             slices = allowed.slices and not self.by_weights

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import numpy as np
 import onnx.parser
+import pytest
 
+from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.rounding import Rounding
 
 
+def parsed(graph: str) -> bytes:
+    return bytes(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}').SerializeToString())
+
+
 def spread(graph: str, x: Array) -> Array:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}').SerializeToString()
+    model = parsed(graph)
     reference = OrtRunner(model).run({"x": x})
     return Rounding(model, (), {}).spread({"x": x}, reference)["y"]
 
@@ -38,3 +44,37 @@ def test_what_may_be_infinite_moves_without_bounds() -> None:
     moved = spread(graph, np.array([1 / 3, 1.5], np.float32))
     assert np.isinf(moved[0])
     assert moved[1] < 1e-4
+
+
+def test_names_that_are_numbers() -> None:
+    proto = onnx.ModelProto.FromString(parsed("(float[2] x) => (float[2] y) { b = Exp(x) y = Log(b) }"))
+    proto.graph.output[0].name = proto.graph.node[1].output[0] = "5"
+    x = np.array([1, 2], np.float32)
+    moved = Rounding(proto.SerializeToString(), (), {}).spread({"x": x}, {"5": x})["5"]
+    assert moved.all()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [
+        ("a = Sigmoid(x) y = Log(a)", 48),  # ONNX Runtime's Sigmoid(-18) is 0
+        ("a = Sigmoid(x) b = Sub(one, a) c = Div(a, b) y = Log(c)", 48),
+        ("a = Exp(x) b = CumSum(a, axis) y = Log(b)", 504),  # a subnormal number, or 0
+        ("y = ReduceProd(x)", 504),
+    ],
+)
+def test_right_nets_beyond_float32(nodes: str, size: int) -> None:
+    graph = f"(float[1,{size}] x) => (float[M,N] y) <float one = {{1}}, int64 axis = {{1}}> {{ {nodes} }}"
+    conversion = convert(parsed(graph))
+    assert [row.message for row in conversion.verify().rows if row.status != "ok"] == []
+
+
+def test_what_overflows_is_resolved_only_by_numbers_that_are_right() -> None:
+    x = np.array([-20, -2, 100], np.float32)
+    model = parsed("(float[3] x) => (float[3] y) { a = Sigmoid(x) y = Log(a) }")
+    feeds, rounding = {"x": x}, Rounding(model, (), {})
+    reference = OrtRunner(model).run(feeds)["y"]
+    assert np.isneginf(reference[0])
+    for actual, expected in ((-20.0, -20.0), (-7.0, -20.0), (np.nan, np.nan)):
+        found = rounding.resolved("y", feeds, reference, np.array([actual, 5, np.nan], np.float32))
+        np.testing.assert_allclose(found, [expected, reference[1], reference[2]], rtol=1e-6)

@@ -31,7 +31,6 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Ceil": ("UnaryOp", {"op_type": UnaryOp.CEIL}),
     "Sqrt": ("UnaryOp", {"op_type": UnaryOp.SQRT}),
     "Exp": ("UnaryOp", {"op_type": UnaryOp.EXP}),
-    "Log": ("Log", {}),  # UnaryOp's gives NaN for 0
     "Sin": ("UnaryOp", {"op_type": UnaryOp.SIN}),
     "Cos": ("UnaryOp", {"op_type": UnaryOp.COS}),
     "Tan": ("UnaryOp", {"op_type": UnaryOp.TAN}),
@@ -55,7 +54,6 @@ _DOMAINS = {
     "Acosh": (1.1, 4.0),
     "Asin": (-0.9, 0.9),
     "Atanh": (-0.9, 0.9),
-    "Log": (0.1, 4.0),
     "Sqrt": (0.0, 4.0),
 }
 
@@ -75,6 +73,16 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
 
 for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
+
+
+@onnx_op("Log", axes="same", domains={0: (0.1, 4.0)})
+def log(im: ImportContext, x: Tensor) -> Tensor:
+    """Log; of a Sigmoid -softplus(-x), since that is 0 in float32 from -104 on, and in fp16 from -17 on."""
+    sigmoid = x.blob.producer
+    if sigmoid is None or sigmoid.type != "Sigmoid":
+        return im.unary(x, "Log")  # UnaryOp's gives NaN for 0
+    negative = im.apply(im.like(x, sigmoid.inputs[0]), UnaryOp.NEG)
+    return im.apply(softplus(im, negative), UnaryOp.NEG)
 
 
 @onnx_op("LeakyRelu", axes="same")

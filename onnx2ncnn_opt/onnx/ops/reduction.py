@@ -14,6 +14,8 @@ from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
 _OF_INTEGERS = ("ReduceSum", "ReduceSumSquare", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1")
 
+_DOMAINS = {"ReduceLogSum": (0.1, 4.0), "ReduceProd": (0.5, 1.5)}
+
 
 def _register(name: str, operation: Reduction, axes_input: int) -> None:
     def by_attribute(im: ImportContext, x: Tensor, *, axes: Ints | None = None, keepdims: int = 1) -> Tensor:
@@ -29,7 +31,7 @@ def _register(name: str, operation: Reduction, axes_input: int) -> None:
     functions: tuple[tuple[Callable[..., Tensor], int], ...] = ((by_attribute, 1), (by_input, axes_input))
     for function, since in functions:
         function.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
-        domains = {0: (0.1, 4.0)} if name == "ReduceLogSum" else None
+        domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
         onnx_op(name, since=since, integers=name in _OF_INTEGERS, domains=domains)(function)
 
 
