@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.kernels import has_kernel
 
 Array = NDArray[Any]
 
@@ -30,6 +31,7 @@ INFINITE = 3.4e38  # what stands for infinity where there is none to be had, as 
 ROOM = 2.0  # how much larger numbers may be with other inputs than with those that were tried
 
 _WEIGHT = "weight_data"
+_IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # besides plain loops
 _TILES, _POSITIONS, _CHANNELS = 8, 32, 12
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
@@ -134,6 +136,53 @@ def to_half(numbers: Array) -> Array:
     """Numbers as fp16 has them, in float32."""
     with np.errstate(over="ignore"):
         return numbers.astype(np.float16).astype(np.float32)
+
+
+def makes_32_bits(layer: Layer) -> bool:
+    """Whether a layer's outputs are in 32 bits on ARM, so that ncnn rounds them for the layers that read them."""
+    return layer.type in _IN_32_BITS or not has_kernel(layer.type, "arm")
+
+
+def own_numbers(layer: Layer) -> dict[str, Array]:
+    """The parameters and weights of `LayerSpec.half` that a layer has, in float32; those of a BatchNorm as a Scale's.
+
+    What ncnn has them as: src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
+    """
+    layer = _as_scale(layer)
+    spec = layer.spec
+    if spec is None or (layer.type == "BinaryOp" and not layer["with_scalar"]):
+        return {}
+    given = {name: layer.weights[name] for name in spec.half if name in layer.weights}
+    given |= {name: np.asarray(layer[name]) for name in spec.half if name in spec.by_name}
+    return {name: np.asarray(numbers, np.float32) for name, numbers in given.items()}
+
+
+def _as_scale(layer: Layer) -> Layer:
+    """A BatchNorm as its kernels compute it, any other layer itself."""
+    if layer.type != "BatchNorm":
+        return layer
+    slope, mean, var, bias = (layer.weights[f"{name}_data"] for name in ("slope", "mean", "var", "bias"))
+    with np.errstate(all="ignore"):
+        factor = slope / np.sqrt(var + np.float32(layer["eps"]))
+        weights = {"scale_data": factor, "bias_data": bias - factor * mean}
+    return Layer("Scale", layer.name, params={"scale_data_size": slope.size, "bias_term": 1}, weights=weights)
+
+
+def in_half(layer: Layer) -> Layer | None:
+    """A layer with its own numbers as fp16 has them, outside any graph; None where they are the same.
+
+    A .param holds no infinity, but the largest float32 for it: only 0 times that is something else.
+    """
+    numbers = own_numbers(layer)
+    halves = {name: to_half(array) for name, array in numbers.items()}
+    if all(np.array_equal(halves[name], array, equal_nan=True) for name, array in numbers.items()):
+        return None
+    layer = _as_scale(layer)
+    weights = {name: array for name, array in halves.items() if name in layer.weights}
+    params: dict[str, Any] = {
+        name: tuple(a.tolist()) if a.ndim else float(a) for name, a in halves.items() if name not in weights
+    }
+    return layer.having(weights=weights, **params)
 
 
 def winograd_tile(layer: Layer) -> int:

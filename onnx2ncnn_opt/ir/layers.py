@@ -131,8 +131,11 @@ _DYNAMIC_WEIGHTS = (
 )
 
 
-def _elementwise(type: str, index: int, params: str = "", bounds: tuple[float, float] | None = None) -> LayerSpec:
-    return LayerSpec(type, index, parse_params(params), inplace=True, traits=Trait.ELEMENTWISE, bounds=bounds)
+def _elementwise(
+    type: str, index: int, params: str = "", bounds: tuple[float, float] | None = None, half: tuple[str, ...] = ()
+) -> LayerSpec:
+    spec = parse_params(params)
+    return LayerSpec(type, index, spec, inplace=True, traits=Trait.ELEMENTWISE, bounds=bounds, half=half)
 
 
 def _convolution(type: str, index: int, params: str, *weights: WeightSpec) -> LayerSpec:
@@ -265,7 +268,7 @@ _TABLE = (
         traits=Trait.MOVES,
     ),
     _convolution("Deconvolution", 8, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
-    _elementwise("Dropout", 9, "0 scale=1.0"),
+    _elementwise("Dropout", 9, "0 scale=1.0", half=("scale",)),
     LayerSpec(
         "Eltwise",
         10,
@@ -273,6 +276,7 @@ _TABLE = (
         inputs=(1, None),
         one_blob_only=False,
         enums={"op_type": Eltwise},
+        half=("coeffs",),
     ),
     _elementwise("ELU", 11, "0 alpha=0.1"),
     LayerSpec(
@@ -361,6 +365,7 @@ _TABLE = (
         25,
         params=parse_params("0 operation, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0"),
         enums={"operation": Reduction},
+        half=("coeff",),
     ),
     _elementwise("ReLU", 26, "0 slope=0.0"),
     LayerSpec(
@@ -396,6 +401,7 @@ _TABLE = (
         inputs=(1, 2),
         one_blob_only=lambda p: p["scale_data_size"] != -233,
         inplace=True,
+        half=("scale_data", "bias_data"),
     ),
     _elementwise("Sigmoid", 30, bounds=(0, 1)),
     LayerSpec(
@@ -421,6 +427,7 @@ _TABLE = (
         inputs=(1, 2),
         one_blob_only=lambda p: p["with_scalar"] != 0,
         enums={"op_type": BinaryOp},
+        half=("b",),
     ),
     LayerSpec(
         "UnaryOp",
@@ -471,6 +478,7 @@ _TABLE = (
         weights=(WeightSpec("scale_data", lambda p: p["scale_data_size"]),),
         inplace=True,
         enums={"eps_mode": EpsMode},
+        half=("eps", "scale_data"),
     ),
     LayerSpec("Permute", 47, params=parse_params("0 order_type"), traits=Trait.VIEW),
     LayerSpec(
@@ -597,9 +605,9 @@ _TABLE = (
         params=parse_params("0 type_from, 1 type_to"),
         enums={"type_from": Elements, "type_to": Elements},
     ),
-    _elementwise("HardSigmoid", 65, "0 alpha=0.2, 1 beta=0.5", bounds=(0, 1)),
+    _elementwise("HardSigmoid", 65, "0 alpha=0.2, 1 beta=0.5", bounds=(0, 1), half=("alpha", "beta")),
     _elementwise("SELU", 66, "0 alpha=1.67326324, 1 lambda=1.050700987"),
-    _elementwise("HardSwish", 67, "0 alpha=0.2, 1 beta=0.5"),
+    _elementwise("HardSwish", 67, "0 alpha=0.2, 1 beta=0.5", half=("alpha", "beta")),
     LayerSpec("Noop", 68, inputs=(1, None), outputs=(1, None), one_blob_only=False, inplace=True, traits=Trait.SHARES),
     LayerSpec("PixelShuffle", 69, params=parse_params("0 upscale_factor=1, 1 mode"), traits=Trait.MOVES),
     LayerSpec("DeepCopy", 70, traits=Trait.MOVES),
@@ -661,6 +669,7 @@ _TABLE = (
         inputs=(1, 3),
         one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
         enums={"constant_broadcast_type_C": GemmC},
+        half=("alpha", "beta"),
     ),
     LayerSpec(
         "GroupNorm",

@@ -87,7 +87,8 @@ class LayerSpec:
 
     `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` tells for given
     parameters whether ncnn demands exactly one blob on either side. `bounds` are those of all elements of the outputs,
-    which are NaN only where an input has a NaN; None where there are none.
+    which are NaN only where an input has a NaN; None where there are none. `half` are the parameters and weights that a
+    layer computes with as fp16 on ARM or GPUs, besides the weights of products and what activations have.
     """
 
     type: str
@@ -102,6 +103,7 @@ class LayerSpec:
     enums: Mapping[str, Codes] = field(default_factory=dict)
     traits: Trait = Trait.NONE
     bounds: tuple[float, float] | None = None
+    half: tuple[str, ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, Param]:

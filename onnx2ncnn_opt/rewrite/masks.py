@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel
-from onnx2ncnn_opt.ir.ranges import Range, Ranges
+from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel, own_numbers
+from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
@@ -76,22 +76,17 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
         if layer.type == "MemoryData" and (size := _largest_weight(layer)) > LARGEST:
             for user in layer.output.users:
                 add(user, FP32, f"it reads the constant {size:.3g}, and fp16 ends at {LARGEST:g}")
-        if layer.type == "Eltwise" and (size := max(map(abs, layer["coeffs"]), default=0.0)) > LARGEST:
-            add(layer, FP32, f"a factor is {size:.3g}, and fp16 ends at {LARGEST:g}")
-        if layer.type == "BinaryOp" and layer["with_scalar"]:
-            size = abs(float(layer["b"]))
-            if LARGEST < size < INFINITE and layer["op_type"] not in _HARMLESS:
-                add(layer, FP32, f"its number is {size:.3g}, and fp16 ends at {LARGEST:g}")
-            elif size >= INFINITE and layer["op_type"] == BinaryOp.MUL and _is_mask(ranges.of(layer.input)):
-                add(layer, FP32, f"its number is {size:.3g}, which is infinite in fp16, and 0 times infinity is NaN")
-            elif (
-                0 < size < SMALLEST
-                and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB)
-                and (risky := _divides(layer.output))
-            ):
-                reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
-                for each in (layer, *risky):
-                    add(each, FP32, reason)
+        if (factor := _factor_of_zeros(layer)) > LARGEST:
+            features = FP32 if layer.type == "InstanceNorm" else Feature.NO_VULKAN  # as ARM has others in fp32
+            add(layer, features, f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs")
+        size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
+        if size > LARGEST and not _may_be_infinite(layer, size, ranges):
+            add(layer, FP32, f"a number of its own is {size:.3g}, which is infinite in fp16")
+        is_eps = layer.type == "BinaryOp" and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
+        if is_eps and (risky := _divides(layer.output)):
+            reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
+            for each in (layer, *risky):
+                add(each, FP32, reason)
     return found
 
 
@@ -116,9 +111,30 @@ def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
     yield from (layer for layer in graph if layer in found)
 
 
-def _is_mask(known: Range) -> bool:
-    """Whether numbers are whole, and may be 0."""
-    return known.is_whole and known.has(0)
+def _factor_of_zeros(layer: Layer) -> float:
+    """What a layer that has it in fp16, on GPUs at least, multiplies zeros by, or numbers less their mean."""
+    if layer.type not in ("GroupNorm", "InstanceNorm", "Normalize") or layer["eps"] <= 0:
+        return 0.0
+    is_least_length = layer.type == "Normalize" and layer["eps_mode"] == EpsMode.MAX_ROOT
+    return float(1 / layer["eps"] if is_least_length else layer["eps"] ** -0.5)
+
+
+def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
+    """Whether a layer does with infinity what it does with the largest of its own numbers, but for infinite results."""
+    if layer.type != "BinaryOp":
+        return False
+    if layer["op_type"] in _HARMLESS:
+        return True
+    return size >= INFINITE and not (layer["op_type"] == BinaryOp.MUL and _may_be_0(layer.input, ranges))
+
+
+def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
+    """Whether numbers may be 0: not those that are a half, or another part, more than whole ones."""
+    added = blob.producer
+    is_sum = added is not None and added.type == "BinaryOp" and added["op_type"] == BinaryOp.ADD
+    if added is not None and is_sum and added["with_scalar"] and added["b"] % 1 and ranges.of(added.input).is_whole:
+        return False
+    return ranges.of(blob).has(0)
 
 
 def _largest_weight(layer: Layer) -> float:

@@ -6,6 +6,7 @@ computed before a crash is not lost.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -133,7 +134,9 @@ class NcnnServer(Server):
         for step in steps if extractor else ():
             self.attempt(self.step, extractor, random, **step)
 
-    def step(self, extractor: Any, random: Any, blob: str, rounding: str, noise: Sequence[float], send: bool) -> None:
+    def step(
+        self, extractor: Any, random: Any, blob: str, rounding: str, cast: bool, noise: Sequence[float], send: bool
+    ) -> None:
         """One blob: rounded as `rounding` says, after errors of root mean squares drawn from `noise`."""
         import numpy as np
 
@@ -143,19 +146,22 @@ class NcnnServer(Server):
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = np.array(mat.numpy(**batch))
         del mat
-        size = np.abs(array[np.isfinite(array)])
-        answer = {
-            "largest": float(size.max()) if size.size else 0.0,
-            "special": int(array.size - size.size),
-            "batch": bool(batch),
-        }
+        sizes = np.abs(array[np.isfinite(array)])
+        largest = float(sizes.max()) if sizes.size else 0.0
+        limits = np.count_nonzero(sizes >= 3.4e38)  # which stand for infinity
         if array.dtype == np.float32 and (rounding or noise):
             if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative after one
                 is_positive = array.min() >= 0
                 array += random.normal(0.0, random.choice(noise, array.shape)).astype(np.float32) * (array != 0)
                 array = np.maximum(array, 0) if is_positive else array
-            array = rounded(array, rounding)
+            array, exact = rounded(array, rounding), array
+            if cast and rounding == "fp16":
+                size = math.prod(array.shape[bool(batch) + (array.ndim - bool(batch) > 2) :])
+                ends = slice(size - size % 4, None)
+                array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])
             extractor.input(self.net.blob(blob), self.ncnn.Mat(array, **batch).clone())
+        special = max(int(array.size - np.count_nonzero(np.isfinite(array)) - limits), 0)
+        answer = {"largest": largest, "special": special, "batch": bool(batch)}
         self.answer(answer, array if send else None)
 
     def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
@@ -207,6 +213,17 @@ def rounded(array: Any, rounding: str) -> Any:
         even = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return np.where(np.isnan(array), array, even.view(np.float32))
     return array
+
+
+def cast_one_by_one(array: Any) -> Any:
+    """fp16 as ncnn's float32_to_float16 has it: halves are rounded away from 0, and there are no subnormal numbers."""
+    import numpy as np
+
+    bits = (array.view(np.uint32) + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)
+    half = np.where(np.isfinite(array), bits.view(np.float32), array)
+    half[np.abs(half) < 2.0**-14] *= 0
+    half[np.abs(half) >= 2.0**16] *= np.inf
+    return half
 
 
 if __name__ == "__main__":

@@ -27,18 +27,22 @@ _SECONDS_TO_START = 60.0
 @dataclass(frozen=True)
 class Step:
     """A blob of a walk: it is rounded to 16 bits ("fp16", "bf16") or not (""), after random errors, each of
-    the root mean square that is drawn from `noise`; with `send` it is returned."""
+    the root mean square that is drawn from `noise`; with `send` it is returned. With `cast` a layer makes it in 32 bits
+    on ARM, and ncnn rounds it between layers: the up to three numbers that four do not divide one by one.
+    """
 
     blob: str
     rounding: str = ""
+    cast: bool = False
     noise: tuple[float, ...] = ()
     send: bool = False
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The largest finite number of a blob before it was rounded, and how many were not finite; and the blob itself.
+    """The largest finite number of a blob before it was rounded, and the blob itself.
 
+    `special` is how many are not finite after it was rounded, but for 3.4e38 and more, which stands for infinity;
     `is_batch` says that the array's first axis is the Mat's batch.
     """
 

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import Inner, inner_arithmetic
+from onnx2ncnn_opt.ir.half import Inner, in_half, inner_arithmetic, makes_32_bits
 from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.integers import index_blobs
@@ -32,7 +32,7 @@ _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 @dataclass(frozen=True)
 class Walk:
-    """One run: its outputs; of each blob before it was rounded its largest number, and how many are not finite."""
+    """One run: its outputs; of each blob what `Seen` has."""
 
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Estimator:
             raise RunError(f"fp16 is estimated for nets of up to {_MOST_LAYERS:,} layers, not {len(self.graph):,}")
         self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
         self._worker = self.worker or NcnnWorker()
-        param, bin = (Path(self._folder.name) / name for name in ("net.param", "net.bin"))
+        param, bin = self._paths("net")
         write_net(self.graph, param, bin)
         listing = list_layers(self.graph)
         self._names = {
@@ -71,8 +71,10 @@ class Estimator:
             for blob, top in zip(line.layer.outputs, line.tops, strict=True)
         }
         self._public = listing.names
-        threads = os.cpu_count() or 1
-        self._runner = NcnnRunner(param, bin, worker=self._worker, timeout=self.timeout, threads=threads)
+        self._runner = self._runner_of(param, bin)
+        halves = [(layer, in_half(layer)) for layer in self.graph]
+        self._halves = {layer: half for layer, half in halves if half is not None}
+        self._written: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
         self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph)
         return self
 
@@ -87,6 +89,36 @@ class Estimator:
         other.feeds = feeds
         return other
 
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        return Path(self._folder.name) / f"{name}.param", Path(self._folder.name) / f"{name}.bin"
+
+    def _runner_of(self, param: Path, bin: Path) -> NcnnRunner:
+        return NcnnRunner(param, bin, worker=self._worker, timeout=self.timeout, threads=os.cpu_count() or 1)
+
+    def _in_half(self) -> NcnnRunner:
+        """The net with the layers' own numbers as fp16 has them, but for layers whose masks keep them."""
+        chosen = {
+            layer: half
+            for layer, half in self._halves.items()
+            if not layer["featmask"] & Feature.NO_FP16_STORAGE  # whether or not ARM has fp16 arithmetic, for a BinaryOp
+        }
+        if not chosen:
+            return self._runner
+        key = frozenset(chosen)
+        if key not in self._written:
+            param, bin = self._paths("half")
+            own = {layer: copy(layer) for layer in chosen}
+            try:
+                for layer, half in chosen.items():
+                    _become(layer, half)
+                write_net(self.graph, param, bin)
+            finally:
+                for layer, before in own.items():
+                    _become(layer, before)
+            self._written.clear()
+            self._written[key] = self._runner_of(param, bin)
+        return self._written[key]
+
     def fetch(self, blob: Blob) -> Fetch:
         """An output as the written net has it, with a batch as `feeds` have one."""
         is_batch = any(
@@ -95,19 +127,25 @@ class Estimator:
         return Fetch(self._public[blob], 0 if is_batch else None)
 
     def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None, seed: int = 0) -> Walk:
-        """The net with every blob rounded to "fp16" or "bf16" (or none), and errors of layers on their outputs."""
+        """The net with every blob rounded to "fp16" or "bf16" (or none).
+
+        With `noise`, what is inside of layers is in fp16 too: their own numbers, and arithmetic that puts errors of the
+        sizes in `noise` on their outputs.
+        """
         walk = Walk()
-        self._walk(walk, rounding, noise or {}, seed, {})
+        runner = self._runner if noise is None or rounding != "fp16" else self._in_half()
+        self._walk(runner, walk, rounding, noise or {}, seed, {})
         return walk
 
     def inner(self) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
         """The net in 32 bits, and what the arithmetic of each layer would cost in fp16."""
         walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
-        self._walk(walk, "", {}, 0, found)
+        self._walk(self._runner, walk, "", {}, 0, found)
         return walk, found
 
     def _walk(
         self,
+        runner: NcnnRunner,
         walk: Walk,
         rounding: str,
         noise: Mapping[Layer, tuple[float, ...]],
@@ -130,7 +168,7 @@ class Estimator:
                 blobs[name] = blob
                 is_read = any(user in readers for user in blob.users)
                 keeps = blob in self._indexes or _stays(blob, rounding)
-                steps.append(Step(name, "" if keeps else rounding, noise.get(layer, ()), is_read))
+                steps.append(Step(name, "" if keeps else rounding, makes_32_bits(layer), noise.get(layer, ()), is_read))
         outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
         ends = {self._public[blob]: blob for blob in outputs}
         steps += [Step(name, send=True) for name in ends]
@@ -155,7 +193,11 @@ class Estimator:
                         if not left[each]:
                             del waiting[each]
 
-        self._runner.walk({self._names[blob]: feed for blob, feed in self.feeds.items()}, steps, visit, seed)
+        runner.walk({self._names[blob]: feed for blob, feed in self.feeds.items()}, steps, visit, seed)
+
+
+def _become(layer: Layer, other: Layer) -> None:
+    layer.type, layer.spec, layer.params, layer.weights = other.type, other.spec, other.params, other.weights
 
 
 def _stays(blob: Blob, rounding: str) -> bool:

@@ -48,6 +48,15 @@ FACTS = [
     ("Reshape", "0=-1", NAN, NAN, NAN, NAN),
     ("Reshape", "0=-1", INF, INF, INF, INF),
 ]
+# In fp16, on aarch64 and by Vulkan: numbers of layers (`LayerSpec.half`), and what is rounded between layers.
+HALF_FACTS = [
+    ("BinaryOp", "0=2 1=1 2=1e5", 2e-3, INF, INF),
+    ("HardSigmoid", "0=1e5 1=0.5", 2e-6, (1, NAN), 1),
+    ("Reduction", "0=0 1=1 2=1e5 4=1 5=1", 2e-4, 460, INF),
+    ("Dropout", "0=1e5", 2e-3, 200, INF),
+    ("BinaryOp", "0=0 1=1 2=0", 1000.25, (1000, 1000.5), 1000),
+    ("BinaryOp", "0=0 1=1 2=0", 1e-5, (1.00136e-5, 0), 1.00136e-5),
+]
 COLUMN = {"x86_64": 0, "AMD64": 0, "aarch64": 1, "arm64": 1}
 
 
@@ -88,6 +97,25 @@ def test_fact(
         result = NcnnRunner(*net, worker=worker).run({"x": x})["y"]
         known = np.atleast_1d(np.float32(wanted))[:, np.newaxis]
         assert ((result == known) | (np.isnan(result) & np.isnan(known))).any(axis=0).all(), (column, result)
+
+
+@pytest.mark.parametrize(("layer", "params", "operand", "aarch64", "vulkan"), HALF_FACTS)
+def test_half_fact(
+    layer: str,
+    params: str,
+    operand: float,
+    aarch64: float | tuple[float, ...],
+    vulkan: float,
+    workers: Mapping[int, NcnnWorker],
+    tmp_path: Path,
+) -> None:
+    net = write_net(tmp_path, "Input in 0 1 x", f"{layer} it 1 1 x y {params}")
+    for column, worker in workers.items():
+        if column:
+            result = NcnnRunner(*net, mode="fp16", worker=worker).run({"x": np.full(LENGTH, operand, np.float32)})["y"]
+            known = np.atleast_1d(np.float32((aarch64, vulkan)[column - 1]))[:, np.newaxis]
+            near = np.isclose(result, known, rtol=1e-2 if operand < 1 else 0, atol=0, equal_nan=True)
+            assert near.any(axis=0).all(), result
 
 
 def test_gridsample_copies(workers: Mapping[int, NcnnWorker], tmp_path: Path) -> None:

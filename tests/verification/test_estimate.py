@@ -116,6 +116,38 @@ def test_a_divisor_that_becomes_0_is_found() -> None:
     assert precision.error < 2e-3
 
 
+@pytest.mark.parametrize(
+    ("line", "number", "weights"),
+    [
+        ("BinaryOp y 1 1 x y 0=2 1=1 2=1e6", 1e-3, {}),
+        ("BinaryOp y 1 1 x y 0=3 1=1 2=1e-8", 1e-7, {}),
+        ("Reduction y 1 1 x y 0=0 1=1 2=1e6 4=1 5=1", 1e-3, {}),
+        ("Normalize y 1 1 x y 1=1 2=1e-8 3=1", 0, {"scale_data": 1}),
+        ("Scale y 1 1 x y 0=4", 1e-3, {"scale_data": 1e6}),
+        ("BatchNorm y 1 1 x y 0=4", 1e-3, {"slope_data": 1, "mean_data": 0, "var_data": 1e-12, "bias_data": 0}),
+    ],
+)
+def test_numbers_of_layers_are_rounded(line: str, number: float, weights: dict[str, float]) -> None:
+    """1e-8 is 0 in fp16, and 1e6 infinite."""
+    graph = net("Input x 0 1 x 0=2 1=2 2=4", line)
+    for name, value in weights.items():
+        layer(graph, "y").weights[name] = np.full(1 if "Normalize" in line else 4, value)
+    with estimator(graph, np.full((4, 2, 2), number, np.float32)) as estimate:
+        assert math.isnan(measure(estimate).error)
+        found, precision = find_masks(estimate)
+    assert [each.name for each in found] == ["y"]
+    assert precision.ok
+
+
+def test_the_last_numbers_of_a_row_are_rounded_one_by_one() -> None:
+    """What ARM gives, where a layer of 32 bits makes them; from a kernel for fp16 they come as the first ones do."""
+    graph = net("Input x 0 1 x 0=5", "ReLU y 1 1 x y", "BinaryOp z 1 1 y z 0=2 1=1 2=0.5")
+    for number, first, last in ((1000.25, 500.0, 500.25), (2e-5, 1e-5, 0.0), (65519.0, 32752.0, 32752.0)):
+        with estimator(graph, np.full(5, number, np.float32)) as estimate:
+            (z,) = estimate.run("fp16").outputs.values()
+        np.testing.assert_allclose(z, [*[first] * 4, last], rtol=2e-3 if number < 1 else 0)
+
+
 def test_indexes_are_not_rounded() -> None:
     graph = net("Input x 0 1 x 0=3", "Reshape r 1 1 x a 0=3", "Embed y 1 1 a y 0=1 1=5000 3=5000")
     layer(graph, "y").weights["weight_data"] = np.arange(5000, dtype=np.float32) % 1000
