@@ -1,4 +1,4 @@
-"""What became of an output of a net: what verification finds out, and what reports and commands show."""
+"""What became of a net and its outputs: what verification finds out, and what reports and commands show."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ class OutputReport:
     def __str__(self) -> str:
         error = "" if self.max_rel is None else f" ({self.max_rel:.1e})"
         return f"{self.name}{'' if self.mode == 'fp32' else f' in {self.mode}'} {self.status}{error}"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds of the fastest run of a net and of what it is held against; `ratio` is the median of net / other.
+
+    It is CPU time, so that whatever else the machine does counts little; on a GPU it is time. `turns` had each.
+    """
+
+    net: float
+    other: float
+    ratio: float
+    turns: int

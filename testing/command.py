@@ -58,7 +58,7 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """The process that forks; it ends with this one, as its stdin does."""
+    """The process that forks; it ends with this one."""
     server = subprocess.Popen(
         [sys.executable, "-m", "testing.fork_server"],
         cwd=Path(__file__).parents[1],
@@ -67,6 +67,7 @@ def _server() -> subprocess.Popen[str]:
         text=True,
     )
     atexit.register(server.__exit__, None, None, None)
+    atexit.register(server.kill)  # called before; processes that watch this one have a copy of its stdin
     return server
 
 

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Unpack
 
+    from onnx2ncnn_opt.outputs import Latency
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.inputs import Feeds
-    from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
     from onnx2ncnn_opt.verification.verify import VerifyOptions, VerifyReport
 

@@ -36,10 +36,9 @@ from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.outputs import OutputReport
+    from onnx2ncnn_opt.outputs import Latency, OutputReport
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.inputs import Draw
-    from onnx2ncnn_opt.verification.latency import Latency
     from onnx2ncnn_opt.verification.masks import Precision
     from onnx2ncnn_opt.verification.verify import VerifyReport
 

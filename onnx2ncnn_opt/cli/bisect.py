@@ -10,8 +10,6 @@ import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    Given,
-    Runs,
     draw_options,
     given_options,
     manifest_option,
@@ -22,7 +20,6 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.inputs import Wanted
     from onnx2ncnn_opt.verification.verify import VerifyReport
 
 
@@ -52,9 +49,7 @@ def bisect(
     manifest_path: Path | None,
     skip: tuple[str, ...],
     write: Path | None,
-    given: Given,
-    wanted: Wanted | None,
-    runs: Runs,
+    checks: dict[str, Any],
 ) -> None:
     """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
 
@@ -64,21 +59,26 @@ def bisect(
         raise click.UsageError("--passes converts MODEL itself: give no net, --manifest or --write with it")
     if not passes and (param is None or bin is None or skip):
         raise click.UsageError("give MODEL NET.param NET.bin, or --passes MODEL, which --skip goes with")
-    require_runtimes(runs.on, "onnxruntime")
+    require_runtimes(checks["on"], "onnxruntime")
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
-    options = {**vars(given), **vars(runs), "wanted": wanted}
     if passes:
-        _bisect_passes(output, model, skip, options)
+        _bisect_passes(output, model, skip, checks)
     else:
         assert param is not None
         assert bin is not None
-        _bisect_net(output, model, param, bin, manifest_path, {**options, "write": write})
+        _bisect_net(output, model, param, bin, manifest_path, write, checks)
 
 
 def _bisect_net(
-    output: Output, model: Path, param: Path, bin: Path, manifest_path: Path | None, options: dict[str, Any]
+    output: Output,
+    model: Path,
+    param: Path,
+    bin: Path,
+    manifest_path: Path | None,
+    write: Path | None,
+    checks: dict[str, Any],
 ) -> None:
     from onnx2ncnn_opt.api import bisect as api
     from onnx2ncnn_opt.report.bisection import located_blocks, pair_lines
@@ -86,7 +86,7 @@ def _bisect_net(
     from onnx2ncnn_opt.report.difference import difference_blocks
 
     with output.working(f"bisecting {param}") as step:
-        found = api.bisect(model, param, bin, manifest=manifest_path, step=step, **options)
+        found = api.bisect(model, param, bin, manifest=manifest_path, write=write, step=step, **checks)
     located = None
     if found.located is not None:
         located = {
@@ -106,7 +106,7 @@ def _bisect_net(
         blocks += located_blocks(located)
     elif not found.report.ok:
         blocks.append("first wrong layer: none was found; the outputs' lines say what is wrong")
-    if options["write"] and not found.report.ok:
+    if write and not found.report.ok:
         blocks += pair_lines(pair)
     if found.difference is not None and not found.report.ok:
         blocks += difference_blocks(asdict(found.difference), equal=found.difference.equal)
@@ -115,12 +115,12 @@ def _bisect_net(
         raise failure(found.report)
 
 
-def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], options: dict[str, Any]) -> None:
+def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], checks: dict[str, Any]) -> None:
     from onnx2ncnn_opt.api.bisect import bisect_passes
     from onnx2ncnn_opt.report.bisection import pass_lines
 
     with output.working(f"bisecting the passes on {model}") as step:
-        found = bisect_passes(model, skip=skip, step=step, **options)
+        found = bisect_passes(model, skip=skip, step=step, **checks)
     event = asdict(found.event) if found.event else None
     output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
     output.show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])

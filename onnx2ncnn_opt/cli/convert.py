@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,6 @@ import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    Allowed,
-    Given,
-    Runs,
     benchmark_option,
     given_options,
     masks_option,
@@ -31,8 +28,17 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import failure, renamed, report_fields, require_runtimes
-from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
+from onnx2ncnn_opt.cli.verification import (
+    estimated,
+    failure,
+    needs_verification,
+    renamed,
+    report_fields,
+    require_runtimes,
+    summary_of,
+    told_without_report,
+)
+from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -95,9 +101,7 @@ def convert(
     output: Output,
     models: tuple[Path, ...],
     prefix: str | None,
-    given: Given,
-    runs: Runs,
-    allowed: Allowed,
+    checks: dict[str, Any],
     benchmark: bool,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
@@ -118,12 +122,12 @@ def convert(
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (given.feeds or keep_failed or runs.on or runs.modes or benchmark or allowed != Allowed()):
+    if no_verify and (keep_failed or benchmark or needs_verification(checks)):
         raise click.UsageError(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
         )
-    if benchmark and runs.on:
+    if benchmark and checks["on"]:
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
@@ -141,12 +145,12 @@ def convert(
         from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
         from onnx2ncnn_opt.runtime.ort import SHARED
 
-        require_runtimes(runs.on, "onnxruntime")
-        worker = NcnnWorker() if runs.on is None else None
+        require_runtimes(checks["on"], "onnxruntime")
+        worker = NcnnWorker() if checks["on"] is None else None
         for runtime in filter(None, (SHARED, worker)):  # which takes a part of a second, on another core
             runtime.warm_up()
     options: dict[str, Any] = {
-        "values": given.values,
+        "values": checks.pop("values"),
         "outputs": [name for names in outputs for name in names.split(",")],
         "batch_axes": dict(map(_batch_axis, batch_axes)),
         "optimize": not no_optimize,
@@ -157,14 +161,14 @@ def convert(
         "masks": not no_masks,
         "images": dict(map(_image, images)),
     }
-    verified = None if no_verify else {**vars(runs), **vars(allowed)}
+    shapes, verified = checks.pop("shapes"), None if no_verify else checks
     common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark, "page": report}
     common["worker"] = worker
     with worker or nullcontext(), report.written(output, {f"the model {model}": model for model in models}):
         run_each(
             output,
             {
-                str(model): partial(_convert, output, model, path, given, verified, options, **common)
+                str(model): partial(_convert, output, model, path, shapes, verified, options, **common)
                 for model, path in prefixes.items()
             },
         )
@@ -174,7 +178,7 @@ def _convert(
     output: Output,
     model: Path,
     prefix: Path,
-    given: Given,
+    shapes: GivenShapes,
     checks: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     fields: dict[str, Any],
@@ -189,76 +193,59 @@ def _convert(
     from onnx2ncnn_opt.api import convert as api
     from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
-    from onnx2ncnn_opt.report.verification import LatencyRow
 
     start = time.perf_counter()
     files = api.Files.of(prefix)
     equal: list[str] = []
-    sizes: GivenShapes = given.shapes
     if checks and not is_pt2(model):  # torch.export tells itself which sizes are equal
         from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
         with output.working(f"looking at the sizes of {model}"):
-            tied = equal_sizes(model, shapes=given.shapes, values=given.values, outputs=options["outputs"])
-        sizes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
+            tied = equal_sizes(model, shapes=shapes, values=options["values"], outputs=options["outputs"])
+        shapes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
     with output.working(f"converting {model}") as step:
-        conversion = api.convert(model, shapes=sizes, step=step, **options)
-    report, latency = None, None
+        conversion = api.convert(model, shapes=shapes, step=step, **options)
+    latency = None
     if checks:
-        with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
-            conversion = conversion.estimated(
-                feeds=given.feeds, seed=checks["seed"], masks=options["masks"], worker=worker
-            )
-    try:
-        with conversion.staged(prefix) as staged:
-            if checks:
-                with output.working("verifying the net against ONNX Runtime") as step:
-                    report = conversion.verify_files(staged, feeds=given.feeds, **checks, worker=worker, step=step)
-                report = renamed(report, staged, files)
-                if not keep_failed:
-                    report.check()
-                if benchmark and report.ok:
-                    with output.working("timing the net and ONNX Runtime"):
-                        latency = conversion.benchmark(staged, feeds=given.feeds, seed=checks["seed"])
-    except VerificationError as error:
-        if report is None:  # there is nothing to compare with
-            raise VerificationError(f"{error}; --no-verify converts without running the model") from error
+        drawn = {"feeds": checks["feeds"], "seed": checks["seed"]}
+        conversion = estimated(output, conversion, **drawn, masks=options["masks"], worker=worker)
+    with told_without_report("converts without running the model") as reports, conversion.staged(prefix) as staged:
+        if checks:
+            with output.working("verifying the net against ONNX Runtime") as step:
+                report = conversion.verify_files(staged, **checks, worker=worker, step=step)
+            reports.append(renamed(report, staged, files))
+            if not keep_failed:
+                report.check()
+            if benchmark and report.ok:
+                with output.working("timing the net and ONNX Runtime"):
+                    latency = conversion.benchmark(staged, **drawn)
+    found = reports[0] if reports else None
     with output.working("looking at what dynamic dimensions cost"):
-        cost = api.cost_of_dynamic(conversion, ran_at=report.sizes[0] if report else None, **options)
-    written = report is None or report.ok or keep_failed
+        cost = api.cost_of_dynamic(conversion, ran_at=found.sizes[0] if found else None, **options)
+    written = found is None or found.ok or keep_failed
     summary = ConversionSummary(
         model=str(model),
         producer=conversion.model.producer,
         manifest=conversion.manifest(),
-        applied=conversion.applied,
-        near_misses=conversion.near_misses,
         custom=[str(op) for op in conversion.custom],
         lost=conversion.model.lost,
         equal=equal,
         cost=cost,
-        storage=(options["storage"] or "", conversion.storage.count if conversion.storage else 0),
-        kept=[str(kept) for kept in conversion.storage.kept] if conversion.storage else [],
-        verified=None if report is None else report.outputs,
-        shapes=() if report is None else report.shapes,
-        files=[(str(path), path.stat().st_size) for path in astuple(files)] if written else [],
+        shapes=() if found is None else found.shapes,
         prefix=str(prefix),
-        seconds=time.perf_counter() - start,
-        checked="" if report is None else report.checked,
-        notes=() if report is None else report.notes,
-        masks=[str(mask) for mask in conversion.masks],
-        estimated="" if conversion.precision is None else str(conversion.precision),
-        latency=None if latency is None else LatencyRow(*astuple(latency)),
+        notes=() if found is None else found.notes,
+        **summary_of(conversion, found, latency, files if written else None, start),
     )
-    fields |= {**conversion_fields(summary), "verification": None if report is None else report_fields(report)}
+    fields |= {**conversion_fields(summary), "verification": None if found is None else report_fields(found)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
         with output.working("gathering what the report shows") as step:
-            runs = {"feeds": given.feeds, "seed": checks["seed"], "on": checks["on"]} if checks else {}
-            page.records.append(report_conversion(conversion, report, **runs, step=step))
+            runs = {**drawn, "on": checks["on"]} if checks else {}
+            page.records.append(report_conversion(conversion, found, **runs, step=step))
     output.show(conversion_blocks(summary, verbose=verbose))
-    if report is not None and not report.ok:
-        raise failure(report, "the files are kept" if written else "no files are written (see --keep-failed)")
+    if found is not None and not found.ok:
+        raise failure(found, "the files are kept" if written else "no files are written (see --keep-failed)")
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

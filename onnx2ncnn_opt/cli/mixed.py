@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, astuple
 from pathlib import Path
+from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
@@ -39,8 +40,7 @@ def mixed(
     prefix: str,
     budget: float,
     manifest_path: Path | None,
-    given: Given,
-    runs: Runs,
+    checks: dict[str, Any],
 ) -> None:
     """Give any net the fewest feature masks that fp16 needs.
 
@@ -55,20 +55,10 @@ def mixed(
     check_prefix(prefix, (".param", ".bin", os.sep))
     files = NetFiles.at(prefix)
     check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
-    require_runtimes(runs.on, "onnxruntime")
+    require_runtimes(checks["on"], "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with output.working(f"finding masks for {param}") as step:
-        result = mix(
-            model,
-            param,
-            bin,
-            budget=budget,
-            manifest=manifest,
-            **vars(given),
-            seed=runs.seed,
-            on=runs.on,
-            step=step,
-        )
+        result = mix(model, param, bin, budget=budget, manifest=manifest, **checks, step=step)
     write_net(result.graph, files.param, files.bin)
     rows = [MaskRow(str(chosen.mask), chosen.seconds) for chosen in result.chosen]
     notes = [f"note: {note}"] if note else []

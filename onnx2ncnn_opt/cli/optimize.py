@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,6 @@ import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    Allowed,
-    Runs,
     benchmark_option,
     layers_option,
     masks_option,
@@ -30,8 +27,17 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import failure, renamed, report_fields, require_runtimes
-from onnx2ncnn_opt.errors import RunError, UsageError, VerificationError
+from onnx2ncnn_opt.cli.verification import (
+    estimated,
+    failure,
+    needs_verification,
+    renamed,
+    report_fields,
+    require_runtimes,
+    summary_of,
+    told_without_report,
+)
+from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.param.files import NetFiles
@@ -81,8 +87,7 @@ def optimize(
     binary: bool | None,
     shapes: dict[str, list[int]],
     fixed_shapes: bool,
-    runs: Runs,
-    allowed: Allowed,
+    checks: dict[str, Any],
     benchmark: bool,
     no_masks: bool,
     no_verify: bool,
@@ -103,7 +108,7 @@ def optimize(
     IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
     succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
-    if no_verify and (runs.on or runs.modes or benchmark or allowed != Allowed()):
+    if no_verify and (benchmark or needs_verification(checks)):
         message = "--on, --modes, --rtol, --atol and --benchmark need verification, which --no-verify skips"
         raise click.UsageError(message)
     if benchmark and (start or end):
@@ -117,7 +122,7 @@ def optimize(
     for param, path in prefixes.items():
         _check(param, nets[param], path, binary=bool(binary))
     if not no_verify:
-        require_runtimes(runs.on)
+        require_runtimes(checks["on"])
     options: dict[str, Any] = {
         "shapes": shapes,
         "fixed_shapes": fixed_shapes,
@@ -132,7 +137,7 @@ def optimize(
         "masks": not no_masks,
         "release": NEWEST if release is None else release,
     }
-    verified = None if no_verify else {**vars(runs), **vars(allowed)}
+    verified = None if no_verify else checks
     common: dict[str, Any] = {"binary": binary, "benchmark": benchmark, "verbose": verbose, "page": report}
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
         run_each(
@@ -192,66 +197,51 @@ def _optimize(
     """Optimise one net; without `checks` it is not verified."""
     from onnx2ncnn_opt.api import optimize as api
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
-    from onnx2ncnn_opt.report.verification import LatencyRow
 
     clock = time.perf_counter()
     with output.working(f"optimising {param}") as step:
         result = api.optimize(param, bin, step=step, **options)
     if checks and not result.misfit:
-        with output.working("estimating what fp16 does to it"), suppress(RunError):  # verification tells of it
-            result = result.estimated(seed=checks["seed"], masks=options["masks"])
+        result = estimated(output, result, seed=checks["seed"], masks=options["masks"])
     as_binary = result.is_binary if binary is None else binary
     files = _check(param, bin, prefix, binary=as_binary)
-    report, latency, size = None, None, 0
-    wrong: VerificationError | None = None
-    try:
-        with result.staged(prefix, binary=as_binary) as (staged, names):
-            size = staged.bin.stat().st_size
-            known = {blob.name: name for blob, name in names.items() if blob.name != name}
-            if checks:
-                with output.working("running the net before and after"):
-                    report = renamed(result.verify(staged, names, **checks), staged, files)
-                report.check()
-                if benchmark:
-                    with output.working("timing the net before and after"):
-                        latency = result.benchmark(staged, names, seed=checks["seed"], on=checks["on"])
-    except VerificationError as error:
-        if report is None:  # there is nothing to compare with
-            raise VerificationError(f"{error}; --no-verify optimises without running the net") from error
-        wrong = error
+    latency = None
+    staging = result.staged(prefix, binary=as_binary)
+    with told_without_report("optimises without running the net") as reports, staging as (staged, names):
+        size = staged.bin.stat().st_size
+        if checks:
+            with output.working("running the net before and after"):
+                report = result.verify(staged, names, **checks)
+            reports.append(renamed(report, staged, files))
+            report.check()
+            if benchmark:
+                with output.working("timing the net before and after"):
+                    latency = result.benchmark(staged, names, seed=checks["seed"], on=checks["on"])
+    found = reports[0] if reports else None
+    written = found is None or found.ok
     summary = OptimizationSummary(
         source=str(param),
         layers=result.layers,
-        applied=result.applied,
-        near_misses=result.near_misses,
         dropped_splits=[f"Split '{split.layer}': {split.reason}" for split in result.dropped_splits],
         unread_layers=result.unread_layers,
         trailing_bytes=result.trailing_bytes,
         memory=[(memory.peak, memory.unknown) for memory in result.memory],
         exchanged=result.exchanged,
         weights=(bin.stat().st_size - result.trailing_bytes, size),
-        storage=(result.storage.encoding.value, result.storage.count) if result.storage else ("", 0),
         is_own=result.storage is not None and result.storage.is_own,
-        kept=[str(kept) for kept in result.storage.kept] if result.storage else [],
-        renamed=known,
+        renamed={blob.name: name for blob, name in names.items() if blob.name != name},
         caches=result.caches,
-        folded=report.folded if report else [],
-        verified=report.outputs if report else None,
-        files=[] if wrong else [(str(path), path.stat().st_size) for path in astuple(files)],
-        seconds=time.perf_counter() - clock,
-        checked="" if report is None else report.checked,
-        masks=[str(mask) for mask in result.masks],
-        estimated="" if result.precision is None else str(result.precision),
+        folded=found.folded if found else [],
         notes=result.notes,
-        latency=None if latency is None else LatencyRow(*astuple(latency)),
+        **summary_of(result, found, latency, files if written else None, clock),
     )
-    fields |= {**optimization_fields(summary), "verification": None if report is None else report_fields(report)}
+    fields |= {**optimization_fields(summary), "verification": None if found is None else report_fields(found)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
         with output.working("gathering what the report shows") as step:
             runs = {"seed": checks["seed"], "on": checks["on"]} if checks else {}
-            page.records.append(report_optimized(result, report, **runs, step=step))
+            page.records.append(report_optimized(result, found, **runs, step=step))
     output.show(optimization_blocks(summary, verbose=verbose))
-    if wrong is not None and report is not None:
-        raise failure(report, "no files are written")
+    if found is not None and not found.ok:
+        raise failure(found, "no files are written")

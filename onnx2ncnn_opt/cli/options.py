@@ -1,6 +1,6 @@
 """The options that several commands have, each spelled once.
 
-Options that go on together come to the command as one object, whose fields have the names of the Python interface.
+Those that say how a net is verified come to the command as one dict, `checks`: the options of the Python interface.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,35 +69,17 @@ def _number(text: str) -> bool | int | float | None:
     return None
 
 
-@dataclass(frozen=True)
-class Given:
-    """What is given to the model: sizes and values of its inputs, and a file of arrays."""
-
-    shapes: dict[str, list[int | str]]
-    values: dict[str, Any]
-    feeds: Feeds | None
-
-
-@dataclass(frozen=True)
-class Runs:
-    """How nets are run to verify them."""
-
-    seed: int
-    on: str | None
-    modes: tuple[str, ...] = ()
-
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _together(name: str, kind: type, **fields: str) -> Decorator:
-    """The command gets one object instead of options; `fields` are its fields, with the options' names."""
+def _checks(**fields: str) -> Decorator:
+    """The command gets these options in `checks`; `fields` are their names there, with those that they have here."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def gathered(*args: Any, **options: Any) -> Any:
-            together = kind(**{field: options.pop(option) for field, option in fields.items()})
-            return command(*args, **{name: together}, **options)
+        def gathered(*args: Any, checks: Mapping[str, Any] | None = None, **options: Any) -> Any:
+            more = {field: options.pop(option) for field, option in fields.items()}
+            return command(*args, checks={**(checks or {}), **more}, **options)
 
         return gathered
 
@@ -127,7 +108,7 @@ def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --shape, --value and --inputs, together as `given`."""
+    """The options --shape, --value and --inputs, as `shapes`, `values` and `feeds` of the checks."""
     inputs = click.option(
         "--inputs",
         callback=_inputs,
@@ -135,8 +116,7 @@ def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image, as "
         "photo.png:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr].",
     )
-    together = _together("given", Given, shapes="shapes", values="values", feeds="inputs")
-    return binding_options(inputs(together(command)))
+    return binding_options(inputs(_checks(shapes="shapes", values="values", feeds="inputs")(command)))
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
@@ -176,7 +156,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 
 
 def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --seeds, --range and --sizes, together as `wanted`, None without them."""
+    """The options --seeds, --range and --sizes, as `wanted` of the checks, None without them."""
     seeds = click.option(
         "--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."
     )
@@ -202,20 +182,21 @@ def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
         seeds: int | None,
         ranges: tuple[tuple[float, float], ...],
         sizes: tuple[dict[str, int], ...],
+        checks: Mapping[str, Any],
         **options: Any,
     ) -> Any:
         from onnx2ncnn_opt.verification.inputs import Wanted
 
         wanted = Wanted(seeds or 1, ranges, sizes) if seeds or ranges or sizes else None
-        if wanted and options["given"].feeds is not None:
+        if wanted and checks["feeds"] is not None:
             raise click.UsageError("--seeds, --range and --sizes say how to draw inputs: give no --inputs")
-        return command(*args, wanted=wanted, **options)
+        return command(*args, checks={**checks, "wanted": wanted}, **options)
 
     return seeds(between(sizes(with_draws)))
 
 
 def run_options(*, modes: bool = True) -> Decorator:
-    """The options --seed, --on and --modes, together as `runs`."""
+    """The options --seed, --on and --modes, in the checks."""
     seed = click.option(
         "--seed",
         type=click.IntRange(min=0),
@@ -224,21 +205,12 @@ def run_options(*, modes: bool = True) -> Decorator:
         help="Seed of the inputs if none are given.",
     )
     names = ("seed", "on", "modes") if modes else ("seed", "on")
-    together = _together("runs", Runs, **{name: name for name in names})
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        command = together(command)
+        command = _checks(**{name: name for name in names})(command)
         return seed(_on(_mode(command) if modes else command))
 
     return decorate
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """What an output may be off by, None for the usual."""
-
-    rtol: float | None = None
-    atol: float | None = None
 
 
 def _not_negative(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -248,7 +220,7 @@ def _not_negative(ctx: click.Context, param: click.Parameter, value: float | Non
 
 
 def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --rtol and --atol, together as `allowed`."""
+    """The options --rtol and --atol, in the checks."""
     relative = click.option(
         "--rtol",
         type=float,
@@ -264,7 +236,7 @@ def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="A",
         help="An absolute error that is always allowed.  [default: 1e-5]",
     )
-    return relative(absolute(_together("allowed", Allowed, rtol="rtol", atol="atol")(command)))
+    return relative(absolute(_checks(rtol="rtol", atol="atol")(command)))
 
 
 def benchmark_option(of: str) -> Decorator:

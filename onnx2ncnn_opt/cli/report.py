@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, Given, Runs, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_targets
 from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
@@ -30,8 +31,7 @@ def report(
     bin: Path | None,
     path: Path,
     manifest_path: Path | None,
-    given: Given,
-    runs: Runs,
+    checks: dict[str, Any],
 ) -> None:
     """Write one HTML file about a net of MODEL (.onnx or .pt2), whoever converted it; without one, about a conversion.
 
@@ -42,13 +42,13 @@ def report(
         raise click.UsageError("--manifest is about a net: give NET.param with it")
     nets = {"the net": param, "the net's weights": bin}
     check_targets([path], {"the model": model, **{what: file for what, file in nets.items() if file}})
-    require_runtimes(runs.on, "onnxruntime")
+    require_runtimes(checks["on"], "onnxruntime")
     from onnx2ncnn_opt.api.report import make_report
     from onnx2ncnn_opt.report.verification import checked_lines, output_table
     from onnx2ncnn_opt.report.words import file_size
 
     with output.working(f"looking into {param or model}") as step:
-        found = make_report(model, param, bin, manifest=manifest_path, **vars(given), **vars(runs), step=step)
+        found = make_report(model, param, bin, manifest=manifest_path, **checks, step=step)
     found.save(path)
     verified = found.verified
     assert verified is not None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from onnx2ncnn_opt.cli.options import (
     EXISTING_FILE,
-    Allowed,
-    Given,
-    Runs,
     draw_options,
     given_options,
     manifest_option,
@@ -21,9 +18,6 @@ from onnx2ncnn_opt.cli.options import (
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.verification import failure, report_fields
-
-if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.inputs import Wanted
 
 
 @click.command(short_help="Compare any net with its model.")
@@ -43,10 +37,7 @@ def verify(
     param: Path,
     bin: Path,
     manifest_path: Path | None,
-    given: Given,
-    wanted: Wanted | None,
-    runs: Runs,
-    allowed: Allowed,
+    checks: dict[str, Any],
     report: ReportFile,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
@@ -57,23 +48,13 @@ def verify(
     SHARED.warm_up()
     with report.written(output, {"the model": model, "the net": param, "the net's weights": bin}):
         with output.working(f"running {param} against {model}") as step:
-            found = api.verify(
-                model,
-                param,
-                bin,
-                manifest=manifest_path,
-                **vars(given),
-                **vars(runs),
-                **vars(allowed),
-                wanted=wanted,
-                explain=True,
-                step=step,
-            )
+            found = api.verify(model, param, bin, manifest=manifest_path, **checks, explain=True, step=step)
         if report.path is not None:
             from onnx2ncnn_opt.api.report import report_net
 
             with output.working("gathering what the report shows") as step:
-                record = report_net(model, param, bin, found, **vars(given), seed=runs.seed, on=runs.on, step=step)
+                drawn = {name: checks[name] for name in ("shapes", "values", "feeds", "seed", "on")}
+                record = report_net(model, param, bin, found, **drawn, step=step)
             report.records.append(record)
     output.fields |= report_fields(found)
     output.show(

@@ -19,14 +19,15 @@ from onnx2ncnn_opt.onnx.arguments import attributes_of, call
 from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
-from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, can_fold, evaluate_node
+from onnx2ncnn_opt.onnx.fold.bounds import Bound
+from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout
-from onnx2ncnn_opt.onnx.ops import find
+from onnx2ncnn_opt.onnx.ops import find, fold_bound
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
@@ -148,7 +149,7 @@ class _Walk(ImportContext):
         try:
             if poisoned:
                 # Whether a node that folds constants would have had any is not known any more.
-                if not can_fold(node) and self._request(node) is None:
+                if self._fold_bound(node) is None and self._request(node) is None:
                     self._known(node)
             else:
                 results = self._results(node, operands)
@@ -266,6 +267,9 @@ class _Walk(ImportContext):
     def _request(self, node: onnx_ir.Node) -> CustomOp | None:
         return self._custom.get((node.domain, node.op_type))
 
+    def _fold_bound(self, node: onnx_ir.Node) -> Bound | None:
+        return fold_bound(node.domain, node.op_type, self.opset)
+
     def _fold(self, node: onnx_ir.Node, operands: list[Item | None]) -> Sequence[Item | None] | None:
         known = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
         if any(isinstance(operand, SymbolicTensor) for operand in known):
@@ -273,7 +277,7 @@ class _Walk(ImportContext):
             return None if result is None else [result]
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
-            results = evaluate_node(node, arrays, self._model.opsets)
+            results = evaluate_node(node, arrays, self.opset, self._fold_bound(node))
         except TooLarge as error:
             raise Refusal(str(error), "export the model without it, or bind a smaller size with --shape") from None
         except CannotFold:

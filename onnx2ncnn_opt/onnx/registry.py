@@ -14,7 +14,7 @@ annotation of an input says is checked before the function runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
-`onnx2ncnn_opt.onnx.ops` registers all operators; import `find`, `all_ops` and `traits_of` from there.
+`onnx2ncnn_opt.onnx.ops` registers all operators; import `find`, `fold_bound`, `all_ops` and `traits_of` from there.
 
 An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
 """
@@ -28,6 +28,8 @@ from functools import cached_property, reduce
 from operator import or_
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
 
 Importer = Callable[..., Any]
 F = TypeVar("F", bound=Importer)
@@ -55,7 +57,8 @@ class Traits:
     its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
     compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.
     `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" where each axis of the
-    outputs is that of the inputs, aligned at the last one as in broadcasting.
+    outputs is that of the inputs, aligned at the last one as in broadcasting. `folds` is how many elements the results
+    have at most, of an operator that is evaluated where all its inputs are constant (`fold/bounds.py`).
     """
 
     moves: tuple[int, ...] | None = ()
@@ -67,6 +70,7 @@ class Traits:
     quantises: bool = False
     keeps_zeros: bool = False
     axes: Axes | None = None
+    folds: Bound | None = None
 
     def moves_input(self, index: int) -> bool:
         """Whether the outputs have the values of this input."""
@@ -151,13 +155,14 @@ def onnx_op(
     quantises: bool = False,
     keeps_zeros: bool = False,
     axes: Axes | None = None,
+    folds: Bound | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the importer of these operators from opset `since` on.
 
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
     """
-    traits = Traits(moves, indexes, domains, divisor, selects, jumps or quantises, quantises, keeps_zeros, axes)
+    traits = Traits(moves, indexes, domains, divisor, selects, jumps or quantises, quantises, keeps_zeros, axes, folds)
 
     def register(function: F) -> F:
         summary = (inspect.getdoc(function) or "").split("\n")[0]
@@ -180,6 +185,14 @@ def traits_of(domain: str, name: str, opset: int) -> Traits:
     """What is true of an operator; nothing that is known of one without an importer."""
     op = find(domain, name, opset)
     return NO_TRAITS if op is None else op.traits
+
+
+def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
+    """`Traits.folds` of an operator, whatever other packages bring; None for one that does not fold."""
+    if domain:
+        return None
+    known = [op for op in _OPS.get(("", name), []) if op.since <= opset and not op.is_foreign]
+    return known[-1].traits.folds if known else FOLDED_ONLY.get(name)
 
 
 def registered(function: object) -> tuple[OnnxOp, ...]:

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
-from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record, file_hash
 from onnx2ncnn_opt.regression.config import Model
@@ -30,7 +30,7 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
-from onnx2ncnn_opt.verification.latency import Latency, in_turns
+from onnx2ncnn_opt.verification.latency import in_turns
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.verify import any_feeds, load_converted, net_feeds, tolerance_of, verify_net
 from onnx2ncnn_opt.version import __version__

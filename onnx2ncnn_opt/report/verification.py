@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from onnx2ncnn_opt.outputs import OutputReport
+from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.report.console import Table
 
 
-@dataclass(frozen=True)
-class LatencyRow:
-    """Milliseconds of a net and of what it is held against, the median of net / other, and how often each was timed."""
-
-    net: float
-    other: float
-    ratio: float
-    turns: int
-
-
-def latency_lines(latency: LatencyRow | None, other: str) -> list[str]:
+def latency_lines(latency: Latency | None, other: str) -> list[str]:
     """The times of a net beside what it is held against; none where nothing was timed."""
     if latency is None:
         return []

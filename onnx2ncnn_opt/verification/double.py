@@ -28,25 +28,17 @@ _DOUBLE_NAMES = """
     Sub Sum Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
 """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
-# Operators that add up no more than a few numbers: float32 rounds these once or so, less than the errors of any sum.
-_ONE_ROUNDING_NAMES = """
-    Acos Acosh Asin Asinh Atan Atanh BiasGelu Constant ConstantOfShape Cosh DequantizeLinear Elu Erf FastGelu Gelu
-    GlobalMaxPool HardSigmoid HardSwish LeakyRelu Mish NonZero OneHot PRelu QuantizeLinear QuickGelu Resize Selu
-    Sinh Softplus Softsign Tan ThresholdedRelu Upsample
-"""
-_ONE_ROUNDING = frozenset(_ONE_ROUNDING_NAMES.split())
 _MOST_WEIGHTS = 2**27  # which are 1 GiB in float64
 _OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs
 _END = np.iinfo(np.int64).max
 
 
 class InDouble:
-    """The model in float64, of `outputs` if there are any: `data`, and the operators that stay `single`.
+    """The model in float64, of `outputs` if there are any: `data`.
 
     Its inputs have the types that they had, its outputs are float64 where they were floats. Convolutions and average
     pooling, which ONNX Runtime does not have in float64, become products of slices. Other operators that it does not
-    have are computed in float32; `single` are those of them that add up numbers, whose rounding errors stay. Raises
-    RunError for a model that cannot be rewritten, with the reason.
+    have are computed in float32. Raises RunError for a model that cannot be rewritten, with the reason.
     """
 
     def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:
@@ -69,7 +61,6 @@ class InDouble:
         }
         self._shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
         self._nodes: list[onnx.NodeProto] = []
-        self._single: dict[str, None] = {}
         self._double: dict[str, str] = {}
         for value in (*proto.graph.input, *proto.graph.initializer):
             if self._types.get(value.name) in FLOATS and value.name not in self._double:
@@ -86,7 +77,6 @@ class InDouble:
             if value.name in self._double:
                 raise RunError(f"its output '{value.name}' is an input")
         self.data = bytes(proto.SerializeToString())
-        self.single = tuple(self._single)
 
     def _add(self, node: onnx.NodeProto) -> None:
         """A node of the model, in float64 as far as there is that."""
@@ -115,8 +105,6 @@ class InDouble:
                     attribute.i = TensorProto.DOUBLE
             self._nodes.append(made)
             return
-        if node.op_type not in _ONE_ROUNDING:
-            self._single[node.op_type] = None
         made.input[:] = [
             self._cast(read, self._types[name]) if self._types.get(name) in FLOATS else read
             for name, read in zip(node.input, inputs, strict=True)

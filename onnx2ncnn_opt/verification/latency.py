@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
+
+from onnx2ncnn_opt.outputs import Latency
 
 # So long runs one before it is the other's turn, if not for a single run, and so many turns there are at least.
 _SECONDS_EACH, _LEAST_TURNS = 0.05, 3
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Milliseconds of the fastest run of a net and of what it is held against; `ratio` is the median of net / other.
-
-    It is CPU time, so that whatever else the machine does counts little; on a GPU it is time. `turns` had each.
-    """
-
-    net: float
-    other: float
-    ratio: float
-    turns: int
 
 
 def in_turns(net: Callable[[float], list[float]], other: Callable[[float], list[float]], seconds: float) -> Latency:

@@ -34,7 +34,7 @@ def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> Non
     report = conversion.verify(worker=WORKER)
     report.check()
     if largest(report) >= 1e-4:
-        # Large inputs have larger errors. A final Sigmoid keeps outputs below 1, so that relative errors grow as well:
+        # Large inputs have larger errors. A final Sigmoid or Clip keeps outputs below 1, so that relative errors grow:
         # with winograd to 3.2e-4 for inputs times 8 or 32. Ordinary inputs have to keep the bound.
         assert largest(report) < 4e-4
         report = conversion.verify(worker=WORKER, wanted=Wanted(seeds=3, ranges=((-2, 2),)))

@@ -3,16 +3,13 @@
 What exporters make of sizes takes a few operators, each of which is one numpy function (`_NUMPY`): importing
 onnx.reference takes longer than a small model's conversion.
 
-Only operators of the table below are evaluated: they are deterministic, have no subgraphs, and a bound of their result
-is known before they run, so that a shape of a few bytes in a model cannot ask for all memory. They are held against
-ONNX Runtime at every version in the tests; `since` is the first opset at which the implementation is right.
+Only operators with a bound of their result (`bounds.py`) are evaluated, so that a shape of a few bytes in a model
+cannot ask for all memory.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,14 +17,12 @@ import onnx
 import onnx_ir
 
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold.bounds import Bound
 
 LIMIT = 256 * 2**20  # bytes of all results of a node
 _WIDEST = 8  # bytes of the widest element
 
 Inputs: TypeAlias = Sequence[Array | None]
-_Bound: TypeAlias = Callable[
-    [Sequence[Any], Mapping[str, Any]], int
-]  # inputs and attributes -> elements of the results
 
 
 class CannotFold(Exception):
@@ -38,32 +33,23 @@ class TooLarge(CannotFold):
     """The node makes more of its constants than may be made: no layer could either."""
 
 
-@dataclass(frozen=True)
-class _Operator:
-    bound: _Bound
-    since: int = 7
+def evaluate_node(
+    node: onnx_ir.Node, inputs: Inputs, opset: int, bound: Bound | None, *, limit: int = LIMIT
+) -> list[Array]:
+    """The results of a node with constant inputs (None for an input that is left out), at the model's opset.
 
-
-def can_fold(node: onnx_ir.Node) -> bool:
-    """Whether a node of this operator may fold, if all its inputs are constant."""
-    return node.domain == "" and (node.op_type in _OPERATORS or node.op_type == "Shape")
-
-
-def evaluate_node(node: onnx_ir.Node, inputs: Inputs, opsets: Mapping[str, int], *, limit: int = LIMIT) -> list[Array]:
-    """The results of a node with constant inputs (None for an input that is left out), at the model's opsets.
+    `bound` is None for an operator that does not fold.
 
     Raises:
         TooLarge: its results may be larger than `limit` bytes, and larger than its inputs.
         CannotFold: the operator cannot be evaluated, its results may be larger than `limit` bytes, or it does not take
             these inputs or attributes.
     """
-    opset = opsets.get("", 0)
-    operator = _OPERATORS.get(node.op_type) if node.domain == "" else None
-    if operator is None or opset < operator.since:
+    if bound is None:
         raise CannotFold(f"{node.op_type} of domain '{node.domain or 'ai.onnx'}' is not folded at opset {opset}")
     try:
         proto, attributes = _with_defaults(node, opset)
-        elements = operator.bound(inputs, attributes)
+        elements = bound(inputs, attributes)
         if elements * _WIDEST > limit:
             reason = f"its result of up to {elements} elements is too large: {limit // _WIDEST} are the most to compute"
             grows = elements > sum(array.size for array in inputs if array is not None)
@@ -174,137 +160,6 @@ _FAILURES = (
 def _ignore(*_: object) -> None:
     """Take the operators' log."""
 
-
-def _first(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return inputs[0].size
-
-
-def _sum(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return sum(x.size for x in inputs)
-
-
-def _broadcast(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return _broadcast_size(*(x.shape for x in inputs if x is not None))
-
-
-def _broadcast_size(*shapes: Sequence[int]) -> int:
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
-    return math.prod(max(sizes) for sizes in zip(*padded, strict=True))
-
-
-def _rank(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return inputs[0].ndim
-
-
-def _one(_: Sequence[Any], __: Mapping[str, Any]) -> Any:
-    return 1
-
-
-def _sizes(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return math.prod(inputs[0].tolist())
-
-
-def _expand(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return _broadcast_size(inputs[0].shape, inputs[1].tolist())
-
-
-def _tile(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return inputs[0].size * math.prod(inputs[1].tolist())
-
-
-def _range(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    start, stop, step = (x.item() for x in inputs)
-    return max(0, math.ceil((stop - start) / step))
-
-
-def _pad(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    pads = list(attributes["pads"]) if "pads" in attributes else inputs[1].tolist()
-    data = inputs[0]
-    axes = inputs[3].tolist() if len(inputs) > 3 and inputs[3] is not None else range(data.ndim)
-    sizes = list(data.shape)
-    for i, axis in enumerate(axes):
-        sizes[axis] += max(0, pads[i]) + max(0, pads[i + len(pads) // 2])
-    return math.prod(sizes)
-
-
-def _gather(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    data, indices = inputs
-    return indices.size * (data.size // max(1, data.shape[attributes["axis"]]))
-
-
-def _gather_nd(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    data, indices = inputs
-    picked = indices.shape[-1] + attributes.get("batch_dims", 0)
-    return (indices.size // max(1, indices.shape[-1])) * math.prod(data.shape[picked:])
-
-
-def _second(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return inputs[1].size
-
-
-def _one_hot(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return inputs[0].size * inputs[1].item()
-
-
-def _matmul(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    a, b = inputs
-    return (
-        _broadcast_size(a.shape[:-2], b.shape[:-2]) * math.prod(a.shape[-2:-1]) * math.prod(b.shape[-1:][b.ndim < 2 :])
-    )
-
-
-def _gemm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    a, b = inputs[:2]
-    return a.shape[1 if attributes["transA"] else 0] * b.shape[0 if attributes["transB"] else 1]
-
-
-def _non_zero(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return inputs[0].size * max(1, inputs[0].ndim)
-
-
-def _twice(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    return 2 * inputs[0].size
-
-
-def _table(bound: _Bound, names: str, since: int = 7) -> dict[str, _Operator]:
-    return dict.fromkeys(names.split(), _Operator(bound, since))
-
-
-_OPERATORS: Mapping[str, _Operator] = {
-    **_table(
-        _broadcast,
-        "Add And BitwiseAnd BitwiseOr BitwiseXor Clip Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
-        "Mod Mul Or Pow PRelu Sub Sum Where Xor",
-    ),
-    **_table(
-        _first,
-        "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast CastLike Ceil Celu Cos Cosh CumSum DequantizeLinear "
-        "Elu Erf Exp EyeLike Floor HardSigmoid Identity IsInf IsNaN LeakyRelu Log Neg Not "
-        "QuantizeLinear Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh "
-        "ThresholdedRelu "
-        "ArgMax ArgMin Compress DepthToSpace Flatten ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax "
-        "ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Reshape ScatterElements ScatterND "
-        "Slice SpaceToDepth Split Squeeze Transpose Trilu Unsqueeze",
-    ),
-    **_table(_first, "Hardmax LogSoftmax Softmax", since=13),
-    **_table(_twice, "TopK"),
-    **_table(_sum, "Concat"),
-    **_table(_sizes, "ConstantOfShape"),
-    **_table(_expand, "Expand"),
-    **_table(_gather, "Gather"),
-    **_table(_second, "GatherElements"),
-    **_table(_gather_nd, "GatherND"),
-    **_table(_gemm, "Gemm"),
-    **_table(_matmul, "MatMul"),
-    **_table(_non_zero, "NonZero"),
-    **_table(_one_hot, "OneHot"),
-    **_table(_pad, "Pad"),
-    **_table(_range, "Range"),
-    **_table(_rank, "Shape"),
-    **_table(_one, "Constant Size"),  # a Constant is no larger than the model
-    **_table(_tile, "Tile"),
-}
 
 # Elements for which numpy does what ONNX says.
 _USUAL_KINDS = tuple(getattr(onnx_ir.DataType, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))

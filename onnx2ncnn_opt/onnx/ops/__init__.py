@@ -37,7 +37,7 @@ from onnx2ncnn_opt.onnx.ops import (
     topk,
     where,
 )
-from onnx2ncnn_opt.onnx.registry import all_ops, find, traits_of
+from onnx2ncnn_opt.onnx.registry import all_ops, find, fold_bound, traits_of
 
 __all__ = [
     "activation",
@@ -53,6 +53,7 @@ __all__ = [
     "einsum",
     "elementwise",
     "find",
+    "fold_bound",
     "gather",
     "linear_attention",
     "lists",

@@ -9,6 +9,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.fold.sizes.cells import decided
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
@@ -48,6 +49,7 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 _JUMPING = ("Ceil", "Floor", "Round", "Sign")
 _KEEPING_ZEROS = ("Abs", "Neg", "Sqrt")  # which are 0 nowhere else
+_NOT_FOLDED = ("HardSwish", "Mish")
 # Where functions are real numbers, and neither infinite nor as steep as they are there.
 _DOMAINS = {
     "Acos": (-0.9, 0.9),
@@ -67,7 +69,14 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
     integers, jumps, zeros = name in _OF_INTEGERS, name in _JUMPING, name in _KEEPING_ZEROS
     onnx_op(
-        name, integers=integers, axes="same", domains=domains, selects=name == "Sign", jumps=jumps, keeps_zeros=zeros
+        name,
+        integers=integers,
+        axes="same",
+        domains=domains,
+        selects=name == "Sign",
+        jumps=jumps,
+        keeps_zeros=zeros,
+        folds=None if name in _NOT_FOLDED else bounds.first,
     )(plain)
 
 
@@ -75,7 +84,7 @@ for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
 
 
-@onnx_op("Log", axes="same", domains={0: (0.1, 4.0)})
+@onnx_op("Log", axes="same", domains={0: (0.1, 4.0)}, folds=bounds.first)
 def log(im: ImportContext, x: Tensor) -> Tensor:
     """Log; of a Sigmoid -softplus(-x), since that is 0 in float32 from -104 on, and in fp16 from -17 on."""
     sigmoid = x.blob.producer
@@ -85,13 +94,13 @@ def log(im: ImportContext, x: Tensor) -> Tensor:
     return im.apply(softplus(im, negative), UnaryOp.NEG)
 
 
-@onnx_op("LeakyRelu", axes="same")
+@onnx_op("LeakyRelu", axes="same", folds=bounds.first)
 def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
     """ReLU with slope."""
     return im.unary(x, "ReLU", slope=alpha)
 
 
-@onnx_op("PRelu", batch=0, axes="same")
+@onnx_op("PRelu", batch=0, axes="same", folds=bounds.broadcast)
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
     # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
@@ -107,19 +116,19 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
 
 
-@onnx_op("Elu", axes="same")
+@onnx_op("Elu", axes="same", folds=bounds.first)
 def elu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ELU."""
     return im.unary(x, "ELU", alpha=alpha)
 
 
-@onnx_op("Celu", axes="same")
+@onnx_op("Celu", axes="same", folds=bounds.first)
 def celu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """CELU."""
     return im.unary(x, "CELU", alpha=alpha)
 
 
-@onnx_op("Selu", axes="same")
+@onnx_op("Selu", axes="same", folds=bounds.first)
 def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
@@ -128,7 +137,7 @@ def selu(
     return im.unary(x, "SELU", **params)
 
 
-@onnx_op("HardSigmoid", axes="same")
+@onnx_op("HardSigmoid", axes="same", folds=bounds.first)
 def hard_sigmoid(im: ImportContext, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """HardSigmoid."""
     return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
@@ -155,11 +164,11 @@ def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Val
     return binary(im, BinaryOp.MUL, swish(im, a, alpha=alpha), b)
 
 
-onnx_op("Softsign", axes="same")(softsign)
-onnx_op("Softplus", axes="same")(softplus)
+onnx_op("Softsign", axes="same", folds=bounds.first)(softsign)
+onnx_op("Softplus", axes="same", folds=bounds.first)(softplus)
 
 
-@onnx_op("ThresholdedRelu", axes="same")
+@onnx_op("ThresholdedRelu", axes="same", folds=bounds.first)
 def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ReLU(Shrink(x)); for a negative alpha max(x, alpha) * (x > alpha)."""
     if alpha >= 0:
@@ -175,13 +184,13 @@ def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.
     return im.unary(x, "Shrink", bias=bias, lambd=lambd)
 
 
-@onnx_op("Clip", selects=True, axes="same")
+@onnx_op("Clip", selects=True, axes="same", folds=bounds.broadcast)
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
     return clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11, integers=True, selects=True, axes="same")
+@onnx_op("Clip", since=11, integers=True, selects=True, axes="same", folds=bounds.broadcast)
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are computed."""
     x = as_numbers(im, x)

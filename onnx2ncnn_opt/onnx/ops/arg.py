@@ -7,6 +7,7 @@ As for comparisons, numbers closer to each other than the smallest normal float3
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.arg import arg_max, mark_largest
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -16,10 +17,10 @@ from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor
 
-onnx_op("ArgMax", integers=True, jumps=True)(arg_max)
+onnx_op("ArgMax", integers=True, jumps=True, folds=bounds.first)(arg_max)
 
 
-@onnx_op("ArgMin", integers=True, jumps=True)
+@onnx_op("ArgMin", integers=True, jumps=True, folds=bounds.first)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
     opposite = im.apply(as_numbers(im, x), UnaryOp.NEG)
@@ -32,7 +33,7 @@ def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     return back(im, hardmax13(im, coerced(im, x, axis), axis=1), x)
 
 
-@onnx_op("Hardmax", since=13, jumps=True, axes="same")
+@onnx_op("Hardmax", since=13, jumps=True, axes="same", folds=bounds.first)
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
     marked, _ = mark_largest(im, x, axis, last=False)

@@ -6,6 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.conv import conv
@@ -24,12 +25,12 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
 
-onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same")(
+onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same", folds=bounds.first)(
     onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="same")(quantize_linear)
 )
 
 
-onnx_op("DequantizeLinear", since=10, integers=True, axes="same")(
+onnx_op("DequantizeLinear", since=10, integers=True, axes="same", folds=bounds.first)(
     onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="same")(dequantize_linear)
 )
 

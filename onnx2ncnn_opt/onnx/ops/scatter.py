@@ -10,6 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, axis_index, product
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_float, as_numbers
@@ -37,13 +38,13 @@ _REDUCTIONS: Mapping[str, Callable[..., Value]] = {"add": add, "mul": mul, "max"
 _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 
-@onnx_op("ScatterND", since=11, integers=True)
+@onnx_op("ScatterND", since=11, integers=True, folds=bounds.first)
 def scatter_nd11(im: ImportContext, data: Value, indices: Value, updates: Value) -> Value:
     """Concat of what stays and what is new."""
     return scatter_nd16(im, data, indices, updates)
 
 
-@onnx_op("ScatterND", since=16, integers=True)
+@onnx_op("ScatterND", since=16, integers=True, folds=bounds.first)
 def scatter_nd16(im: ImportContext, data: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of what stays and what is new, or the reduction of both."""
     _check_reduction(im, reduction)
@@ -61,13 +62,13 @@ def scatter(im: ImportContext, data: Value, indices: Value, updates: Value, *, a
     return scatter_elements11(im, data, indices, updates, axis=axis)
 
 
-@onnx_op("ScatterElements", since=11, integers=True)
+@onnx_op("ScatterElements", since=11, integers=True, folds=bounds.first)
 def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
     return scatter_elements16(im, data, indices, updates, axis=axis)
 
 
-@onnx_op("ScatterElements", since=16, integers=True)
+@onnx_op("ScatterElements", since=16, integers=True, folds=bounds.first)
 def scatter_elements16(
     im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0, reduction: str = "none"
 ) -> Value:
@@ -294,7 +295,7 @@ def _size(x: Value, axis: int) -> int:
     return size
 
 
-@onnx_op("Trilu", since=14, integers=True, axes="same")
+@onnx_op("Trilu", since=14, integers=True, axes="same", folds=bounds.first)
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
     """Bounds of zero outside the triangle, for whatever number stands there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
@@ -310,7 +311,7 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
 
 
-@onnx_op("CumSum", since=11, integers=True, axes="same")
+@onnx_op("CumSum", since=11, integers=True, axes="same", folds=bounds.first)
 def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
@@ -354,7 +355,7 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
     return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)
 
 
-@onnx_op("OneHot", since=9, integers=True)
+@onnx_op("OneHot", since=9, integers=True, folds=bounds.one_hot)
 def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
     """1 where the distance to a number of the row is 0."""
     if indices.dtype == np.bool_:

@@ -7,6 +7,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import product
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
@@ -50,7 +51,7 @@ def reverse_sequence(
     return im.reshape(gather(im, flat, index), x.shape)
 
 
-@onnx_op("Compress", since=9, integers=True)
+@onnx_op("Compress", since=9, integers=True, folds=bounds.first)
 def compress(im: ImportContext, x: Tensor, condition: Array, *, axis: int | None = None) -> Value:
     """Crop and Concat."""
     if axis is None:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
+from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
@@ -19,7 +20,7 @@ from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 
-@onnx_op("Reshape", since=5, integers=True, moves=(0,))
+@onnx_op("Reshape", since=5, integers=True, moves=(0,), folds=bounds.first)
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """A regrouping of axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
@@ -42,38 +43,38 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
     return im.reshape(x, tuple(wanted))
 
 
-@onnx_op("Flatten", integers=True, moves=(0,))
+@onnx_op("Flatten", integers=True, moves=(0,), folds=bounds.first)
 def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
     """A regrouping into two axes."""
     axis = axis + x.rank if axis < 0 else axis
     return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
-@onnx_op("Squeeze", integers=True, moves=(0,))
+@onnx_op("Squeeze", integers=True, moves=(0,), folds=bounds.first)
 def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
     """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
     return squeeze(im, x, axes)
 
 
-@onnx_op("Squeeze", since=13, integers=True, moves=(0,))
+@onnx_op("Squeeze", since=13, integers=True, moves=(0,), folds=bounds.first)
 def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
     """Axes of size 1 go."""
     return squeeze(im, x, axes)
 
 
-@onnx_op("Unsqueeze", integers=True, moves=(0,))
+@onnx_op("Unsqueeze", integers=True, moves=(0,), folds=bounds.first)
 def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     """Axes of size 1 come."""
     return unsqueeze(im, x, axes)
 
 
-@onnx_op("Unsqueeze", since=13, integers=True, moves=(0,))
+@onnx_op("Unsqueeze", since=13, integers=True, moves=(0,), folds=bounds.first)
 def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
     """Axes of size 1 come."""
     return unsqueeze(im, x, axes)
 
 
-@onnx_op("Transpose", integers=True, moves=(0,))
+@onnx_op("Transpose", integers=True, moves=(0,), folds=bounds.first)
 def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     """Another order of axes; Permute when somebody needs it."""
     order = perm or tuple(reversed(range(x.rank)))
@@ -82,25 +83,25 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.viewed(x.view.transpose(order))
 
 
-@onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same")
+@onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", folds=bounds.total)
 def concat_op(im: ImportContext, *xs: Value, axis: int) -> Value:
     """Concat along one dim of a layout that all operands share."""
     return concat(im, *xs, axis=axis)
 
 
-@onnx_op("Split", integers=True, moves=(0,), axes="same")
+@onnx_op("Split", integers=True, moves=(0,), axes="same", folds=bounds.first)
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split, None)
 
 
-@onnx_op("Split", since=13, integers=True, moves=(0,), axes="same")
+@onnx_op("Split", since=13, integers=True, moves=(0,), axes="same", folds=bounds.first)
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split or (), None)
 
 
-@onnx_op("Split", since=18, integers=True, moves=(0,), axes="same")
+@onnx_op("Split", since=18, integers=True, moves=(0,), axes="same", folds=bounds.first)
 def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
@@ -128,13 +129,13 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
         yield crop(im, x, axis, each * i, end)
 
 
-@onnx_op("Expand", since=8, integers=True, moves=(0,))
+@onnx_op("Expand", since=8, integers=True, moves=(0,), folds=bounds.expand)
 def expand_op(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
     return expand(im, x, shape)
 
 
-@onnx_op("Tile", since=6, integers=True, moves=(0,))
+@onnx_op("Tile", since=6, integers=True, moves=(0,), folds=bounds.tile)
 def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     """Tile."""
     if len(repeats) != x.rank:
@@ -152,7 +153,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     return x
 
 
-@onnx_op("EyeLike", since=9, integers=True)
+@onnx_op("EyeLike", since=9, integers=True, folds=bounds.first)
 def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
     """A constant."""
     if x.rank != 2 or not all(isinstance(size, int) for size in x.shape):
@@ -161,7 +162,7 @@ def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 
     return Constant(np.eye(rows, columns, k, x.dtype if dtype is None else onnx_ir.DataType(dtype).numpy()))
 
 
-@onnx_op("DepthToSpace", batch=0)
+@onnx_op("DepthToSpace", batch=0, folds=bounds.first)
 def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
     """A regrouping of axes, PixelShuffle when somebody needs it."""
     n, c, h, w = _image(im, x)
@@ -176,7 +177,7 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, depth, h * b, w * b))
 
 
-@onnx_op("SpaceToDepth", batch=0)
+@onnx_op("SpaceToDepth", batch=0, folds=bounds.first)
 def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
     """A regrouping of axes, Reorg when somebody needs it."""
     n, c, h, w = _image(im, x)

@@ -1,0 +1,78 @@
+"""What `convert` and `optimize` both tell about their work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onnx2ncnn_opt.outputs import Latency, OutputReport
+from onnx2ncnn_opt.report.console import Block, Table
+from onnx2ncnn_opt.report.verification import checked_lines, latency_lines
+from onnx2ncnn_opt.report.words import file_size
+from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A net that is done.
+
+    `storage` is a name and the number of weights stored so, `kept` those that were not. `verified` is None if nothing
+    was; `checked` says where and in which modes. `files` are paths and sizes in bytes.
+    """
+
+    applied: Sequence[Applied]
+    near_misses: Sequence[NearMiss]
+    storage: tuple[str, int]
+    kept: Sequence[str]
+    verified: Sequence[OutputReport] | None
+    files: Sequence[tuple[str, int]]
+    seconds: float
+    checked: str = ""
+    masks: Sequence[str] = ()
+    estimated: str = ""
+    latency: Latency | None = None
+
+
+def summary_fields(summary: Summary) -> dict[str, Any]:
+    """The summary as JSON has it."""
+    encoding, count = summary.storage
+    return {
+        "rewrites": [asdict(event) for event in summary.applied],
+        "near_misses": [asdict(event) for event in summary.near_misses],
+        "storage": {"encoding": encoding or None, "count": count, "kept": list(summary.kept)},
+        "masks": list(summary.masks),
+        "estimated": summary.estimated or None,
+        "files": [{"path": path, "bytes": size} for path, size in summary.files],
+        "latency": None if summary.latency is None else asdict(summary.latency),
+        "seconds": summary.seconds,
+    }
+
+
+def layers_blocks(summary: Summary, before: int, after: int) -> list[Block]:
+    """How many layers there were and are, and which passes have done that."""
+    passes = Counter(event.pass_name for event in summary.applied)
+    rows = tuple((name, str(count)) for name, count in passes.items())
+    return [f"layers: {before} -> {after}", *([Table(("pass", "rewrites"), rows, "pass")] if rows else [])]
+
+
+def storage_lines(summary: Summary, *, is_own: bool = False) -> list[Block]:
+    """How weights are stored, if not as they were, and a line for each that could not be.
+
+    `is_own` is about a net that was stored so before.
+    """
+    name, count = summary.storage
+    which = "folded weights as {0} again, {1} have 32 bits now" if is_own else "weights as {0}, {1} stay as they are"
+    lines = [f"storage: {count} {which.format(name, len(summary.kept))}"] if name else []
+    return [*lines, *(f"not {name}: {line}" for line in summary.kept)]
+
+
+def end_lines(summary: Summary, other: str) -> list[Block]:
+    """The times of the net and of the `other` one, the files, and how it was verified."""
+    return [
+        *latency_lines(summary.latency, other),
+        *(f"wrote: {path} ({file_size(size)})" for path, size in summary.files),
+        f"time: {summary.seconds:.1f} s{'' if summary.verified is not None else ', not verified'}",
+        *checked_lines(summary.checked, bool(summary.estimated)),
+    ]
