@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import os
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,6 +205,54 @@ def test_ssh_asks_for_no_password_and_takes_no_options_for_a_host() -> None:
     assert target.command[-3:] == ("--", "pi@board", "python3")
     assert "BatchMode=yes" in target.command
     assert target.described({"machine": "aarch64"}, ["fp32", "fp16"]) == "aarch64 fp32, fp16 (pi@board)"
+
+
+def ssh_hosts(folder: Path, port: int) -> list[str]:
+    """An ssh in a folder that knows the host `here`, with this Python, `bare`, with one without packages, and `off`,
+    where nothing listens; returns the options of the server of the first two."""
+    pythons = {"here": sys.executable, "bare": f"{sys.executable} -S"}
+    keys, hosts = [], ["Host off", "HostName 127.0.0.1", "Port 1"]
+    for name in ("key", *pythons):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    for host, python in pythons.items():
+        (folder / f"on_{host}").mkdir()
+        script(folder / f"on_{host}", f'exec {python} "$@"', name="python3")
+        command = f"PATH={folder}/on_{host}:$PATH; eval $SSH_ORIGINAL_COMMAND"
+        keys.append(f'command="{command}" {(folder / f"{host}.pub").read_text()}')
+        hosts += [f"Host {host}", "HostName 127.0.0.1", f"Port {port}", f"IdentityFile {folder / host}"]
+        hosts += ["IdentitiesOnly yes", "StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "LogLevel ERROR"]
+    (folder / "keys").write_text("".join(keys))
+    (folder / "config").write_text("\n".join([*hosts, ""]))
+    script(folder, f'exec {shutil.which("ssh")} -F {folder / "config"} "$@"', name="ssh")
+    options = [f"ListenAddress=127.0.0.1:{port}", f"HostKey={folder / 'key'}", f"AuthorizedKeysFile={folder / 'keys'}"]
+    return [f"-o{option}" for option in (*options, "StrictModes=no", "UsePAM=no", "PidFile=none")]
+
+
+def test_nets_run_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+    if server is None or shutil.which("ssh") is None:
+        return  # which .ci/run says
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        options = ssh_hosts(tmp_path, free.getsockname()[1])
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # one of root does not start without
+    with subprocess.Popen([server, "-D", "-e", "-f", "/dev/null", *options], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"listening" in process.stderr.readline()
+        with NcnnWorker(find_target("ssh:here")) as worker:
+            net = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker)
+            for _ in range(2):
+                np.testing.assert_array_equal(net.run({"x": X})["y"], np.maximum(X, 0))
+                assert worker.checked(["fp32"]).endswith(" fp32 (here)")
+                threading.Timer(0.5, worker.start().process.kill).start()  # the connection
+                with pytest.raises(RunError, match=r"no word of the worker \(a lost connection\?\)"):
+                    NcnnRunner(*write_net(tmp_path, *ENDLESS, stem="endless"), worker=worker).run({"x": X})
+        for host, message in (("bare", "No module named '.*'; `python3 -m pip install"), ("off", "Connection refused")):
+            with pytest.raises(UsageError, match=message), NcnnWorker(find_target(f"ssh:{host}")) as worker:
+                worker.start()
+        process.kill()
 
 
 def test_an_aarch64_python_is_missed_with_the_command_that_prepares_it(
