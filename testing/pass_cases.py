@@ -14,7 +14,6 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.param.binary import weight_blocks
-from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.text import format_param, parse_param
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "passes"
@@ -66,15 +65,15 @@ class Case:
         tops = sum(int(line.split()[3]) for line in lines)
         return "\n".join(["7767517", f"{len(lines)} {tops}", *lines, ""])
 
-    def net(self) -> tuple[Graph, tuple[DroppedSplit, ...]]:
-        """The net before, with shapes and weights, and the Splits that reading it made unnecessary."""
+    def net(self) -> Graph:
+        """The net before, with shapes and weights."""
         net = parse_param(self.param_text)
         if "outputs" in self.blocks:
             blobs = {blob.name: blob for layer in net.graph for blob in layer.outputs}
             net.graph.outputs = [blobs[name] for name in self.blocks["outputs"].split()]
         infer_graph(net.graph)
         fill_weights(net.graph, self.blocks.get("weights", ""))
-        return net.graph, net.dropped_splits
+        return net.graph
 
     def feeds(self, graph: Graph) -> dict[str, Array]:
         """An array for every Input of its net before: of the sizes that the case gives, or of the Input's own."""

@@ -124,13 +124,13 @@ def pass_fixtures() -> Cases:
         for case in pass_cases.load(path) if path.stem != "README" else ():
 
             def write(folder: Path, case: pass_cases.Case = case) -> Net | None:
-                before, _ = case.net()
+                before = case.net()
                 write_net(before, folder / "before.param", folder / "before.bin")
                 names = [blob.name for blob in before.outputs]
                 runner = NcnnRunner(folder / "before.param", folder / "before.bin", exact=True, worker=_WORKER)
                 arrays = case.feeds(before)
                 reference = runner.run(arrays, names)
-                after, _ = case.net()
+                after = case.net()
                 passes.run(after)
                 feeds = {name: Feed(array) for name, array in arrays.items()}
                 masks, precision = masked(after, feeds)

@@ -38,10 +38,8 @@ COLUMNS = ("net", "net ms", "net ratio", "net median", "alone ms", "alone ratio"
 def measure_alone(p: Pass, case: Case, folder: Path, seconds: float) -> Latency | None:
     """The net that is made for the pass, as it is and after it."""
     before, after = ((folder / f"{stem}.param", folder / f"{stem}.bin") for stem in ("before", "after"))
-    graph, dropped_splits = case.net()
+    graph = case.net()
     write_net(graph, *before)
-    if dropped_splits:
-        before[0].write_text(case.param_text)
     run(graph, [p, eliminate_orphaned_memorydata])
     write_net(graph, *after)
     return compare(before, after, _shapes(graph), seconds)

@@ -31,9 +31,9 @@ def positive(name: str) -> list[Case]:
 
 def spoilt(case: Case) -> Iterator[tuple[Graph, Layer]]:
     """The net, again for each of its layers."""
-    for i, layer in enumerate(case.net()[0]):
+    for i, layer in enumerate(case.net()):
         if layer.type not in ("Input", "Split"):
-            graph = case.net()[0]
+            graph = case.net()
             yield graph, graph.layers[i]
 
 
