@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.codes import Activation
-from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.kernels import has_kernel
 
@@ -32,7 +32,7 @@ ROOM = 2.0  # how much larger numbers may be with other inputs than with those t
 
 _WEIGHT = "weight_data"
 _IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # besides plain loops
-_TILES, _POSITIONS, _CHANNELS = 8, 32, 12
+_TILES, _POSITIONS, _CHANNELS, _QUERIES = 8, 32, 12, 8
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
 
@@ -118,13 +118,15 @@ class Inner:
 
     `error` is the root of the mean square of the errors, in the output's units; `spread` has that of each place of the
     sample where they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs
-    make large errors. `overflows` says that something inside became infinite. `how` names the arithmetic.
+    make large errors. `overflows` says that something inside became infinite, which goes without the features `remedy`.
+    `how` names the arithmetic.
     """
 
     how: str
     error: float
     overflows: bool
     spread: tuple[float, ...] = ()
+    remedy: Feature = Feature.NO_FP16_ARITHMETIC
 
     @property
     def noise(self) -> tuple[float, ...]:
@@ -240,6 +242,8 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
         weight = _weight(layer) if tile else None
         if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
             found.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
+        if layer.type == "SDPA":
+            return (_attention(layer, inputs, rng),) if not layer["kv_cache"] else ()
         sample = _products(layer, inputs, rng)
         if sample is not None:
             found.append(_added(layer, *sample))
@@ -289,7 +293,8 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
     errors = _errors(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
     spread = tuple(_size(place) for place in errors.reshape(-1, len(channels)))
-    return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (ROOM * _UNSEEN), spread)
+    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # which is done in fp16 on GPUs all the same
+    return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (ROOM * _UNSEEN), spread, remedy)
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
@@ -372,6 +377,27 @@ def _operands(layer: Layer, given: list[Array]) -> list[Array]:
             return []
         found.append(matrix if sums_last or matrix.ndim < 2 else np.swapaxes(matrix, -1, -2))
     return found
+
+
+def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Inner:
+    """Attention of some queries: their products with the keys, which are scaled when they are added up."""
+    q, k, v = (array.reshape(-1, *array.shape[-2:]) for array in inputs[:3])
+    k, v = (np.repeat(array, len(q) // len(array), axis=0) for array in (k, v))
+    scale = layer["scale"] or q.shape[-1] ** -0.5
+    peak = _peak(q @ np.swapaxes(k, 1, 2))
+    rows = _spread(q.shape[1], _QUERIES, rng)
+    mask = inputs[3].reshape(-1, *inputs[3].shape[-2:])[:, rows] if layer["attn_mask"] else np.float32(0)
+    products = to_half(q[:, rows])[:, :, None] * to_half(k)[:, None]
+    sums, _ = _accumulated(products)
+    scores = to_half(sums * scale + mask), q[:, rows] @ np.swapaxes(k, 1, 2) * scale + mask
+    half, exact = (_softmax(each) @ v for each in scores)
+    remedy = FP32 if peak * scale > LARGEST / ROOM else Feature.NO_FP16_ARITHMETIC
+    return Inner("products of queries and keys", _size(half - exact), peak > LARGEST / ROOM, remedy=remedy)
+
+
+def _softmax(scores: Array) -> Array:
+    exp = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(exp / exp.sum(axis=-1, keepdims=True))
 
 
 def _added(layer: Layer, products: Array, channels: Array) -> Inner:

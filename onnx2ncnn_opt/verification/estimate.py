@@ -26,7 +26,7 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Seen, Step
 
 # Layers that add up in fp16, whose sums are sampled.
-SAMPLED = frozenset({"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul"})
+SAMPLED = frozenset({"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul", "SDPA"})
 _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 

@@ -76,6 +76,7 @@ _NEARLY = 0.95  # of the largest number in a row: what is a little wrong takes i
 _MOST_SWEEPS = 60  # further runs that take indexes through a table
 _SHORT = 4  # rows of so few numbers keep their last one
 _ZERO_LEVELS_IN = 4  # one level of flat inputs is 0
+_HIDING = -1e4  # beside a score: exp gives 0
 _CONTRAST = 0.01  # of flat inputs, in units of the scale
 
 # A net of so few weights, numbers and layers takes no longer for many sets of inputs than to load the runtimes.
@@ -175,8 +176,9 @@ def draw_inputs(
     3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
        with numbers below zero or nearly as large as others, or with the largest of all.
     4. 8 bit integers, which are mostly images, fill their range.
-    5. Other integers and bools are taken for masks: 0 or 1. Each row starts with 1, 0: a row without a 1 has no
-       softmax, and one without a 0 does not tell a mask that works from one that is ignored.
+    5. Other integers and bools, and floats that say where scores are hidden, are taken for masks: 0 or 1. Each row
+       starts with 1, 0: a row without a 1 has no softmax, and one without a 0 does not tell a mask that works from one
+       that is ignored.
 
     `sizes` gives values to the model's symbolic sizes; those left are `lengths`: its batch for names of `batches`, its
     outer on an outermost axis, else its tokens where an integer input has them, its width on the last of four axes, and
@@ -369,14 +371,15 @@ class Uses:
     """What becomes of an input's values in the model, moved about or not.
 
     `table` is the size of the smallest table that they are indexes into, `domain` where the functions that they end in
-    are real numbers, `divides` whether something is divided by them or by what is 0 where they are, and `is_guarded`
-    whether they are compared or selected.
+    are real numbers, `divides` whether something is divided by them or by what is 0 where they are, `is_guarded`
+    whether they are compared or selected, and `is_mask` whether they, or 1 minus them, multiply a number that hides.
     """
 
     table: int | None
     domain: tuple[float, float] | None
     divides: bool
     is_guarded: bool
+    is_mask: bool = False
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
@@ -384,12 +387,14 @@ class Uses:
         uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
         divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
         quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
+        rests = [node.outputs[0] for node, index, _ in uses if node.op_type == "Sub" and index == 1]
         domains = [traits.domains[index] for _, index, traits in uses if traits.domains and index in traits.domains]
         return cls(
             table=min((_size_of_axis(node) for node, index, traits in uses if traits.indexes == index), default=None),
             domain=(max(low for low, _ in domains), min(high for _, high in domains)) if domains else None,
             divides=bool(divisions),
             is_guarded=any(_traits(node, model).selects for node in (*quotients, *(node for node, _, _ in uses))),
+            is_mask=any(_fills(node) for each in (value, *rests) for node, _ in _uses(each, model)),
         )
 
 
@@ -401,7 +406,7 @@ def draw_array(
     rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
     if uses.table is not None:
         array: Any = _swept(uses.table, shape, position, swept)
-    elif dtype.kind in "fV":
+    elif dtype.kind in "fV" and not uses.is_mask:
         array = _floats(uses, shape, draw, rng)
     elif dtype.kind in "iu" and uses.divides:
         array = rng.integers(1, 8, shape)
@@ -485,6 +490,12 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
             if traits.moves_input(index) or (zeros and traits.keeps_zeros):
                 left += [output for output in node.outputs if output not in seen]
                 seen.update(node.outputs)
+
+
+def _fills(node: onnx_ir.Node) -> bool:
+    """Whether a node multiplies by what masks hide a score with."""
+    tensors = [each.const_value for each in node.inputs if each is not None] if node.op_type == "Mul" else []
+    return any(tensor is not None and tensor.size == 1 and float(tensor.numpy()) <= _HIDING for tensor in tensors)
 
 
 def _size_of_axis(node: onnx_ir.Node) -> int:

@@ -175,10 +175,7 @@ def _mask_large(
     for layer, ways in inner.items():
         now = max((reference.largest.get(blob, 0.0) for blob in (*layer.inputs, *layer.outputs)), default=0.0)
         if ways and ways[0].overflows:
-            features = Feature.NO_FP16_ARITHMETIC
-            if len(ways) > 1:
-                features |= Feature.NO_WINOGRAD  # which is done in fp16 on GPUs all the same
-            found.add(layer, features, f"{ways[0].how} in fp16 become larger than {LARGEST:g}", now)
+            found.add(layer, ways[0].remedy, f"{ways[0].how} in fp16 become larger than {LARGEST:g}", now)
 
 
 def _largest(walk: Walk, layer: Layer) -> float:
@@ -244,5 +241,8 @@ def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found
         found.add(layer, FP32, "its output is NaN or infinite in fp16", largest)
         for each in before:
             found.add(each, FP32, f"{layer.type} '{layer.name}' makes NaN or infinity of its output in fp16", None)
+        if len(found.masks) == count:  # it is made in 32 bits, and infinite where a layer reads it in 16
+            for user in (user for blob in layer.outputs for user in blob.users):
+                found.add(user, FP32, f"what it reads of {layer.type} '{layer.name}' is infinite in fp16", None)
         return len(found.masks) > count
     return False

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.ir.features import Feature, features_of
+from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.half import faulty_kernel, inner_arithmetic, to_half, winograd_tile
 
@@ -97,3 +97,13 @@ def test_too_large_for_half() -> None:
 
 def test_features_in_words() -> None:
     assert features_of(65) == "no fp16 arithmetic, no winograd"
+
+
+@pytest.mark.parametrize(
+    ("size", "remedy"), [(1, None), (60, Feature.NO_FP16_ARITHMETIC), (300, FP32)], ids=["small", "sums", "scores"]
+)
+def test_products_of_queries_and_keys_are_scaled_too_late(size: float, remedy: Feature | None) -> None:
+    rng = np.random.default_rng(0)
+    q, v = (rng.choice(np.float32([-1, 1]), (2, 6, 64)) for _ in range(2))
+    (way,) = inner_arithmetic(Layer("SDPA", "y", (), [Blob("y")]), [size * q, size * q, v])
+    assert (way.remedy if way.overflows else None) == remedy

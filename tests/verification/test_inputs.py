@@ -91,6 +91,14 @@ def test_masks_keep_something_and_hide_something_in_every_row(dtype: str, numpy:
     assert 0 < mask[:, 2].mean() < 1
 
 
+@pytest.mark.parametrize("nodes", ["n = Sub(one, m) a = Mul(n, low)", "a = Mul(low, m)"])
+def test_floats_that_hide_scores_are_masks(nodes: str) -> None:
+    graph = f"(float[60, 3] m, float[60, 3] x) => (float[60, 3] y) <float one = {{1}}, float low = {{-3e38}}>"
+    mask = drawn(f"{graph} {{ {nodes} s = Add(x, a) y = Softmax(s) }}")["m"]
+    assert mask.dtype == np.float32
+    assert set(np.unique(mask).tolist()) == {0, 1}
+
+
 def test_a_scalar_integer() -> None:
     assert drawn("(int64 t) => (float y) { y = Cast<to = 1>(t) }")["t"].shape == ()
 
