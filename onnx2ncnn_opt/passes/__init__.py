@@ -169,6 +169,7 @@ PASSES: tuple[Pass, ...] = (
     replace_convolution1d,
     replace_convolution3d,
     replace_deconvolution3d,
+    replace_products.swap_gemm_operands,
     eliminate_orphaned_memorydata,
 )
 

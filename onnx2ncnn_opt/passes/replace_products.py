@@ -1,7 +1,7 @@
-"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`: products with a constant, as the layer that is fastest.
+"""`replace_*_with_gemm`, `replace_gemm_with_innerproduct`, `swap_gemm_operands`: products with a constant, fast.
 
-ncnn has three: Gemm, InnerProduct of the rows of a matrix, and MatMul with a MemoryData. Which is fastest was measured
-(docs/measurements.md); the limits here are where one of them wins at every size that was measured, whatever the rest.
+ncnn has three layers: Gemm, InnerProduct of the rows of a matrix, and MatMul with a MemoryData. Which is fastest was
+measured (docs/measurements.md); the limits here are where one wins at every size that was measured, whatever the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._fold import require_no_activation, require_own_weights
-from onnx2ncnn_opt.passes._gemm import is_shared, linear_of, stored
+from onnx2ncnn_opt.passes._gemm import has_c, is_shared, linear_of, require_constant_b, stored
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
@@ -19,8 +19,13 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 _FEW_ROWS = 4
 # It works on packs of 8 rows, and is 1.3 to 3.7 times slower than Gemm where they do not come out even.
 _MANY_ROWS, _PACK = 16, 8
+# The offsets of a product whose operands have changed places.
+_SWAPPED_C = {GemmC.SCALAR: GemmC.SCALAR, GemmC.N: GemmC.M}
 # MatMul packs the constant anew in every run: 1 to 11 times slower than Gemm from this size on.
 _LARGE = 1 << 15
+# For each 16 rows of A, Gemm goes through all of B. A few rows and many weights are read once the other way round: 0.68
+# to 0.96 of the time with so many rows of a blob, and matrices of this size.
+_SOME_ROWS, _LARGE_FOR_A = range(_FEW_ROWS + 1, 161), 1 << 18
 
 
 def _is_of_matrix(layer: Layer) -> bool:
@@ -97,6 +102,42 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
         weights["bias_data"] = stored(gemm, "C_data", linear.bias)
     params = {"num_output": n, "bias_term": int(has_bias), "weight_data_size": n * k}
     return Layer("InnerProduct", gemm.name, [x], (), params, weights)
+
+
+def _is_read_often(gemm: Layer) -> bool:
+    """Whether a Gemm goes through many constants for some rows, again and again."""
+    if gemm["constantN"] * gemm["constantK"] < _LARGE_FOR_A or _rows(gemm) is None:
+        return False
+    rows = gemm.inputs[0].known_shape[gemm["transA"]]
+    return isinstance(rows, int) and rows in _SOME_ROWS
+
+
+@rewrite(
+    op("Gemm", "gemm", _is_read_often, constantB=1, constantA=0)("x"),
+    exact=False,
+    purpose="transformers of base size with up to 160 tokens",
+)
+def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
+    """x ── Gemm (constant B, 5 to 160 rows) ──   ⇒   x ── Gemm (constant A, output_transpose) ──"""
+    require(_matrix(x)[1 - gemm["transA"]] == gemm["constantK"], f"'{x.name}' does not fit Gemm '{gemm.name}'")
+    require_constant_b(gemm)
+    require(not gemm["output_N1M"], f"the rows of Gemm '{gemm.name}' are along the channels")
+    new = gemm.having(
+        weights={"A_data": gemm.weights.stored("B_data")},
+        transA=1 - gemm["transB"],
+        transB=1 - gemm["transA"],
+        output_transpose=1 - gemm["output_transpose"],
+        constantA=1,
+        constantB=None,
+        constantM=gemm["constantN"],
+        constantN=None,
+    )
+    del new.weights["B_data"]
+    if has_c(gemm):
+        kind = gemm["constant_broadcast_type_C"]
+        require(kind in _SWAPPED_C, f"the C of Gemm '{gemm.name}' differs from row to row")
+        new.params["constant_broadcast_type_C"] = _SWAPPED_C[kind]
+    return new.without_defaults()
 
 
 def _matrix(x: Blob) -> tuple[Dim, Dim]:
