@@ -24,8 +24,8 @@ OPS_GROUP = "onnx2ncnn_opt.ops"
 def installed_passes() -> tuple[Pass, ...]:
     """The passes of installed packages, in the order of the entry points' names.
 
-    Raises UsageError, naming the package, for an entry point that cannot be loaded or is no pass, and for a name that
-    another pass has.
+    Raises UsageError, naming the package, for an entry point that cannot be loaded or is not a pass, and for a name
+    that another pass has.
     """
     found: list[Pass] = []
     names = {p.name for p in passes.PASSES}

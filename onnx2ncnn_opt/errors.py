@@ -151,13 +151,13 @@ def check_option(kind: str, name: str, value: object) -> None:
             raise UsageError(f"{name} has to be a list, not {value!r:.80}; did you mean [{value!r:.80}]?")
         for item in value if kind == "names" else ():
             if not isinstance(item, str):
-                raise UsageError(f"{name} has to be a list of names, and {item!r:.80} is no name")
+                raise UsageError(f"{name} has to be a list of names, and {item!r:.80} is not a name")
     elif kind == "table":
         if not isinstance(value, Mapping):
             raise UsageError(f"{name} has to be a dict by the names of inputs, not {value!r:.80}")
         for key in value:
             if not isinstance(key, str):
-                raise UsageError(f"{name} has to be a dict by names, and {key!r:.80} is no name")
+                raise UsageError(f"{name} has to be a dict by names, and {key!r:.80} is not a name")
     elif kind == "seconds" and not (is_number and value > 0):  # type: ignore[operator]
         raise UsageError(f"{name} has to be a number of seconds above 0, not {value!r:.80}")
     elif kind == "count" and not (is_number and isinstance(value, int) and value >= 0):

@@ -152,7 +152,7 @@ def test_there_and_back() -> None:
         ("x", 3, "1, 3, 8, 8", "has to be an Image or text"),
     ],
 )
-def test_what_is_no_image(name: str, image: str, shape: str, message: str) -> None:
+def test_what_is_not_an_image(name: str, image: str, shape: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         convert(model("y = Relu(x)", shape=shape), images={name: image})
 

@@ -107,7 +107,7 @@ def make_report(
     """A report about a model and its net: that of `param`, whoever made it, or else a conversion of its own.
 
     `model`, `bin` and `manifest` are what `verify` takes; the net is verified as `verify` does, with the same options.
-    That it is wrong is no error here.
+    A wrong net is not an error here.
 
     Raises what `convert` and `verify` raise.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--write",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write the smallest part of MODEL and the net that is wrong alone, with its inputs, for `verify`.",
+    help="Write the smallest part of MODEL and the net that is wrong by itself, and its inputs, for `verify`.",
 )
 @given_options
 @draw_options

@@ -105,7 +105,7 @@ def _prepare_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # the locale's encoding may not have all characters
-    # Being told to stop is no reason to leave half-written files or child processes behind.
+    # Being told to stop is not a reason to leave half-written files or child processes behind.
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     watch(frozenset(numbers))
     for number in numbers:

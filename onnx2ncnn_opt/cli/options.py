@@ -113,8 +113,8 @@ def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--inputs",
         callback=_inputs,
         metavar="FILE",
-        help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image, as "
-        "photo.png:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr].",
+        help="Inputs for verification: an .npz with arrays by input name, an .npy for a single input, or an image and "
+        "what is done to its pixels: photo.png[:mean=...:std=...:bgr].",
     )
     return binding_options(inputs(_checks(shapes="shapes", values="values", feeds="inputs")(command)))
 

@@ -33,7 +33,7 @@ def report(
     manifest_path: Path | None,
     checks: dict[str, Any],
 ) -> None:
-    """Write one HTML file about a net of MODEL (.onnx or .pt2), whoever converted it; without one, about a conversion.
+    """Write an HTML page about a net of MODEL (.onnx or .pt2), whoever converted it. Without a net, MODEL is converted.
 
     It shows the errors of outputs and layers, what each layer costs, the memory of a run, and what the passes did. The
     net is verified as `verify` does. Exit codes: 0 it is right, 3 it is wrong; the file is written either way.

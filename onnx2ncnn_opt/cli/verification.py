@@ -35,9 +35,9 @@ def estimated(output: Output, made: Made, **options: Any) -> Made:
 
 @contextmanager
 def told_without_report(how: str) -> Iterator[list[VerifyReport]]:
-    """What verifies puts its report into the list; a wrong net is no error then, as the report tells of it.
+    """A list for the report of a verification. With a report, a VerificationError ends the block without an error.
 
-    Where there is no report, `how` says what to do without one.
+    Without one there was nothing to compare with; `how` says what `--no-verify` does.
     """
     reports: list[VerifyReport] = []
     try:

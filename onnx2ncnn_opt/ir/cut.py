@@ -57,7 +57,7 @@ def _output(graph: Graph, name: str, blob: Blob) -> Blob:
 
 
 def _input(graph: Graph, name: str, blob: Blob) -> Blob:
-    """A new input instead of a blob."""
+    """A new input that replaces a blob."""
     new = Blob(name, blob.shape, blob.batch)
     if blob.name == name:
         blob.name = f"{name}_before_start"

@@ -290,7 +290,7 @@ class Graph:
         self._detach(layer)
 
     def replace(self, layer: Layer, new: Layer) -> Layer:
-        """Put a layer that has no outputs yet instead of another, whose output blobs it takes over."""
+        """Replace a layer with a new one that has no outputs yet: it takes over the other one's output blobs."""
         if new.outputs and len(new.outputs) != len(layer.outputs):
             raise GraphError(f"'{new.name}' has {len(new.outputs)} outputs, '{layer.name}' has {len(layer.outputs)}")
         following, outputs = layer._next, layer.outputs

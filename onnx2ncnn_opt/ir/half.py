@@ -116,7 +116,7 @@ _WINOGRAD: dict[int, tuple[Array, Array, Array]] = {
 class Inner:
     """What a layer's own arithmetic in fp16 does to its output, as far as a sample shows.
 
-    `error` is the root of the mean square of the errors, in the output's units; `spread` has that of each place of the
+    `error` is the root of the mean square of the errors, in the output's units; `spread` has that of each index of the
     sample where they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs
     make large errors. `overflows` says that something inside became infinite, which goes without the features `remedy`.
     `how` names the arithmetic.
@@ -130,7 +130,7 @@ class Inner:
 
     @property
     def noise(self) -> tuple[float, ...]:
-        """The errors of places that are each as frequent."""
+        """The errors of elements that are each as frequent."""
         return self.spread or (self.error,)
 
 
@@ -292,7 +292,7 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     exact = otm @ np.einsum("ocij,tcij->toij", u, itm @ tiles @ itm.T) @ otm.T
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
     errors = _errors(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
-    spread = tuple(_size(place) for place in errors.reshape(-1, len(channels)))
+    spread = tuple(_size(element) for element in errors.reshape(-1, len(channels)))
     remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # which is done in fp16 on GPUs all the same
     return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (ROOM * _UNSEEN), spread, remedy)
 
@@ -320,7 +320,7 @@ def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -
         channels = _spread(outputs, _CHANNELS, rng)
         kernels = taps[channels].reshape(len(channels), -1)
         rows, columns = max(image.shape[1] - height + 1, 1), max(image.shape[2] - taps.shape[3] + 1, 1)
-        corners = [divmod(int(place), columns) for place in _spread(rows * columns, _POSITIONS, rng)]
+        corners = [divmod(int(index), columns) for index in _spread(rows * columns, _POSITIONS, rng)]
         _, top, left = np.unravel_index(int(np.abs(image).argmax()), image.shape)
         corners.append((min(int(top), rows - 1), min(int(left), columns - 1)))
         patches = np.zeros((len(corners), *taps.shape[1:]), np.float32)

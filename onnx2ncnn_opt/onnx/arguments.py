@@ -57,7 +57,9 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         return operand
     if isinstance(operand, TensorSequence) or declared.type == TensorSequence:
         if declared.type != TensorSequence or not isinstance(operand, TensorSequence):
-            raise Refusal(f"input {declared.name} is {'a' if isinstance(operand, TensorSequence) else 'no'} sequence")
+            raise Refusal(
+                f"input {declared.name} is {'a' if isinstance(operand, TensorSequence) else 'not a'} sequence"
+            )
         return operand
     if operand.dtype.kind == "c":
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn has real numbers only")

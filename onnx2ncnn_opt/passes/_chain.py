@@ -1,4 +1,4 @@
-"""Layers instead of one layer: a short net that is made first, and put into the graph as a whole."""
+"""Several layers that replace one layer: a short net that is made first, and put into the graph as a whole."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def linear_of(gemm: Layer) -> Linear:
 
 
 def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
-    """The Gemm with one offset for each column instead of ``beta * C``, and with other `weights`."""
+    """The Gemm with other `weights`, and with one offset for each column, which replaces ``beta * C``."""
     if not c.any():
         new = gemm.having(weights=weights, beta=None, constantC=None, constant_broadcast_type_C=None)
         if "C_data" in new.weights:

@@ -21,7 +21,7 @@ def eliminate_slice_concat(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _eliminate(other: Layer, layer: Layer) -> Replacement:
-    """Use what stands before the first of both layers instead of what comes out of the second."""
+    """Use the blob before the first of both layers in place of the second one's output."""
     whole = layer.inputs[0] if layer.type == "Slice" else other.inputs[0]
     rank = len(known_shape(whole))
     require(other["axis"] % rank == layer["axis"] % rank, "the axes differ")

@@ -62,7 +62,7 @@ def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, ro
     time.
     """
     shape = known_shape(x)
-    require(len(shape) in _CHANNELS_LAST, f"'{x.name}' is no image or sequence of channels")
+    require(len(shape) in _CHANNELS_LAST, f"'{x.name}' is not an image or a sequence of channels")
     for reduction in (mean, variance):
         require(axes_of(reduction, len(shape)) == (0,), f"'{reduction.name}' is not over the channels")
     channels = fixed_size(x, 0)

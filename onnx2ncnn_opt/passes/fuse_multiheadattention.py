@@ -62,7 +62,7 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _match(root: Layer) -> Replacement | None:
-    """The MultiHeadAttention that ends in a Gemm, instead of the layers that it makes unnecessary."""
+    """The MultiHeadAttention that ends in a Gemm, and replaces the layers that it makes unnecessary."""
     merged = _trace(root.input, _is_attention)
     core = _core(merged.source.producer) if merged is not None else None
     if merged is None or core is None:

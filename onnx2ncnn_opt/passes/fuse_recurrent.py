@@ -287,7 +287,7 @@ def _steps(graph: Graph, matcher: Matcher, matrices: dict[Layer, tuple[Array, Ar
 
 
 def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
-    """One layer instead of the chain."""
+    """The layer that replaces the chain."""
     last = chain[-1].step
     roots = [link.step.hidden.blob for link in chain]
     cell = last.cell.blob if last.cell is not None else None

@@ -90,7 +90,7 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 
 
 def chosen(tolerance: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance with what a user has chosen instead of its `relative` and `absolute`; None chooses nothing.
+    """The tolerance with the `relative` and `absolute` that a user has chosen; None keeps its own.
 
     Raises UsageError for what is not a number of 0 or more.
     """

@@ -236,7 +236,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
     """The array of an image: of the size that the model has, or of its own where that is open.
 
     Raises:
-        UsageError: Pillow is not installed, the file is no image, or the model's only input is none.
+        UsageError: Pillow is not installed, the file is not an image, or the model's only input is none.
     """
     try:
         from PIL import Image as pillow

@@ -319,7 +319,7 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """The model with the sizes and values that its manifest says it was converted with, and others instead of them.
+    """The model with the sizes and values that it was converted with, as its manifest says, or with others.
 
     Raises what `load_model` raises.
     """

@@ -119,7 +119,7 @@ def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
     ],
     ids=["rows", "batch"],
 )
-def test_a_net_of_open_sizes_is_optimised_for_all_of_them(model: str, tmp_path: Path) -> None:
+def test_a_net_of_dynamic_sizes_is_optimised_for_all_of_them(model: str, tmp_path: Path) -> None:
     files = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {model}')).save(tmp_path / "net")
     assert not optimize(files.param, files.bin).applied
 

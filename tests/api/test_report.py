@@ -76,7 +76,7 @@ def test_a_conversion(model: Path, tmp_path: Path) -> None:
     assert page.read_text(encoding="utf-8") == report.html()
 
 
-def test_open_sizes_are_those_of_the_run(model: Path) -> None:
+def test_dynamic_sizes_are_those_of_the_run(model: Path) -> None:
     (net,) = make_report(model).records
     assert ("input", "x [N, 3, 8, 8]") in net.facts
     assert all(row.blob_bytes for row in net.after)

@@ -129,7 +129,7 @@ def test_a_folder_as_prefix(tmp_path: Path) -> None:
         ("/proc/no", "cannot write /proc/no.ncnn.param"),  # where not even root can write
     ],
 )
-def test_places_that_cannot_be_written(tmp_path: Path, prefix: str, message: str) -> None:
+def test_paths_that_cannot_be_written(tmp_path: Path, prefix: str, message: str) -> None:
     write_model(tmp_path, SMALL)
     (tmp_path / "taken.ncnn.bin").mkdir()
     (tmp_path / "itself.ncnn.param").symlink_to("model.onnx")

@@ -103,7 +103,7 @@ def test_wrong_usage(tmp_path: Path, args: tuple[str, ...], message: str) -> Non
     assert message in " ".join(ended.err.split())
 
 
-def test_a_broken_model_is_no_failed_verification(tmp_path: Path) -> None:
+def test_a_broken_model_is_not_a_failed_verification(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"nonsense")
     write_net(tmp_path, *RIGHT)
     ended = run(tmp_path, "verify", "model.onnx", "net.param", "net.bin")

@@ -36,6 +36,6 @@ def test_orders_that_do_not_exist(order: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize("perm", [(), (0, 0), (1, 2), (0, 1, 2, 3, 4), (-1, 0)])
-def test_what_is_no_permutation(perm: tuple[int, ...]) -> None:
+def test_what_is_not_a_permutation(perm: tuple[int, ...]) -> None:
     with pytest.raises(GraphError, match="not a permutation"):
         order_type(perm)

@@ -49,7 +49,7 @@ def test_the_tables_name_what_exists() -> None:
     assert {kind for kind, _ in releases._RANKS} <= set(LAYERS)
 
 
-def test_releases_before_the_oldest_are_no_target() -> None:
+def test_releases_before_the_oldest_are_not_a_target() -> None:
     check_release(OLDEST)
     with pytest.raises(UsageError, match="too old"):
         check_release(OLDEST - 1)

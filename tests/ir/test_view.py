@@ -78,7 +78,7 @@ def mat_of(view: View, batch: Atoms, dims: Dims) -> Array:
 
 @given(journeys())
 @SETTINGS
-def test_a_plan_moves_every_element_to_its_place(journey: tuple[View, Dims, Atoms]) -> None:
+def test_a_plan_moves_every_element_where_it_belongs(journey: tuple[View, Dims, Atoms]) -> None:
     view, dims, batch = journey
     steps = plan(view, dims, batch)
     result = execute(mat_of(view, view.batch, view.dims), bool(view.batch), steps)

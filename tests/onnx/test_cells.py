@@ -196,7 +196,7 @@ def test_two_layers_of_cells() -> None:
         ("rnn", "h1 = Tanh(g)", "h1 = Relu(g)"),
     ],
 )
-def test_what_is_no_cell_stays_right(kind: str, old: str, new: str) -> None:
+def test_what_is_not_a_cell_stays_right(kind: str, old: str, new: str) -> None:
     assert old in STEP[kind]
     model = filled(looped(kind, "given", step=STEP[kind].replace(old, new)))
     converted = compare(model, feeds(model))

@@ -236,7 +236,7 @@ def test_lengths_counted_in_a_mask() -> None:
     compare(model, inputs, rel=REL, reference=reference)
 
 
-def test_lengths_counted_in_a_mask_of_an_open_batch() -> None:
+def test_lengths_counted_in_a_mask_of_a_dynamic_batch() -> None:
     made, inputs, constants = group_query(2, 0, False, 0)
     constants |= {"one": np.array([1]), "zero": np.array([0]), "length": np.array([5])}
     del constants["s"], constants["t"]

@@ -103,7 +103,7 @@ def test_axes_are_in_order_and_the_net_computes(tmp_path: Path, worker: NcnnWork
     np.testing.assert_array_equal(result, expected)
 
 
-def test_open_sizes_are_those_of_the_inputs() -> None:
+def test_dynamic_sizes_are_those_of_the_inputs() -> None:
     text = (
         "(float[N, 3, H, W] x) => (float[N, 6, H, W] y) <float[N, 6, H, W] a>"
         "{ c = Neg(x) a = made.up.Op(c) y = Relu(a) }"

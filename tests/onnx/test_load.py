@@ -566,7 +566,7 @@ class TestStructure:
         with pytest.raises(ModelError, match="not UTF-8"):
             load_model(data)
 
-    def test_inputs_that_are_no_tensors(self) -> None:
+    def test_inputs_that_are_not_tensors(self) -> None:
         model = parse(SMALL)
         model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = 1
         with pytest.raises(ModelError, match=r"input 'x' is of type Sequence.*only tensors"):
@@ -582,7 +582,7 @@ net (float[N,3,H,W] x, int64[N,7] ids, float[?,2] free) => (float[N,3,H,W] y, fl
 
 
 class TestBinding:
-    def test_open_sizes_stay_symbols(self) -> None:
+    def test_dynamic_sizes_stay_symbols(self) -> None:
         loaded = load_model(onnx.parser.parse_model(DYNAMIC))
         n, h, w = map(symbol, "NHW")
         assert [info.shape for info in loaded.inputs] == [(n, 3, h, w), (n, 7), (symbol("free_0"), 2)]

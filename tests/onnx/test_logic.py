@@ -184,7 +184,7 @@ def test_every_second_integer() -> None:
     compare_nodes([node, to_float("m")], {"x": x}, slices, rel=0)
 
 
-def test_integers_that_were_calculated_are_indices() -> None:
+def test_integers_that_were_computed_are_indices() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
         helper.make_node("Gather", ["table", "i"], ["y"]),

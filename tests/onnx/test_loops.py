@@ -103,7 +103,7 @@ def test_every_unsupported_node_is_told_once() -> None:
     assert [reason.split(":")[0] for reason in reasons] == ["NonZero 'n'", "Unique 'd'"]
 
 
-def test_nodes_behind_a_refused_loop_are_still_looked_at() -> None:
+def test_nodes_after_a_refused_loop_are_still_looked_at() -> None:
     text = """(float[2, 3] x, int64 m) => (float y) {
         t = Loop(m, , x) <body = body (int64 i, bool go, float[2, 3] a) => (bool go, float[2, 3] b) { b = Neg(a) }>
         y = Unique(t)
@@ -130,7 +130,7 @@ def test_a_sequence_goes_nowhere_else() -> None:
     text = """(float[2, 3] x) => (float[2, 3] y) { s = SequenceConstruct(x, x) y = Neg(s) }"""
     assert "input x is a sequence" in refusals(text)[0]
     text = """(float[2, 3] x) => (float[2, 3] y) <int64 p = {0}> { t = Neg(x) y = SequenceAt(t, p) }"""
-    assert "input sequence is no sequence" in refusals(text)[0]
+    assert "input sequence is not a sequence" in refusals(text)[0]
 
 
 def test_names_are_numbered_from_the_lowest_that_is_free() -> None:

@@ -143,7 +143,7 @@ def test_col2im(image: Any, block: Any, dilation: Any, pad: Any, stride: Any, ba
 
 
 @pytest.mark.parametrize("align_corners", [0, 1])
-def test_the_nearest_pixel_at_calculated_places(align_corners: int) -> None:
+def test_the_nearest_pixel_at_computed_coordinates(align_corners: int) -> None:
     node = helper.make_node("GridSample", ["x", "g"], ["y"], mode="nearest", align_corners=align_corners)
     inputs = {"x": normal(0, 1, 3, 8, 9), "g": normal(1, 1, 14, 14, 2)}
     compare_nodes(node, inputs, {}, opset=20)

@@ -77,7 +77,7 @@ def test_scatter_elements(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_scatter_nd_at_calculated_places(seed: int) -> None:
+def test_scatter_nd_at_computed_indices(seed: int) -> None:
     """Of several updates for one place the last one stays, and infinities stay where they are."""
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 4)))
@@ -90,7 +90,7 @@ def test_scatter_nd_at_calculated_places(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_scatter_elements_at_calculated_places(seed: int) -> None:
+def test_scatter_elements_at_computed_indices(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 5)))
     axis = int(rng.integers(-len(shape), len(shape)))
@@ -106,7 +106,7 @@ def test_scatter_elements_at_calculated_places(seed: int) -> None:
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 @pytest.mark.parametrize("constant", ["", "x", "u"])
-def test_scatter_reduces_at_calculated_places(reduction: str, dtype: Any, constant: str) -> None:
+def test_scatter_reduces_at_computed_indices(reduction: str, dtype: Any, constant: str) -> None:
     rng = np.random.default_rng(5)
     for operator, shape, places, inner in (
         ("ScatterElements", (3, 5), rng.integers(-5, 5, (3, 7)), ()),
@@ -133,7 +133,7 @@ def test_scatter_reduces_at_calculated_places(reduction: str, dtype: Any, consta
         (helper.make_node("ScatterND", ["x", "i", "u"], ["y"]), [(5000,), (1000, 1), (1000,)], "too many to compare"),
     ],
 )
-def test_calculated_places_refused(node: Any, shapes: Sequence[tuple[int, ...]], reason: str) -> None:
+def test_computed_indices_that_are_refused(node: Any, shapes: Sequence[tuple[int, ...]], reason: str) -> None:
     x, i, u = shapes
     with pytest.raises(UnsupportedError, match=reason):
         convert(model_of([node], {"x": normal(0, *x), "i": np.zeros(i, np.int64), "u": normal(1, *u)}, opset=18))

@@ -214,7 +214,7 @@ def test_int8_layers_stay(tmp_path: Path, worker: NcnnWorker) -> None:
 
 @pytest.mark.parametrize("above", ["Pooling p 1 1 data a 0=1 4=1", "InnerProduct p 1 1 data a 0=2 2=48"])
 @pytest.mark.parametrize("params", ["0=3 1=3 4=1 6=54", "0=3 1=1 4=1 6=6", "0=3 1=1 6=6 19=1"])
-def test_convolutions_of_a_vector_that_are_no_innerproduct(tmp_path: Path, above: str, params: str) -> None:
+def test_convolutions_of_a_vector_that_are_not_an_innerproduct(tmp_path: Path, above: str, params: str) -> None:
     inputs = "a kernel" if "19=1" in params else "a"
     lines = (
         INPUT,

@@ -105,7 +105,7 @@ def test_weights_that_16_bits_hold(tmp_path: Path, storage: str, spoilt: dict[in
     assert result.verify().ok
 
 
-def test_only_what_ncnn_reads_behind_a_tag(tmp_path: Path) -> None:
+def test_only_what_ncnn_reads_after_a_tag(tmp_path: Path) -> None:
     lines = (
         "Input data 0 1 data 0=6",
         "MemoryData table 0 1 table 0=6 1=1 2=1",

@@ -179,7 +179,7 @@ def test_what_does_not_fit(line: str, data: bytes, message: str) -> None:
         load(parsed(*line.split("\n")), data)
 
 
-def test_bytes_behind_the_last_weight_are_counted() -> None:
+def test_bytes_after_the_last_weight_are_counted() -> None:
     graph = parsed(IP)
     assert load(graph, STORED[Encoding.FP32][0] + BIAS + b"12345") == 5
 

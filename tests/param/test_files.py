@@ -92,7 +92,7 @@ def test_an_exception_in_between_leaves_nothing(tmp_path: Path) -> None:
     assert folder_of(tmp_path) == {}
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, reason in ((tmp_path / "none", "No such file or directory"), (tmp_path / "file", "Not a directory")):
         with pytest.raises(UsageError, match=rf"cannot write .*net.param and .*net.bin: {reason}"):

@@ -55,7 +55,7 @@ def test_texts(number: float, text: str) -> None:
     assert float_text(number) == text
 
 
-def test_what_is_no_float() -> None:
+def test_what_is_not_a_float() -> None:
     with pytest.raises(ValueError, match="NaN"):
         float_text(float("nan"))
     graph = Graph()

@@ -42,5 +42,5 @@ def test_examples(wanted: list[str], safe: list[str]) -> None:
     assert safe_names(wanted) == safe
 
 
-def test_many_equal_names_are_no_hard_work() -> None:
+def test_many_equal_names_take_linear_time() -> None:
     assert len(set(safe_names(["conv"] * 20_000))) == 20_000

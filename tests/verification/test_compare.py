@@ -54,7 +54,7 @@ def test_small_outputs_are_not_excused() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_special_values_have_to_be_in_the_same_places(value: float) -> None:
+def test_special_values_have_to_be_at_the_same_indices(value: float) -> None:
     special = B.copy()
     special[0, 0] = value
     assert compare(special, special).ok

@@ -195,7 +195,7 @@ def test_files_that_hold_no_inputs(tmp_path: Path, content: bytes | None) -> Non
         load_inputs(path, parsed(TWO))
 
 
-def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
+def test_a_single_array_is_not_an_archive(tmp_path: Path) -> None:
     with (tmp_path / "in.npz").open("wb") as file:
         np.save(file, A)
     with pytest.raises(UsageError, match=r"numpy\.savez"):
@@ -248,7 +248,7 @@ def test_guarded_inputs_leave_the_domain(guard: str) -> None:
     assert (x == 0).any()
 
 
-def test_divisors_are_no_zeros_unless_something_guards_them() -> None:
+def test_divisors_are_not_0_unless_something_guards_them() -> None:
     graph = "(float[300] x, float[300] d) => (float[300] y) { y = Div(x, d) }"
     assert np.abs(draw_inputs(parsed(graph), draw=Draw(1))["d"]).min() > 0.2
     for guard in ("s = Sign(d)", "r = Neg(y) z = Identity(y) s = Sign(z)"):

@@ -248,7 +248,7 @@ def open_rows() -> Manifest:
     return manifest_of([entry], [replace(entry, name="y", blob="y")])
 
 
-def test_open_sizes_are_run_at_two_values(tmp_path: Path) -> None:
+def test_dynamic_sizes_are_run_at_two_values(tmp_path: Path) -> None:
     model = write_model(tmp_path, OPEN_ROWS)
     report = verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"), manifest=open_rows())
     assert report.ok
@@ -286,7 +286,7 @@ def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("total", ["T", "P + N"])
-def test_an_open_size_may_be_the_sum_of_others(tmp_path: Path, total: str) -> None:
+def test_a_dynamic_size_may_be_the_sum_of_others(tmp_path: Path, total: str) -> None:
     graph = """(float[2, N, 4] x, float[2, P, 4] past, float[2, T, 4] mask) => (float[2, T, 4] y) {
         all = Concat<axis = 1>(past, x)
         y = Add(all, mask)

@@ -27,7 +27,7 @@ class Names:
         return candidate
 
     def rename(self, old: str, new: str) -> None:
-        """Take a name instead of another, which is free then."""
+        """Take a name, and give another one back."""
         self._taken.discard(old)
         if old in self._made:
             name, number = self._made.pop(old)

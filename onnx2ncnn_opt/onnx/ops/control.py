@@ -1,6 +1,6 @@
 """If, Loop and Scan: the branch that a known condition takes, and loops unrolled whose trip count is known.
 
-Their graphs are imported instead of the node, once for each iteration. Whether a loop goes on has to be known at every
+Their graphs are imported in place of the node, once for each iteration. Whether a loop goes on has to be known at every
 iteration: its condition is constant, or follows from constants, sizes and the iteration's number.
 """
 

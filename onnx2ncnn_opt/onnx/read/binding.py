@@ -43,7 +43,7 @@ def bind(
     sizes: Mapping[str, int] | None = None,
     named: Iterable[str] = (),
 ) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
-    """Inputs and outputs with the sizes of `shapes` instead of symbols, the same value wherever a symbol occurs.
+    """Inputs and outputs with the sizes of `shapes` for symbols, the same value wherever a symbol occurs.
 
     Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
     input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs.
