@@ -34,6 +34,7 @@ from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
 Importer = Callable[..., Any]
 F = TypeVar("F", bound=Importer)
 Axes = Literal["same"]
+Errors = Literal["none", "result", "one", "input"]
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
@@ -57,8 +58,10 @@ class Traits:
     its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
     compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.
     `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" where each axis of the
-    outputs is that of the inputs, aligned at the last one as in broadcasting. `folds` is how many elements the results
-    have at most, of an operator that is evaluated where all its inputs are constant (`fold/bounds.py`).
+    outputs is that of the inputs, aligned at the last one as in broadcasting. `errors` says what rounding errors are
+    relative to: the result, 1 (of what adds numbers to it on the way, as Softplus does), or the input (of what takes
+    differences of numbers that may be almost equal); "none" where there are none. `folds` is how many elements the
+    results have at most, of an operator that is evaluated where all its inputs are constant (`fold/bounds.py`).
     """
 
     moves: tuple[int, ...] | None = ()
@@ -70,6 +73,7 @@ class Traits:
     quantises: bool = False
     keeps_zeros: bool = False
     axes: Axes | None = None
+    errors: Errors = "result"
     folds: Bound | None = None
 
     def moves_input(self, index: int) -> bool:
@@ -155,6 +159,7 @@ def onnx_op(
     quantises: bool = False,
     keeps_zeros: bool = False,
     axes: Axes | None = None,
+    errors: Errors = "result",
     folds: Bound | None = None,
 ) -> Callable[[F], F]:
     """Register a function as the importer of these operators from opset `since` on.
@@ -162,7 +167,9 @@ def onnx_op(
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
     """
-    traits = Traits(moves, indexes, domains, divisor, selects, jumps or quantises, quantises, keeps_zeros, axes, folds)
+    traits = Traits(
+        moves, indexes, domains, divisor, selects, jumps or quantises, quantises, keeps_zeros, axes, errors, folds
+    )
 
     def register(function: F) -> F:
         summary = (inspect.getdoc(function) or "").split("\n")[0]

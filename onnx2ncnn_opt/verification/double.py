@@ -101,8 +101,10 @@ class InDouble:
         if not floats or is_double:
             made.input[:] = inputs
             for attribute in made.attribute:
-                if attribute.name in ("to", "dtype") and attribute.i in FLOATS:
+                if attribute.name in ("to", "dtype", "stash_type") and attribute.i in FLOATS:
                     attribute.i = TensorProto.DOUBLE
+            if node.op_type == "GroupNormalization" and self._opset >= 21 and "stash_type" not in attributes:
+                made.attribute.append(helper.make_attribute("stash_type", TensorProto.DOUBLE))  # it is 1 by default
             self._nodes.append(made)
             return
         made.input[:] = [

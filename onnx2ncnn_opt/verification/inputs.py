@@ -434,14 +434,16 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
     if draw.flat is not None:
         levels = _floats(uses, _levels(shape, draw), draw._replace(plain=True, flat=None), rng)
         low, high = uses.domain or (-_HIGHEST, _HIGHEST)
-        if low <= 0 <= high and not uses.divides:
+        if uses.divides and low == 0:
+            low = _CONTRAST
+        elif low <= 0 <= high and not uses.divides:
             levels[rng.random(levels.shape) < 1 / _ZERO_LEVELS_IN] = 0.0
         return np.clip(levels + _CONTRAST * draw.scale * rng.standard_normal(shape), low, high)
     bounded = draw.plain or not uses.is_guarded
     array: Array
     if uses.domain and bounded:
         array = np.asarray(rng.uniform(*uses.domain, shape))
-        if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain:
+        if uses.domain[0] <= 0 <= uses.domain[1] and not draw.plain and not uses.divides:
             array[rng.random(shape) < 1 / _ZEROS_IN] = 0.0
         return array
     array = np.asarray(rng.standard_normal(shape) * draw.scale)

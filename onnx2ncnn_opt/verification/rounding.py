@@ -12,6 +12,7 @@ difference comes of a net's weights in 16 bits.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -35,11 +36,16 @@ from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20
+# The same of inputs whose differences are taken: their sums have hundreds of terms, which ncnn adds up one by one.
+_CANCELLED = 2.0**-18
+# The same for one that adds numbers to 1: two units of its last place.
+_BESIDE_ONE = 2.0**-22
 # The error of numbers that decide something, in units of the largest one beside them: of a convolution by winograd.
 _DECIDING = DEFAULT.relative / 5
 # All numbers too large, all too small, and six times each by a sign of its own.
 _RUNS = ((0.0, 1.0), (0.0, -1.0), *((1.0, 0.0),) * 6)
 _ROOM = 2.0
+_PHASE = math.pi * math.sqrt(2)  # which no whole number makes a multiple of pi
 _FLOAT32 = np.finfo(np.float32)
 # For a model in float64, which takes some ten to a hundred times as long as in float32.
 _SECONDS = 120.0
@@ -88,7 +94,7 @@ class Rounding:
             return reference
         size, is_finite = np.abs(exact), np.abs(actual) < INFINITE
         is_lost = (size < INFINITE) & ~(np.abs(reference) < INFINITE)
-        is_outside = (size >= INFINITE) | ((size > 0) & (size < _FLOAT32.tiny))
+        is_outside = (np.isfinite(exact) & (size >= INFINITE)) | ((size > 0) & (size < _FLOAT32.tiny))
         is_any = (is_lost & ~is_finite) | (is_outside & (~is_finite | (actual == 0)))
         if not (is_lost | is_any).any():
             return reference
@@ -204,38 +210,30 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     written = _Written()
     for node in proto.graph.node:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
+        is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
         to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in _ALL_FLOATS
         if traits.jumps and not to_float:
             for index, name in enumerate(node.input):
                 if types.get(name) in _FLOATS and name not in exact:
                     node.input[index] = written.decided(name, types[name])
-        if node.op_type in _CANCELLING and node.input[0] in exact and types.get(node.input[0]) in _FLOATS:
-            node.input[0] = written.inexact(node.input[0], types[node.input[0]])
+        if traits.errors == "input" and types.get(node.input[0]) in _FLOATS:
+            node.input[0] = written.inexact(node.input[0], types[node.input[0]], _CANCELLED)
         written.nodes.append(node)
-        if all(name in exact for name in node.input) and (traits.moves != () or node.op_type in _EXACT):
+        if all(name in exact for name in node.input) and (traits.moves != () or is_exact):
             exact.update(node.output)
             continue
         if traits.moves != ():
             continue
         for index, name in enumerate(node.output):
             if name and types.get(name) in _FLOATS:
-                node.output[index] = written.computed(name, types[name])
+                beside = node.input[0] if traits.errors == "one" else ""
+                node.output[index] = written.computed(name, types[name], beside)
     del proto.graph.node[:]
     proto.graph.node.extend(written.nodes)
     for name in (_OWN, _SHARED):
         proto.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
     del proto.graph.value_info[:]
     return bytes(proto.SerializeToString())
-
-
-# What computes no number that is not there yet, up to its sign.
-_EXACT = frozenset({"Abs", "Clip", "Constant", "ConstantOfShape", "Max", "Min", "Neg", "Relu", "Sign"})
-
-
-# What takes differences of numbers that may be almost equal: its own errors are as large as those of inexact inputs.
-_CANCELLING = frozenset(
-    {"Det", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "MeanVarianceNormalization"}
-)
 
 
 class _Written:
@@ -250,26 +248,41 @@ class _Written:
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
+    def integer(self, value: int) -> str:
+        return self.add("Constant", value=numpy_helper.from_array(np.array(value, np.int64)))
+
     def number(self, value: float, dtype: int) -> str:
         array = np.array(value, helper.tensor_dtype_to_np_dtype(dtype))
         return self.add("Constant", value=numpy_helper.from_array(array))
 
     def errors(self, name: str, dtype: int) -> str:
-        """Numbers from -1 to 1 for each number of a tensor."""
-        random = self.add("RandomUniformLike", name, low=-1.0, high=1.0, seed=float(len(self.nodes)))
-        scales = [self.add("Cast", scale, to=dtype) for scale in (_OWN, _SHARED)]
-        return self.add("Add", self.add("Mul", self.add("Sign", random), scales[0]), scales[1])
+        """Numbers from -1 to 1 for each number of a tensor.
 
-    def computed(self, name: str, dtype: int) -> str:
-        """The name under which a node gives what has an error as `name`."""
+        Their signs are those of sin(a * i * i + b) at index i: ONNX Runtime has no random numbers from opset 22 on.
+        """
+        indexes = self.add("Range", self.integer(0), self.add("Size", name), self.integer(1))
+        squares = self.add("Cast", self.add("Mul", indexes, indexes), to=TensorProto.DOUBLE)
+        phases = self.add("Mul", squares, self.number(_PHASE, TensorProto.DOUBLE))
+        shifted = self.add("Add", phases, self.number(float(len(self.nodes)), TensorProto.DOUBLE))
+        signs = self.add("Reshape", self.add("Sign", self.add("Sin", shifted)), self.add("Shape", name))
+        scales = [self.add("Cast", scale, to=dtype) for scale in (_OWN, _SHARED)]
+        return self.add("Add", self.add("Mul", self.add("Cast", signs, to=dtype), scales[0]), scales[1])
+
+    def computed(self, name: str, dtype: int, beside: str = "") -> str:
+        """The name under which a node gives what has an error as `name`; one `beside` 1 and this tensor, if any."""
         inner = f"onnx2ncnn_opt.inner.{name}"
-        self.nodes.append(helper.make_node("Identity", [self.inexact(inner, dtype)], [name]))
+        inexact = self.inexact(inner, dtype)
+        if beside:
+            size = self.add("Add", self.add("Abs", beside), self.number(1, dtype))
+            error = self.add("Mul", self.errors(inner, dtype), self.number(_BESIDE_ONE, dtype))
+            inexact = self.add("Add", inexact, self.add("Mul", size, error))
+        self.nodes.append(helper.make_node("Identity", [inexact], [name]))
         return inner
 
-    def inexact(self, name: str, dtype: int) -> str:
+    def inexact(self, name: str, dtype: int, each: float = _EACH) -> str:
         """A tensor whose numbers are off by a relative error each, or as if subnormal ones were 0; zeros stay."""
         errors = self.errors(name, dtype)
-        relative = self.add("Mul", errors, self.number(_EACH, dtype))
+        relative = self.add("Mul", errors, self.number(each, dtype))
         scaled = self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
         least = self.add("Mul", errors, self.number(float(_FLOAT32.tiny), dtype))
         return self.add("Add", scaled, self.add("Mul", least, self.add("Abs", self.add("Sign", name))))

@@ -82,6 +82,24 @@ def test_other_operators(node: str, opset: int) -> None:
     np.testing.assert_allclose(single, exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("stash", ["", ", stash_type = 1"])
+def test_statistics_in_float64(stash: str) -> None:
+    x = random(1, 4, 5, 6) * np.float32(1e-2) + 1
+    node = f"GroupNormalization<num_groups = 4{stash}>(x, scale, bias)"
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    data = model(f"(float[1, 4, 5, 6] x) => (float[A, B, C, D] y) {{ y = {node} }}", 21, scale=ones, bias=zeros)
+    _, exact = both(data, x)
+    centred = x - x.mean((2, 3), keepdims=True, dtype=np.float64)
+    right = centred / np.sqrt(np.square(centred).mean((2, 3), keepdims=True) + np.float32(1e-5))
+    np.testing.assert_allclose(exact, right, rtol=1e-7)
+
+
+def test_the_sigmoid_of_numbers_far_below_zero() -> None:
+    x = np.array([-700, -80, 0, 700], np.float32)
+    _, exact = both(model("(float[4] x) => (float[A] y) { y = Sigmoid(x) }"), x)
+    np.testing.assert_allclose(exact, [np.exp(-700), np.exp(-80), 0.5, 1], rtol=1e-12)
+
+
 def test_types_of_other_values_stay() -> None:
     graph = (
         "(float[4, 5] x) => (int64[4] y, float[4, 5] z) <float a = {0.5}> { c = Greater(x, a) w = Where(c, x, a) "

@@ -61,9 +61,13 @@ def test_names_that_are_numbers() -> None:
         ("a = Sigmoid(x) b = Sub(one, a) c = Div(a, b) y = Log(c)", 48),
         ("a = Exp(x) b = CumSum(a, axis) y = Log(b)", 504),  # a subnormal number, or 0
         ("y = ReduceProd(x)", 504),
+        ("y = Softplus(x)", 120),  # of -16 another sum with 1
+        ("a = Softplus(x) b = Tanh(a) y = Mul(x, b)", 120),
+        ("y = Tan(x)", 120),
+        ("a = Sqrt(x) y = Reciprocal(a)", 495),  # 1 / 0 is NaN in ncnn
     ],
 )
-def test_right_nets_beyond_float32(nodes: str, size: int) -> None:
+def test_right_nets_at_the_ends_of_float32(nodes: str, size: int) -> None:
     graph = f"(float[1,{size}] x) => (float[M,N] y) <float one = {{1}}, int64 axis = {{1}}> {{ {nodes} }}"
     conversion = convert(parsed(graph))
     assert [row.message for row in conversion.verify().rows if row.status != "ok"] == []

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip, softplus, softsign
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers, turned_over
-from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.registry import Errors, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 # ONNX operator -> ncnn layer and its parameters; neither has attributes.
@@ -49,6 +49,11 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
 _JUMPING = ("Ceil", "Floor", "Round", "Sign")
 _KEEPING_ZEROS = ("Abs", "Neg", "Sqrt")  # which are 0 nowhere else
+_ERRORS: dict[str, Errors] = {
+    **dict.fromkeys(("Abs", "Neg", "Relu", "Sign"), "none"),
+    **dict.fromkeys(("Asinh", "Atanh", "HardSwish", "Mish", "Tanh"), "one"),
+    "Tan": "input",
+}
 _NOT_FOLDED = ("HardSwish", "Mish")
 # Where functions are real numbers, and neither infinite nor as steep as they are there.
 _DOMAINS = {
@@ -76,6 +81,7 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
         selects=name == "Sign",
         jumps=jumps,
         keeps_zeros=zeros,
+        errors=_ERRORS.get(name, "result"),
         folds=None if name in _NOT_FOLDED else bounds.first,
     )(plain)
 
@@ -116,19 +122,19 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
 
 
-@onnx_op("Elu", axes="same", folds=bounds.first)
+@onnx_op("Elu", axes="same", folds=bounds.first, errors="one")
 def elu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ELU."""
     return im.unary(x, "ELU", alpha=alpha)
 
 
-@onnx_op("Celu", axes="same", folds=bounds.first)
+@onnx_op("Celu", axes="same", folds=bounds.first, errors="one")
 def celu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """CELU."""
     return im.unary(x, "CELU", alpha=alpha)
 
 
-@onnx_op("Selu", axes="same", folds=bounds.first)
+@onnx_op("Selu", axes="same", folds=bounds.first, errors="one")
 def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
@@ -143,7 +149,7 @@ def hard_sigmoid(im: ImportContext, x: Tensor, *, alpha: float = 0.2, beta: floa
     return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
 
 
-@onnx_op("Gelu", since=20, axes="same")
+@onnx_op("Gelu", since=20, axes="same", errors="one")
 def gelu(im: ImportContext, x: Tensor, *, approximate: str = "none") -> Tensor:
     """GELU, exact or with tanh."""
     return im.unary(x, "GELU", fast_gelu=int(approximate == "tanh"))
@@ -165,7 +171,7 @@ def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Val
 
 
 onnx_op("Softsign", axes="same", folds=bounds.first)(softsign)
-onnx_op("Softplus", axes="same", folds=bounds.first)(softplus)
+onnx_op("Softplus", axes="same", folds=bounds.first, errors="one")(softplus)
 
 
 @onnx_op("ThresholdedRelu", axes="same", folds=bounds.first)
@@ -184,13 +190,13 @@ def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.
     return im.unary(x, "Shrink", bias=bias, lambd=lambd)
 
 
-@onnx_op("Clip", selects=True, axes="same", folds=bounds.broadcast)
+@onnx_op("Clip", selects=True, axes="same", folds=bounds.broadcast, errors="none")
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
     return clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11, integers=True, selects=True, axes="same", folds=bounds.broadcast)
+@onnx_op("Clip", since=11, integers=True, selects=True, axes="same", folds=bounds.broadcast, errors="none")
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are computed."""
     x = as_numbers(im, x)

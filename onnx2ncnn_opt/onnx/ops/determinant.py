@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.value import Tensor, Value
 _LARGEST = 4
 
 
-@onnx_op("Det", since=11)
+@onnx_op("Det", since=11, errors="input")
 def det(im: ImportContext, x: Tensor) -> Value:
     """Products of elements, by the first row."""
     n = x.shape[-1] if x.rank > 1 else None

@@ -35,13 +35,13 @@ def sum_(im: ImportContext, *xs: Value) -> Value:
     return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), xs)
 
 
-@onnx_op("Max", integers=True, selects=True, axes="same", folds=bounds.broadcast)
+@onnx_op("Max", integers=True, selects=True, axes="same", folds=bounds.broadcast, errors="none")
 def max__op(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
     return maximum(im, *xs)
 
 
-@onnx_op("Min", integers=True, selects=True, axes="same", folds=bounds.broadcast)
+@onnx_op("Min", integers=True, selects=True, axes="same", folds=bounds.broadcast, errors="none")
 def min__op(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
     return minimum(im, *xs)

@@ -87,7 +87,7 @@ def _in_training(
     return y, running(mean, now), running(var, variance)
 
 
-@onnx_op("InstanceNormalization", since=6, batch=0)
+@onnx_op("InstanceNormalization", since=6, batch=0, errors="input")
 def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, epsilon: float = 1e-5) -> Value:
     """InstanceNorm per channel over all further axes, on a Mat of three dims; BinaryOps where these are computed."""
     if not 3 <= x.rank <= 5:
@@ -105,7 +105,7 @@ def instance_norm(im: ImportContext, x: Tensor, scale: Value, bias: Value, *, ep
     return normal if "weights" in params else _affine(im, normal, scale, bias)
 
 
-@onnx_op("GroupNormalization", since=18, batch=0)
+@onnx_op("GroupNormalization", since=18, batch=0, errors="input")
 def group_norm(
     im: ImportContext,
     x: Tensor,
@@ -138,7 +138,7 @@ def _of_each(im: ImportContext, param: Value, count: int) -> Value:
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
 
-onnx_op("LayerNormalization", since=17, axes="same")(layer_norm)
+onnx_op("LayerNormalization", since=17, axes="same", errors="input")(layer_norm)
 onnx_op("RMSNormalization", since=23, axes="same")(rms_norm)
 
 

@@ -52,13 +52,13 @@ def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     return softmax(im, x, axis)
 
 
-@onnx_op("LogSoftmax", axes="same")
+@onnx_op("LogSoftmax", axes="same", errors="one")
 def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """LogSoftmax over the flattened axes from `axis` on."""
     return back(im, log_softmax(im, coerced(im, x, axis), 1), x)
 
 
-@onnx_op("LogSoftmax", since=13, axes="same", folds=bounds.first)
+@onnx_op("LogSoftmax", since=13, axes="same", folds=bounds.first, errors="one")
 def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """LogSoftmax along one axis."""
     return log_softmax(im, x, axis)

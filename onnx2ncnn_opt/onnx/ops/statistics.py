@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 _MVN_EPSILON = 1e-9
 
 
-@onnx_op("MeanVarianceNormalization", since=9, axes="same")
+@onnx_op("MeanVarianceNormalization", since=9, axes="same", errors="input")
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
     """What ONNX says it is: means, differences, and a square root."""
     apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))

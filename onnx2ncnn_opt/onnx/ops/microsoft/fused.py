@@ -14,31 +14,31 @@ from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 
-@onnx_op("Gelu", domain=MICROSOFT, axes="same")
+@onnx_op("Gelu", domain=MICROSOFT, axes="same", errors="one")
 def gelu(im: ImportContext, x: Tensor) -> Tensor:
     """GELU."""
     return im.unary(x, "GELU")
 
 
-@onnx_op("BiasGelu", domain=MICROSOFT, axes="same")
+@onnx_op("BiasGelu", domain=MICROSOFT, axes="same", errors="one")
 def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
     """BinaryOp add and GELU."""
     return im.unary(binary(im, BinaryOp.ADD, x, b), "GELU")
 
 
-@onnx_op("FastGelu", domain=MICROSOFT, axes="same")
+@onnx_op("FastGelu", domain=MICROSOFT, axes="same", errors="one")
 def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
     """GELU with tanh."""
     return im.unary(x if b is None else binary(im, BinaryOp.ADD, x, b), "GELU", fast_gelu=1)
 
 
-@onnx_op("QuickGelu", domain=MICROSOFT, axes="same")
+@onnx_op("QuickGelu", domain=MICROSOFT, axes="same", errors="one")
 def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     """x * Sigmoid(alpha * x)."""
     return binary(im, BinaryOp.MUL, x, im.unary(binary(im, BinaryOp.MUL, x, number(alpha)), "Sigmoid"))
 
 
-@onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same")
+@onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same", errors="input")
 def skip_layer_norm(
     im: ImportContext,
     x: Tensor,
