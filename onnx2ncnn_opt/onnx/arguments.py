@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from typing import Any, get_args
 
 import onnx_ir
@@ -26,6 +27,8 @@ def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item 
     for name, default in op.attributes.items():
         if default is inspect.Parameter.empty and name not in attributes:
             raise Refusal(f"attribute {name} is missing")
+    for name, group in op.groups.items():
+        attributes[name] = group(**{f.name: attributes.pop(f.name) for f in fields(group) if f.name in attributes})
     result = op.function(im, *arguments, **attributes)
     results = list(result) if isinstance(result, tuple) else [result]
     asked = [value.name for i, value in enumerate(node.outputs) if i >= len(results) and im.is_used(i)]

@@ -14,6 +14,8 @@ annotation of an input says is checked before the function runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
+Attributes that several operators have can be one keyword-only parameter: a dataclass with a field for each.
+
 `onnx2ncnn_opt.onnx.ops` registers all operators; import `find`, `fold_bound`, `all_ops` and `traits_of` from there.
 
 An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, reduce
 from operator import or_
 from types import NoneType, UnionType
@@ -136,9 +138,20 @@ class OnnxOp:
         return next((p.name for p in inputs if p.annotation is inspect.Parameter.empty), None)
 
     @cached_property
+    def groups(self) -> dict[str, type]:
+        """The parameters that are dataclasses of attributes."""
+        hints = get_type_hints(self.function)
+        names = (p.name for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        return {name: hints[name] for name in names if is_dataclass(hints.get(name))}
+
+    @cached_property
     def attributes(self) -> dict[str, Any]:
         """Attribute names and defaults; `inspect.Parameter.empty` marks one that the node must have."""
-        return {p.name: p.default for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        found = {p.name: p.default for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+        for name, group in self.groups.items():
+            del found[name]
+            found |= {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(group)}
+        return found
 
 
 _OPS: dict[tuple[str, str], list[OnnxOp]] = {}

@@ -13,6 +13,7 @@ from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.split import split
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
+from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
@@ -45,7 +46,7 @@ def causal_conv_with_state(
     else:
         padded = concat(im, past_state, x, axis=2)
     padded = im.tensor(padded)
-    y = conv(im, padded, weight, bias, group=channels)
+    y = conv(im, padded, weight, bias, given=ConvAttributes(group=channels))
     state = crop(im, padded, 2, 1 - length, -233) if im.is_used(1) else None
     return y if activation == "none" else im.unary(y, "Swish"), state
 

@@ -22,8 +22,9 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
     sums_of,
     type_of,
 )
+from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value, held_as_float
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
 onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same", folds=bounds.first)(
     onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="same")(quantize_linear)
@@ -54,26 +55,10 @@ def conv_integer(
     x_zero_point: Value | None = None,
     w_zero_point: Value | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints = (),
-    group: int = 1,
-    kernel_shape: Ints = (),
-    pads: Ints = (),
-    strides: Ints = (),
+    given: ConvAttributes,
 ) -> Value:
     """Convolution of whole numbers; sums beyond 2**24 are rounded."""
-    sums = conv(
-        im,
-        im.tensor(centred(im, x, x_zero_point)),
-        _kernel(im, w, w_zero_point),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    return _whole(sums)
+    return _whole(conv(im, im.tensor(centred(im, x, x_zero_point)), _kernel(im, w, w_zero_point), given=given))
 
 
 @onnx_op("QLinearConv", since=10, batch=0, integers=True, quantises=True)
@@ -89,12 +74,7 @@ def qlinear_conv(
     y_zero_point: Value,
     b: Array | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints = (),
-    group: int = 1,
-    kernel_shape: Ints = (),
-    pads: Ints = (),
-    strides: Ints = (),
+    given: ConvAttributes,
 ) -> Value:
     """Convolution of whole numbers, and as QuantizeLinear of the sums."""
     sums = conv(
@@ -102,12 +82,7 @@ def qlinear_conv(
         im.tensor(centred(im, x, x_zero_point)),
         _kernel(im, w, w_zero_point),
         None if b is None else Constant(b.astype(np.float32)),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
+        given=given,
     )
     factor = scaling(im, BinaryOp.DIV, scaling(im, BinaryOp.MUL, x_scale, beside(im, sums, w_scale, 1)), y_scale)
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))

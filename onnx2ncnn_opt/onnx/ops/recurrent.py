@@ -32,6 +32,24 @@ class _Kind:
     activations: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Attributes:
+    """The attributes that the three operators share."""
+
+    activation_alpha: tuple[float, ...] = ()
+    activation_beta: tuple[float, ...] = ()
+    activations: tuple[str, ...] = ()
+    clip: float | None = None
+    direction: str = "forward"
+    hidden_size: int | None = None
+    layout: int = 0
+
+
+@dataclass(frozen=True)
+class _RnnAttributes(_Attributes):
+    activations: tuple[str, ...] = ("Tanh", "Tanh")
+
+
 _LSTM = _Kind("LSTM", (0, 2, 1, 3), ("sigmoid", "tanh", "tanh"))  # i o f c -> i f o c
 _GRU = _Kind("GRU", (1, 0, 2), ("sigmoid", "tanh"))  # z r h -> r z h
 _RNN = _Kind("RNN", (0,), ("tanh",))
@@ -49,26 +67,20 @@ def lstm(
     initial_c: Operand | None = None,
     p: Value | None = None,
     *,
-    activation_alpha: tuple[float, ...] = (),
-    activation_beta: tuple[float, ...] = (),
-    activations: tuple[str, ...] = (),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
+    given: _Attributes,
     input_forget: int = 0,
-    layout: int = 0,
 ) -> tuple[Value, ...]:
     """LSTM; step by step with peepholes, other activations and whatever else ncnn's does not have."""
     if input_forget:
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
-    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, direction, layout, activations, clip)
+    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, given)
     if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
         raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
     states = [initial_h, initial_c]
     plain = p is None or (isinstance(p, Constant) and not p.array.any())
     if plain and node.fits:
         return node.layer(states)
-    unrolled = node.unrolled(activation_alpha, activation_beta)
+    unrolled = node.unrolled
     return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
 
 
@@ -82,20 +94,14 @@ def gru(
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     *,
-    activation_alpha: tuple[float, ...] = (),
-    activation_beta: tuple[float, ...] = (),
-    activations: tuple[str, ...] = (),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
+    given: _Attributes,
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
     """GRU, with linear_before_reset; step by step without, and with other activations."""
-    node = _Node(im, _GRU, x, w, r, b, sequence_lens, direction, layout, activations, clip)
+    node = _Node(im, _GRU, x, w, r, b, sequence_lens, given)
     if linear_before_reset and node.fits:
         return node.layer([initial_h])
-    unrolled = node.unrolled(activation_alpha, activation_beta)
+    unrolled = node.unrolled
     return node.arranged(unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
@@ -109,19 +115,13 @@ def rnn(
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     *,
-    activation_alpha: tuple[float, ...] = (),
-    activation_beta: tuple[float, ...] = (),
-    activations: tuple[str, ...] = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
+    given: _RnnAttributes,
 ) -> tuple[Value, ...]:
     """RNN with tanh; step by step with other activations."""
-    node = _Node(im, _RNN, x, w, r, b, sequence_lens, direction, layout, activations, clip)
+    node = _Node(im, _RNN, x, w, r, b, sequence_lens, given)
     if node.fits:
         return node.layer([initial_h])
-    unrolled = node.unrolled(activation_alpha, activation_beta)
+    unrolled = node.unrolled
     return node.arranged(unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
 
 
@@ -136,16 +136,13 @@ class _Node:
     r: Value
     b: Value | None
     lengths: Array | None
-    direction: str
-    layout: int
-    activations: Sequence[str]
-    clip: float | None
+    given: _Attributes
 
     def __post_init__(self) -> None:
         if self.x.rank != 3:
             raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
-        if self.direction not in _DIRECTIONS:
-            raise self.im.invalid(f"direction {self.direction} is not known")
+        if self.given.direction not in _DIRECTIONS:
+            raise self.im.invalid(f"direction {self.given.direction} is not known")
         hidden, size = self.r.shape[-1], self.kind.gates
         rows = hidden * len(size)
         expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
@@ -156,17 +153,17 @@ class _Node:
     @property
     def count(self) -> int:
         """The number of directions."""
-        return 2 if self.direction == "bidirectional" else 1
+        return 2 if self.given.direction == "bidirectional" else 1
 
     @property
     def fits(self) -> bool:
         """Whether ncnn's layer has all that the node asks for."""
         defaults = self.kind.activations * self.count
-        steps = self.x.shape[1 if self.layout else 0]
+        steps = self.x.shape[1 if self.given.layout else 0]
         return (
             all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
-            and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
-            and self.clip is None
+            and tuple(name.lower() for name in self.given.activations) in ((), defaults, self.kind.activations * 2)
+            and self.given.clip is None
             and (self.lengths is None or bool((self.lengths == steps).all()))
         )
 
@@ -176,27 +173,30 @@ class _Node:
         w, r, b = arrays
         assert w is not None
         assert r is not None
-        return _recurrent(self.im, self.kind, self.x, w, r, b, states, self.direction, self.layout)
+        return _recurrent(self.im, self.kind, self.x, w, r, b, states, self.given.direction, self.given.layout)
 
-    def unrolled(self, alpha: Sequence[float], beta: Sequence[float]) -> Unrolled:
+    @property
+    def unrolled(self) -> Unrolled:
         """The node with its steps written out."""
-        names = self.activations or self.kind.activations * self.count
+        given = self.given
+        names = given.activations or self.kind.activations * self.count
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
-        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.direction]
-        steps = self.x.shape[1 if self.layout else 0]
+        backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[given.direction]
+        steps = self.x.shape[1 if given.layout else 0]
         lengths = None if self.lengths is None or (self.lengths == steps).all() else self.lengths
-        return Unrolled(self.im, self.w, self.r, self.b, lengths, backwards, names, alpha, beta, self.clip)
+        numbers = given.activation_alpha, given.activation_beta, given.clip
+        return Unrolled(self.im, self.w, self.r, self.b, lengths, backwards, names, *numbers)
 
     @property
     def steps_first(self) -> Tensor:
         """The operand as in layout 0."""
-        return self.x.viewed(self.x.view.transpose((1, 0, 2))) if self.layout else self.x
+        return self.x.viewed(self.x.view.transpose((1, 0, 2))) if self.given.layout else self.x
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """The states as in layout 0; None for one of zeros."""
-        items = self.x.shape[0 if self.layout else 1]
-        known = _nonzero(self.im, states, (self.count, self.r.shape[-1]), items, self.layout)
+        items = self.x.shape[0 if self.given.layout else 1]
+        known = _nonzero(self.im, states, (self.count, self.r.shape[-1]), items, self.given.layout)
         return [None if state is None else self._turned(state, (1, 0, 2)) for state in known]
 
     def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:
@@ -205,7 +205,7 @@ class _Node:
         return self._turned(y, (2, 0, 1, 3)), *(self._turned(state, (1, 0, 2)) for state in states)
 
     def _turned(self, x: Value, order: tuple[int, ...]) -> Value:
-        if not self.layout:
+        if not self.given.layout:
             return x
         return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
 

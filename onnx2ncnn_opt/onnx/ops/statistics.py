@@ -10,6 +10,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
 from onnx2ncnn_opt.onnx.lower.functional.pool import average_pool
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
+from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
@@ -39,32 +40,19 @@ def lp_pool(
     im: ImportContext,
     x: Tensor,
     *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
+    given: PoolAttributes,
     dilations: Ints = (),
-    kernel_shape: Ints,
     p: int = 2,
-    pads: Ints = (),
-    strides: Ints = (),
 ) -> Value:
     """Pooling avg of powers, times the size of the window."""
-    if ceil_mode:
+    if given.ceil_mode:
         # Its last windows have as many zeros as any other, but ncnn would divide by fewer.
         raise im.refuse(
             "ceil_mode: the last windows divide by another number than in ncnn", "export it with ceil_mode = 0"
         )
     powers = _power(im, x, p)
-    pooled = average_pool(
-        im,
-        powers,
-        auto_pad=auto_pad,
-        count_include_pad=1,
-        dilations=dilations,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(kernel_shape))), p)
+    pooled = average_pool(im, powers, given=given, count_include_pad=1, dilations=dilations)
+    return _root(im, binary(im, BinaryOp.MUL, pooled, number(math.prod(given.kernel_shape))), p)
 
 
 @onnx_op("GlobalLpPool", since=2, batch=0)

@@ -6,6 +6,7 @@ ONNX pads are all begins, then all ends, per spatial axis outermost first; ncnn 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
@@ -13,10 +14,11 @@ from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes, pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 
 _SUFFIX = {1: "1D", 2: "", 3: "3D"}
+_PLAIN = ConvAttributes()
 
 
 def conv(
@@ -25,26 +27,21 @@ def conv(
     w: Value,
     b: Value | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints = (),
-    group: int = 1,
-    kernel_shape: Ints = (),
-    pads: Ints = (),
-    strides: Ints = (),
+    given: ConvAttributes = _PLAIN,
 ) -> Value:
     """Convolution[DepthWise][1D|3D], also of weights that are computed; InnerProduct where the image is one pixel."""
-    kernel = _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
+    kernel, group = _check(im, x, w, given), given.group
     _check_channels(im, x, w.shape[1], group)
     n = len(kernel)
-    dilation, stride = dilations or (1,) * n, strides or (1,) * n
-    begins_ends = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilation, stride)
+    dilation, stride = given.dilations or (1,) * n, given.strides or (1,) * n
+    begins_ends = same_pads(im, x.shape[2:], given.auto_pad, given.pads, kernel, dilation, stride)
     params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
     params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})
     kind = ("Convolution" if group == 1 else "ConvolutionDepthWise") + _SUFFIX[n]
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
     if isinstance(b, Tensor):
-        return _biased(im, conv(im, x, w, dilations=dilation, group=group, pads=begins_ends, strides=stride), b)
+        return _biased(im, conv(im, x, w, given=replace(given, auto_pad="NOTSET", pads=begins_ends)), b)
     weights = {"weight_data": w.array} | ({} if b is None else {"bias_data": b.array})
     params |= {"num_output": w.array.shape[0], "bias_term": int(b is not None), "weight_data_size": w.array.size}
     if group == 1 and set(kernel) == {1} and set(x.shape[2:]) == {1} and not any(begins_ends):
@@ -60,43 +57,26 @@ def conv_transpose(
     w: Value,
     b: Value | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints = (),
-    group: int = 1,
-    kernel_shape: Ints = (),
+    given: ConvAttributes = _PLAIN,
     output_padding: Ints = (),
     output_shape: Ints = (),
-    pads: Ints = (),
-    strides: Ints = (),
 ) -> Value:
     """Deconvolution[DepthWise][1D|3D]; Padding after it for negative pads."""
-    kernel = _check(im, x, w, group, kernel_shape, (strides, dilations), pads)
+    kernel, group, pads = _check(im, x, w, given), given.group, given.pads
     _check_channels(im, x, w.shape[0])
     n = len(kernel)
-    dilation, stride = dilations or (1,) * n, strides or (1,) * n
+    dilation, stride = given.dilations or (1,) * n, given.strides or (1,) * n
     extra = output_padding or (0,) * n
     if any(p < 0 for p in pads):
         raise im.refuse(f"pads {pads} are negative", "crop the operand before")
-    if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+    if output_shape or given.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         sizes = output_shape[-n:] if output_shape else None
-        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, auto_pad, sizes)
+        pads = _transposed_pads(im, x, kernel, dilation, stride, extra, given.auto_pad, sizes)
     pads = pads or (0,) * 2 * n
+    given = replace(given, auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
     if any(p < 0 for p in pads):
-        return _widened(
-            im,
-            conv_transpose(
-                im,
-                x,
-                w,
-                dilations=dilations,
-                group=group,
-                output_padding=output_padding,
-                pads=tuple(max(p, 0) for p in pads),
-                strides=strides,
-            ),
-            [max(-p, 0) for p in pads],
-            b,
-        )
+        narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
+        return _widened(im, narrow, [max(-p, 0) for p in pads], b)
     params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
     params |= pad_params(pads) | ({} if group == 1 else {"group": group})
     for name, size in zip(("right", "bottom", "behind"), reversed(extra), strict=False):
@@ -105,10 +85,7 @@ def conv_transpose(
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[1] * group, params)
     if isinstance(b, Tensor):
-        made = conv_transpose(
-            im, x, w, dilations=dilation, group=group, output_padding=output_padding, pads=pads, strides=stride
-        )
-        return _biased(im, made, b)
+        return _biased(im, conv_transpose(im, x, w, given=given, output_padding=output_padding), b)
     # ONNX has [I, O/g, ...], ncnn [g, O/g, I/g, ...].
     weight = w.array.reshape(group, w.array.shape[0] // group, w.array.shape[1], *kernel).swapaxes(1, 2)
     weights = {"weight_data": weight} | ({} if b is None else {"bias_data": b.array})
@@ -145,9 +122,7 @@ def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) 
     return wide if b is None else _biased(im, wide, b)
 
 
-def _check(
-    im: ImportContext, x: Tensor, w: Value, group: int, kernel_shape: Ints, per_axis: Sequence[Ints], pads: Ints
-) -> tuple[int, ...]:
+def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes) -> tuple[int, ...]:
     """The kernel's sizes; refused where operands and attributes do not fit together."""
     n = w.rank - 2
     if not 1 <= n <= 3:
@@ -160,9 +135,10 @@ def _check(
     if not all(isinstance(size, int) for size in w.shape[2:]):
         raise im.refuse("a kernel of dynamic size", "bind it with --shape")
     kernel = known(w.shape[2:])
-    if kernel_shape and tuple(kernel_shape) != kernel:
-        raise im.invalid(f"kernel_shape {kernel_shape} is not the weight's {kernel}")
-    if any(values and (len(values) != n or min(values) < 1) for values in per_axis) or len(pads) not in (0, 2 * n):
+    if given.kernel_shape and tuple(given.kernel_shape) != kernel:
+        raise im.invalid(f"kernel_shape {given.kernel_shape} is not the weight's {kernel}")
+    per_axis, group = (given.strides, given.dilations), given.group
+    if any(each and (len(each) != n or min(each) < 1) for each in per_axis) or len(given.pads) not in (0, 2 * n):
         raise im.invalid(f"its attributes do not give one positive number for each of {n} dimensions")
     if group < 1 or (isinstance(w.shape[0], int) and w.shape[0] % group):
         raise im.invalid(f"{w.shape[0]} kernels do not divide into {group} groups")

@@ -15,7 +15,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.pad import pad
-from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, same_pads, spatial
+from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes, pad_params, same_pads, spatial
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
 _SUFFIX = {1: "1D", 2: "", 3: "3D"}
@@ -26,17 +26,13 @@ def max_pool(
     im: ImportContext,
     x: Tensor,
     *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
+    given: PoolAttributes,
     dilations: Ints = (),
-    kernel_shape: Ints,
-    pads: Ints = (),
     storage_order: int = 0,
-    strides: Ints = (),
 ) -> Tensor:
     """Pooling[1D|3D] max; along an axis with dilation BinaryOp max of Crops before it."""
     x = as_numbers(im, x)
-    window = _window(im, x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    window = _window(im, x, given, dilations)
     return _dilated_max(im, x, window) if window.has_gaps else _pool(im, x, 0, window, count_include_pad=True)
 
 
@@ -44,16 +40,12 @@ def average_pool(
     im: ImportContext,
     x: Tensor,
     *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
+    given: PoolAttributes,
     count_include_pad: int = 0,
     dilations: Ints = (),
-    kernel_shape: Ints,
-    pads: Ints = (),
-    strides: Ints = (),
 ) -> Tensor:
     """Pooling[1D|3D] avg; with dilation ConvolutionDepthWise, and BinaryOp mul by how many are in a window."""
-    window = _window(im, x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
+    window = _window(im, x, given, dilations)
     include = bool(count_include_pad)
     return (
         _dilated_average(im, x, window, include)
@@ -83,26 +75,18 @@ class _Window:
         return (*self.pads[:n], *(end + more for end, more in zip(self.pads[n:], self.tail, strict=True)))
 
 
-def _window(
-    im: ImportContext,
-    x: Tensor,
-    kernel: Ints,
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Ints,
-    pads: Ints,
-    strides: Ints,
-) -> _Window:
+def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints) -> _Window:
+    kernel, auto_pad = given.kernel_shape, given.auto_pad
     n = len(kernel)
-    dilations, strides = dilations or (1,) * n, strides or (1,) * n
+    dilations, strides = dilations or (1,) * n, given.strides or (1,) * n
     if n not in _SUFFIX or x.rank != n + 2:
         raise im.invalid(f"a window of {n} dimensions over a tensor of rank {x.rank}: ncnn pools 1 to 3 dimensions")
     if auto_pad.startswith("SAME") and any(d != 1 for d in dilations):
         # ONNX Runtime pads as if there were no dilations.
         raise im.refuse(f"auto_pad {auto_pad} with dilations {dilations}", "export it with explicit pads")
-    explicit = same_pads(im, x.shape[2:], auto_pad, pads, kernel, dilations, strides)
+    explicit = same_pads(im, x.shape[2:], auto_pad, given.pads, kernel, dilations, strides)
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    by_ceil = ceil_mode and auto_pad in ("NOTSET", "")
+    by_ceil = given.ceil_mode and auto_pad in ("NOTSET", "")
     tail = _ceil_tail(im, x, extents, explicit, strides) if by_ceil else (0,) * n
     return _Window(kernel, dilations, strides, explicit, tail)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -12,6 +13,29 @@ from onnx2ncnn_opt.onnx.value import Ints
 AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 # ncnn's names of the pads at the beginning and the end of an axis.
 PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
+
+
+@dataclass(frozen=True)
+class ConvAttributes:
+    """The attributes of ONNX's convolutions; () stands for zeros or ones along each axis."""
+
+    auto_pad: str = "NOTSET"
+    dilations: Ints = ()
+    group: int = 1
+    kernel_shape: Ints = ()
+    pads: Ints = ()
+    strides: Ints = ()
+
+
+@dataclass(frozen=True)
+class PoolAttributes:
+    """The attributes that ONNX's poolings share."""
+
+    kernel_shape: Ints
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    pads: Ints = ()
+    strides: Ints = ()
 
 
 def spatial(name: str, values: Sequence[int]) -> dict[str, int]:

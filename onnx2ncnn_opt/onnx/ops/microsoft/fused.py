@@ -10,8 +10,9 @@ from onnx2ncnn_opt.onnx.lower.functional.conv import conv
 from onnx2ncnn_opt.onnx.lower.functional.matmul import gemm, matmul
 from onnx2ncnn_opt.onnx.lower.functional.norm import layer_norm, rms_norm
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
+from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
-from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 
 @onnx_op("Gelu", domain=MICROSOFT, axes="same", errors="one")
@@ -106,26 +107,10 @@ def fused_conv(
     *,
     activation: str = "",
     activation_params: tuple[float, ...] = (),
-    auto_pad: str = "NOTSET",
-    dilations: Ints = (),
-    group: int = 1,
-    kernel_shape: Ints = (),
-    pads: Ints = (),
-    strides: Ints = (),
+    given: ConvAttributes,
 ) -> Value:
     """Conv, an addition, and an activation."""
-    y: Value = conv(
-        im,
-        x,
-        w,
-        b,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    y: Value = conv(im, x, w, b, given=given)
     return _activated(im, y if z is None else binary(im, BinaryOp.ADD, y, z), activation, activation_params)
 
 

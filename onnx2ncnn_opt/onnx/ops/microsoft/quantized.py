@@ -26,8 +26,9 @@ from onnx2ncnn_opt.onnx.lower.functional.quantize import (
 )
 from onnx2ncnn_opt.onnx.lower.functional.softmax import flat_softmax, softmax
 from onnx2ncnn_opt.onnx.lower.functional.views import transposed
+from onnx2ncnn_opt.onnx.lower.functional.window import PoolAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 @onnx_op("QLinearAdd", domain=MICROSOFT, integers=True, quantises=True)
@@ -150,29 +151,16 @@ def qlinear_average_pool(
     y_scale: Value,
     y_zero_point: Value | None = None,
     *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
+    given: PoolAttributes,
     channels_last: int = 0,
     count_include_pad: int = 0,
-    kernel_shape: Ints,
-    pads: Ints = (),
-    strides: Ints = (),
 ) -> Value:
     """AveragePool between DequantizeLinear and QuantizeLinear."""
     if channels_last:
         raise im.refuse("channels_last is 1: ncnn has channels first", "quantise the model with channels first")
 
     def pooled(t: Tensor) -> Value:
-        return average_pool(
-            im,
-            t,
-            auto_pad=auto_pad,
-            ceil_mode=ceil_mode,
-            count_include_pad=count_include_pad,
-            kernel_shape=kernel_shape,
-            pads=pads,
-            strides=strides,
-        )
+        return average_pool(im, t, given=given, count_include_pad=count_include_pad)
 
     return _between(im, pooled, x, x_scale, x_zero_point, y_scale, y_zero_point)
 
