@@ -1,6 +1,6 @@
 """The table of all ncnn layers (ncnn 1.0.20261020): the facts that reader, writer, checks and documentation share.
 
-Notation of `params`: see `parse_params`. Weights stand in the order of the .bin file. Counts are in elements.
+Notation: see `parse_params` and `parse_weights`. Weights stand in the order of the .bin file. Counts are in elements.
 """
 
 from __future__ import annotations
@@ -9,27 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf, sqrt
+from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError
-from onnx2ncnn_opt.ir.codes import (
-    Activation,
-    BinaryOp,
-    Direction,
-    Elements,
-    Eltwise,
-    EpsMode,
-    GemmC,
-    Interp,
-    Padding,
-    PadMode,
-    Pooling,
-    Reduction,
-    Region,
-    Sample,
-    SamplePadding,
-    UnaryOp,
-)
-from onnx2ncnn_opt.ir.spec import LayerSpec, Params, Trait, WeightSpec, choose, parse_params
+from onnx2ncnn_opt.ir.codes import Direction, GemmC
+from onnx2ncnn_opt.ir.spec import LayerSpec, Params, Predicate, Trait, WeightSpec, choose, parse_params, parse_weights
 
 # Parameters that whole families of layers share.
 _WINDOW = "1 kernel_w, 2 dilation_w=1, 3 stride_w=1, 4 pad_left"
@@ -39,7 +23,7 @@ _WINDOW_2D = (
 )
 _WINDOW_3D = "21 kernel_d=kernel_w, 22 dilation_d=dilation_w, 23 stride_d=stride_w, 24 pad_front=pad_left"
 _WEIGHTS = "5 bias_term, 6 weight_data_size"
-_ACTIVATION = "9 activation_type, 10 activation_params:float[]"
+_ACTIVATION = "9 activation_type:Activation, 10 activation_params:float[]"
 _DECONV_1D = "15 pad_right=pad_left, 18 output_pad_right, 20 output_w, 28 dynamic_weight"
 _DECONV_2D = (
     "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_w, 21 output_h=output_w, 28 dynamic_weight"
@@ -47,7 +31,7 @@ _DECONV_2D = (
 _DECONV_3D = "18 output_pad_right, 19 output_pad_bottom=output_pad_right, 20 output_pad_behind=output_pad_right"
 _OUTPUT_3D = "25 output_w, 26 output_h=output_w, 27 output_d=output_w"
 _POOLING = (
-    "0 pooling_type, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode, "
+    "0 pooling_type:Pooling, 1 kernel_w, 2 stride_w=1, 3 pad_left, 4 global_pooling, 5 pad_mode:PadMode, "
     "6 avgpool_count_include_pad, 7 adaptive_pooling, 8 out_w"
 )
 _POOLING_2D = (
@@ -121,34 +105,47 @@ def _crop_is_one_blob(p: Params) -> bool:
     return sized or bool(p["starts"] and p["ends"]) or bool(p["starts_expr"] and p["ends_expr"])
 
 
-_CONSTANT_WEIGHTS = (
-    WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True),
-    WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"]),
-)
+_CONSTANT_WEIGHTS = "weight_data*=weight_data_size, bias_data=num_output if bias_term"
 _DYNAMIC_WEIGHTS = (
     WeightSpec("weight_data", lambda p: p["weight_data_size"], tagged=True, when=lambda p: not p["dynamic_weight"]),
     WeightSpec("bias_data", lambda p: p["num_output"], when=lambda p: p["bias_term"] and not p["dynamic_weight"]),
 )
+_TOP_SCALES = WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100)
 
 
-def _elementwise(
-    type: str, index: int, params: str = "", bounds: tuple[float, float] | None = None, half: tuple[str, ...] = ()
+def _layer(
+    type: str,
+    index: int,
+    params: str = "",
+    weights: str | tuple[WeightSpec, ...] = (),
+    *,
+    computed: Mapping[str, Callable[[Params], Any]] | None = None,
+    inputs: tuple[int, int | None] = (1, 1),
+    outputs: tuple[int, int | None] = (1, 1),
+    one_blob_only: Predicate | None = None,
+    **others: Any,
 ) -> LayerSpec:
-    spec = parse_params(params)
-    return LayerSpec(type, index, spec, inplace=True, traits=Trait.ELEMENTWISE, bounds=bounds, half=half)
-
-
-def _convolution(type: str, index: int, params: str, *weights: WeightSpec) -> LayerSpec:
-    """A convolution whose weight may be an input; `weights` are what follows weight and bias in the file."""
+    """A layer in the notation of `parse_params` and `parse_weights`; without a rule, its blob counts say the rest."""
     return LayerSpec(
         type,
         index,
-        parse_params(params),
-        (*_DYNAMIC_WEIGHTS, *weights),
-        inputs=(1, 3),
-        one_blob_only=lambda p: p["dynamic_weight"] == 0,
-        enums={"activation_type": Activation},
+        parse_params(params, computed),
+        parse_weights(weights) if isinstance(weights, str) else weights,
+        inputs,
+        outputs,
+        (inputs, outputs) == ((1, 1), (1, 1)) if one_blob_only is None else one_blob_only,
+        **others,
     )
+
+
+def _elementwise(type: str, index: int, params: str = "", **others: Any) -> LayerSpec:
+    return _layer(type, index, params, inplace=True, traits=Trait.ELEMENTWISE, **others)
+
+
+def _convolution(type: str, index: int, params: str, weights: tuple[WeightSpec, ...] = ()) -> LayerSpec:
+    """A convolution whose weight may be an input; `weights` are what follows weight and bias in the file."""
+    constant = (*_DYNAMIC_WEIGHTS, *weights)
+    return _layer(type, index, params, constant, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
 
 
 def _attention_weights() -> Iterator[WeightSpec]:
@@ -210,119 +207,78 @@ def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "nu
         WeightSpec("weight_hc_data_int8_scales", rows, when=_has_int8_scales),
     ]
     sizes = "3 hidden_size=num_output, " if projects else ""
-    return LayerSpec(
+    return _layer(
         type,
         index,
-        params=parse_params(f"0 num_output, 1 weight_data_size, 2 direction, {sizes}8 int8_scale_term"),
-        weights=tuple(weights if projects else [each for each in weights if each.name != "weight_hr_data"]),
+        f"0 num_output, 1 weight_data_size, 2 direction:Direction, {sizes}8 int8_scale_term",
+        tuple(weights if projects else [each for each in weights if each.name != "weight_hr_data"]),
         inputs=(1, 3 if projects else 2),
         outputs=(1, 3 if projects else 2),
-        one_blob_only=False,
-        enums={"direction": Direction},
     )
 
 
 _TABLE = (
     _elementwise("AbsVal", 0),
-    LayerSpec("ArgMax", 1, params=parse_params("0 out_max_val, 1 topk=1"), in_runtime=False),
-    LayerSpec(
+    _layer("ArgMax", 1, "0 out_max_val, 1 topk=1", in_runtime=False),
+    _layer(
         "BatchNorm",
         2,
-        params=parse_params("0 channels, 1 eps=0.0"),
-        weights=(
-            WeightSpec("slope_data", lambda p: p["channels"]),
-            WeightSpec("mean_data", lambda p: p["channels"]),
-            WeightSpec("var_data", lambda p: p["channels"]),
-            WeightSpec("bias_data", lambda p: p["channels"]),
-        ),
+        "0 channels, 1 eps=0.0",
+        "slope_data=channels, mean_data=channels, var_data=channels, bias_data=channels",
         inplace=True,
     ),
-    LayerSpec(
-        "Bias",
-        3,
-        params=parse_params("0 bias_data_size"),
-        weights=(WeightSpec("bias_data", lambda p: p["bias_data_size"]),),
-        inplace=True,
-    ),
+    _layer("Bias", 3, "0 bias_data_size", "bias_data=bias_data_size", inplace=True),
     _elementwise("BNLL", 4),
-    LayerSpec("Concat", 5, params=parse_params("0 axis"), inputs=(1, None), one_blob_only=False, traits=Trait.MOVES),
+    _layer("Concat", 5, "0 axis", inputs=(1, None), traits=Trait.MOVES),
     _convolution(
         "Convolution",
         6,
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
         "18 pad_value=0.0, 19 dynamic_weight",
-        WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
-        WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
-        WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
+        (
+            *parse_weights(
+                "weight_data_int8_scales=num_output if int8_scale_term, bottom_blob_int8_scales=1 if int8_scale_term"
+            ),
+            _TOP_SCALES,
+        ),
     ),
-    LayerSpec(
+    _layer(
         "Crop",
         7,
-        params=parse_params(
-            "0 woffset, 1 hoffset, 2 coffset, 3 outw, 4 outh, 5 outc, 6 woffset2, 7 hoffset2, 8 coffset2, "
-            "9 starts:int[], 10 ends:int[], 11 axes:int[], 13 doffset, 14 outd, 15 doffset2, "
-            "19 starts_expr:string, 20 ends_expr:string, 21 axes_expr:string"
-        ),
+        "0 woffset, 1 hoffset, 2 coffset, 3 outw, 4 outh, 5 outc, 6 woffset2, 7 hoffset2, 8 coffset2, "
+        "9 starts:int[], 10 ends:int[], 11 axes:int[], 13 doffset, 14 outd, 15 doffset2, "
+        "19 starts_expr:string, 20 ends_expr:string, 21 axes_expr:string",
         inputs=(1, 10),
-        one_blob_only=_crop_is_one_blob,
         traits=Trait.MOVES,
+        one_blob_only=_crop_is_one_blob,
     ),
     _convolution("Deconvolution", 8, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}"),
     _elementwise("Dropout", 9, "0 scale=1.0", half=("scale",)),
-    LayerSpec(
-        "Eltwise",
-        10,
-        params=parse_params("0 op_type, 1 coeffs:float[]"),
-        inputs=(1, None),
-        one_blob_only=False,
-        enums={"op_type": Eltwise},
-        half=("coeffs",),
-    ),
+    _layer("Eltwise", 10, "0 op_type:Eltwise, 1 coeffs:float[]", inputs=(1, None), half=("coeffs",)),
     _elementwise("ELU", 11, "0 alpha=0.1"),
-    LayerSpec(
+    _layer(
         "Embed",
         12,
-        params=parse_params("0 num_output, 1 input_dim, 2 bias_term, 3 weight_data_size, 18 int8_scale_term"),
-        weights=(
-            *_CONSTANT_WEIGHTS,
-            WeightSpec("weight_data_int8_scale", lambda p: 1, when=_has_int8_scales),
-        ),
+        "0 num_output, 1 input_dim, 2 bias_term, 3 weight_data_size, 18 int8_scale_term",
+        f"{_CONSTANT_WEIGHTS}, weight_data_int8_scale=1 if int8_scale_term",
     ),
     _elementwise("Exp", 13, "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
-    LayerSpec("Flatten", 14, traits=Trait.VIEW),
-    LayerSpec(
+    _layer("Flatten", 14, traits=Trait.VIEW),
+    _layer(
         "InnerProduct",
         15,
-        params=parse_params(f"0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, {_ACTIVATION}"),
-        weights=(
-            *_CONSTANT_WEIGHTS,
-            WeightSpec("weight_data_int8_scales", lambda p: p["num_output"], when=_has_int8_scales),
-            WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
-        ),
-        enums={"activation_type": Activation},
+        f"0 num_output, 1 bias_term, 2 weight_data_size, 8 int8_scale_term, {_ACTIVATION}",
+        f"{_CONSTANT_WEIGHTS}, weight_data_int8_scales=num_output if int8_scale_term, "
+        "bottom_blob_int8_scales=1 if int8_scale_term",
     ),
-    LayerSpec(
-        "Input",
-        16,
-        params=parse_params("0 w, 1 h, 2 c, 11 d"),
-        inputs=(0, 0),
-        outputs=(1, None),
-        one_blob_only=False,
-        inplace=True,
-    ),
+    _layer("Input", 16, "0 w, 1 h, 2 c, 11 d", inputs=(0, 0), outputs=(1, None), inplace=True),
     _elementwise("Log", 17, "0 base=-1.0, 1 scale=1.0, 2 shift=0.0"),
-    LayerSpec(
-        "LRN",
-        18,
-        params=parse_params("0 region_type, 1 local_size=5, 2 alpha=1.0, 3 beta=0.75, 4 bias=1.0"),
-        inplace=True,
-        enums={"region_type": Region},
-    ),
-    LayerSpec(
+    _layer("LRN", 18, "0 region_type:Region, 1 local_size=5, 2 alpha=1.0, 3 beta=0.75, 4 bias=1.0", inplace=True),
+    _layer(
         "MemoryData",
         19,
-        params=parse_params("0 w, 1 h, 2 c, 11 d, 21 load_type=1"),
-        weights=(
+        "0 w, 1 h, 2 c, 11 d, 21 load_type=1",
+        (
             WeightSpec(
                 "data",
                 lambda p: max(p["w"], 1) * max(p["h"], 1) * max(p["d"], 1) * max(p["c"], 1),
@@ -332,65 +288,40 @@ _TABLE = (
         ),
         inputs=(0, 0),
         outputs=(1, None),
-        one_blob_only=False,
     ),
-    LayerSpec("MVN", 20, params=parse_params("0 normalize_variance, 1 across_channels, 2 eps=0.0001")),
-    LayerSpec(
-        "Pooling",
-        21,
-        params=parse_params(f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
-        enums={"pooling_type": Pooling, "pad_mode": PadMode},
-    ),
+    _layer("MVN", 20, "0 normalize_variance, 1 across_channels, 2 eps=0.0001"),
+    _layer("Pooling", 21, f"{_POOLING}, {_POOLING_2D}, 18 out_h=out_w"),
     _elementwise("Power", 22, "0 power=1.0, 1 scale=1.0, 2 shift=0.0"),
-    LayerSpec(
-        "PReLU",
-        23,
-        params=parse_params("0 num_slope"),
-        weights=(WeightSpec("slope_data", lambda p: p["num_slope"]),),
-        inplace=True,
-    ),
-    LayerSpec(
+    _layer("PReLU", 23, "0 num_slope", "slope_data=num_slope", inplace=True),
+    _layer(
         "Proposal",
         24,
-        params=parse_params(
-            "0 feat_stride=16, 1 base_size=16, 2 pre_nms_topN=6000, 3 after_nms_topN=300, 4 nms_thresh=0.7, "
-            "5 min_size=16"
-        ),
+        "0 feat_stride=16, 1 base_size=16, 2 pre_nms_topN=6000, 3 after_nms_topN=300, 4 nms_thresh=0.7, 5 min_size=16",
         inputs=(3, 3),
         outputs=(1, 2),
-        one_blob_only=False,
     ),
-    LayerSpec(
+    _layer(
         "Reduction",
         25,
-        params=parse_params("0 operation, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0"),
-        enums={"operation": Reduction},
+        "0 operation:Reduction, 1 reduce_all=1, 2 coeff=1.0, 3 axes:int[], 4 keepdims, 5 fixbug0",
         half=("coeff",),
     ),
     _elementwise("ReLU", 26, "0 slope=0.0"),
-    LayerSpec(
+    _layer(
         "Reshape",
         27,
-        params=parse_params(
-            "0 w=-233, 1 h=-233, 2 c=-233, 6 shape_expr:string, 11 d=-233, 12 input_batch_axis=233, "
-            "13 output_batch_axis=233"
-        ),
+        "0 w=-233, 1 h=-233, 2 c=-233, 6 shape_expr:string, 11 d=-233, 12 input_batch_axis=233, "
+        "13 output_batch_axis=233",
         inputs=(1, 10),
-        one_blob_only=lambda p: _last_blob(p["shape_expr"]) == 0,
         traits=Trait.VIEW,
+        one_blob_only=lambda p: _last_blob(p["shape_expr"]) == 0,
     ),
-    LayerSpec(
-        "ROIPooling",
-        28,
-        params=parse_params("0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0"),
-        inputs=(2, 2),
-        one_blob_only=False,
-    ),
-    LayerSpec(
+    _layer("ROIPooling", 28, "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0", inputs=(2, 2)),
+    _layer(
         "Scale",
         29,
-        params=parse_params("0 scale_data_size, 1 bias_term"),
-        weights=(
+        "0 scale_data_size, 1 bias_term",
+        (
             WeightSpec("scale_data", lambda p: p["scale_data_size"], when=lambda p: p["scale_data_size"] != -233),
             WeightSpec(
                 "bias_data",
@@ -399,231 +330,159 @@ _TABLE = (
             ),
         ),
         inputs=(1, 2),
-        one_blob_only=lambda p: p["scale_data_size"] != -233,
         inplace=True,
         half=("scale_data", "bias_data"),
+        one_blob_only=lambda p: p["scale_data_size"] != -233,
     ),
     _elementwise("Sigmoid", 30, bounds=(0, 1)),
-    LayerSpec(
-        "Slice",
-        31,
-        params=parse_params("0 slices:int[], 1 axis, 2 indices:int[]"),
-        outputs=(1, None),
-        one_blob_only=False,
-        traits=Trait.MOVES,
-    ),
-    LayerSpec("Softmax", 32, params=parse_params("0 axis, 1 fixbug0"), inplace=True, bounds=(0, 1)),
-    LayerSpec("Split", 33, outputs=(1, None), one_blob_only=False, traits=Trait.SHARES),
-    LayerSpec("SPP", 34, params=parse_params("0 pooling_type, 1 pyramid_height=1"), in_runtime=False),
+    _layer("Slice", 31, "0 slices:int[], 1 axis, 2 indices:int[]", outputs=(1, None), traits=Trait.MOVES),
+    _layer("Softmax", 32, "0 axis, 1 fixbug0", inplace=True, bounds=(0, 1)),
+    _layer("Split", 33, outputs=(1, None), traits=Trait.SHARES),
+    _layer("SPP", 34, "0 pooling_type, 1 pyramid_height=1", in_runtime=False),
     _elementwise("TanH", 35, bounds=(-1, 1)),
     _elementwise("Threshold", 36, "0 threshold=0.0", bounds=(0, 1)),
-    LayerSpec("Tile", 37, params=parse_params("0 axis, 1 tiles=1, 2 repeats:int[]"), traits=Trait.MOVES),
+    _layer("Tile", 37, "0 axis, 1 tiles=1, 2 repeats:int[]", traits=Trait.MOVES),
     _recurrent("RNN", 38, 1, 1),
     _recurrent("LSTM", 39, 4, 4, "hidden_size"),
-    LayerSpec(
+    _layer(
         "BinaryOp",
         40,
-        params=parse_params("0 op_type, 1 with_scalar, 2 b=0.0"),
+        "0 op_type:BinaryOp, 1 with_scalar, 2 b=0.0",
         inputs=(1, 2),
-        one_blob_only=lambda p: p["with_scalar"] != 0,
-        enums={"op_type": BinaryOp},
         half=("b",),
+        one_blob_only=lambda p: p["with_scalar"] != 0,
     ),
-    LayerSpec(
-        "UnaryOp",
-        41,
-        params=parse_params("0 op_type"),
-        inplace=True,
-        enums={"op_type": UnaryOp},
-        traits=Trait.ELEMENTWISE,
-    ),
+    _layer("UnaryOp", 41, "0 op_type:UnaryOp", inplace=True, traits=Trait.ELEMENTWISE),
     _convolution(
         "ConvolutionDepthWise",
         42,
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, 8 int8_scale_term, {_ACTIVATION}, {_WINDOW_2D}, "
         "18 pad_value=0.0, 19 dynamic_weight",
-        WeightSpec("weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)),
-        WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
-        WeightSpec("bottom_blob_int8_scales", lambda p: 1, when=_has_int8_scales),
-        WeightSpec("top_blob_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] > 100),
+        (
+            WeightSpec(
+                "weight_data_int8_scales", lambda p: p["group"], when=lambda p: p["int8_scale_term"] in (1, 101)
+            ),
+            WeightSpec("weight_data_int8_scales", lambda p: 1, when=lambda p: p["int8_scale_term"] in (2, 102)),
+            *parse_weights("bottom_blob_int8_scales=1 if int8_scale_term"),
+            _TOP_SCALES,
+        ),
     ),
-    LayerSpec(
+    _layer(
         "Padding",
         43,
-        params=parse_params(
-            "0 top, 1 bottom, 2 left, 3 right, 4 type, 5 value=0.0, 6 per_channel_pad_data_size, 7 front, 8 behind"
-        ),
-        weights=(
-            WeightSpec(
-                "per_channel_pad_data",
-                lambda p: p["per_channel_pad_data_size"],
-                when=lambda p: p["per_channel_pad_data_size"] != 0,
-            ),
-        ),
-        enums={"type": Padding},
+        "0 top, 1 bottom, 2 left, 3 right, 4 type:Padding, 5 value=0.0, 6 per_channel_pad_data_size, 7 front, 8 behind",
+        "per_channel_pad_data=per_channel_pad_data_size if per_channel_pad_data_size",
     ),
-    LayerSpec(
-        "Squeeze",
-        44,
-        params=parse_params("0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d"),
-        traits=Trait.VIEW,
-    ),
-    LayerSpec("ExpandDims", 45, params=parse_params("3 axes:int[]"), traits=Trait.VIEW),
-    LayerSpec(
+    _layer("Squeeze", 44, "0 squeeze_w, 1 squeeze_h, 2 squeeze_c, 3 axes:int[], 11 squeeze_d", traits=Trait.VIEW),
+    _layer("ExpandDims", 45, "3 axes:int[]", traits=Trait.VIEW),
+    _layer(
         "Normalize",
         46,
-        params=parse_params(
-            "0 across_spatial, 1 channel_shared, 2 eps=0.0001, 3 scale_data_size, 4 across_channel=1, 9 eps_mode"
-        ),
-        weights=(WeightSpec("scale_data", lambda p: p["scale_data_size"]),),
+        "0 across_spatial, 1 channel_shared, 2 eps=0.0001, 3 scale_data_size, 4 across_channel=1, 9 eps_mode:EpsMode",
+        "scale_data=scale_data_size",
         inplace=True,
-        enums={"eps_mode": EpsMode},
         half=("eps", "scale_data"),
     ),
-    LayerSpec("Permute", 47, params=parse_params("0 order_type"), traits=Trait.VIEW),
-    LayerSpec(
+    _layer("Permute", 47, "0 order_type", traits=Trait.VIEW),
+    _layer(
         "PriorBox",
         48,
-        params=parse_params(
-            "0 min_sizes:float[], 1 max_sizes:float[], 2 aspect_ratios:float[], 3 variances0=0.1, "
-            "4 variances1=0.1, 5 variances2=0.2, 6 variances3=0.2, 7 flip=1, 8 clip, 9 image_width, "
-            "10 image_height, 11 step_width=-233.0, 12 step_height=-233.0, 13 offset=0.0, "
-            "14 step_mmdetection, 15 center_mmdetection"
-        ),
+        "0 min_sizes:float[], 1 max_sizes:float[], 2 aspect_ratios:float[], 3 variances0=0.1, "
+        "4 variances1=0.1, 5 variances2=0.2, 6 variances3=0.2, 7 flip=1, 8 clip, 9 image_width, "
+        "10 image_height, 11 step_width=-233.0, 12 step_height=-233.0, 13 offset=0.0, "
+        "14 step_mmdetection, 15 center_mmdetection",
         inputs=(1, 2),
-        one_blob_only=False,
     ),
-    LayerSpec(
+    _layer(
         "DetectionOutput",
         49,
-        params=parse_params(
-            "0 num_class, 1 nms_threshold=0.05, 2 nms_top_k=300, 3 keep_top_k=100, "
-            "4 confidence_threshold=0.5, 5 variances0=0.1, 6 variances1=0.1, 7 variances2=0.2, "
-            "8 variances3=0.2"
-        ),
+        "0 num_class, 1 nms_threshold=0.05, 2 nms_top_k=300, 3 keep_top_k=100, "
+        "4 confidence_threshold=0.5, 5 variances0=0.1, 6 variances1=0.1, 7 variances2=0.2, "
+        "8 variances3=0.2",
         inputs=(3, 3),
-        one_blob_only=False,
     ),
-    LayerSpec(
+    _layer(
         "Interp",
         50,
-        params=parse_params(
-            "0 resize_type, 1 height_scale=1.0, 2 width_scale=1.0, 3 output_height, 4 output_width, "
-            "5 dynamic_target_size, 6 align_corner, 9 size_expr:string"
-        ),
+        "0 resize_type:Interp, 1 height_scale=1.0, 2 width_scale=1.0, 3 output_height, 4 output_width, "
+        "5 dynamic_target_size, 6 align_corner, 9 size_expr:string",
         inputs=(1, 10),
         one_blob_only=lambda p: p["dynamic_target_size"] != 1 and _last_blob(p["size_expr"]) == 0,
-        enums={"resize_type": Interp},
     ),
     _convolution(
         "DeconvolutionDepthWise",
         51,
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, {_DECONV_2D}",
     ),
-    LayerSpec("ShuffleChannel", 52, params=parse_params("0 group=1, 1 reverse"), traits=Trait.MOVES),
-    LayerSpec(
+    _layer("ShuffleChannel", 52, "0 group=1, 1 reverse", traits=Trait.MOVES),
+    _layer(
         "InstanceNorm",
         53,
-        params=parse_params("0 channels, 1 eps=0.001, 2 affine=1"),
-        weights=(
-            WeightSpec("gamma_data", lambda p: p["channels"], when=_has_affine),
-            WeightSpec("beta_data", lambda p: p["channels"], when=_has_affine),
-        ),
+        "0 channels, 1 eps=0.001, 2 affine=1",
+        "gamma_data=channels if affine, beta_data=channels if affine",
         inplace=True,
     ),
     _elementwise("Clip", 54, "0 min=-3.402823466e+38, 1 max=3.402823466e+38"),
-    LayerSpec("Reorg", 55, params=parse_params("0 stride=1, 1 mode"), traits=Trait.MOVES),
-    LayerSpec(
+    _layer("Reorg", 55, "0 stride=1, 1 mode", traits=Trait.MOVES),
+    _layer(
         "YoloDetectionOutput",
         56,
-        params=parse_params(
-            "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, 4 biases:float[]"
-        ),
+        "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, 4 biases:float[]",
         inputs=(1, None),
-        one_blob_only=False,
         inplace=True,
     ),
-    LayerSpec(
-        "Quantize",
-        57,
-        params=parse_params("0 scale_data_size=1"),
-        weights=(WeightSpec("scale_data", lambda p: p["scale_data_size"]),),
-    ),
-    LayerSpec(
+    _layer("Quantize", 57, "0 scale_data_size=1", "scale_data=scale_data_size"),
+    _layer(
         "Dequantize",
         58,
-        params=parse_params("0 scale_data_size=1, 1 bias_data_size"),
-        weights=(
-            WeightSpec("scale_data", lambda p: p["scale_data_size"]),
-            WeightSpec("bias_data", lambda p: p["bias_data_size"], when=lambda p: p["bias_data_size"] != 0),
-        ),
+        "0 scale_data_size=1, 1 bias_data_size",
+        "scale_data=scale_data_size, bias_data=bias_data_size if bias_data_size",
     ),
-    LayerSpec(
+    _layer(
         "Yolov3DetectionOutput",
         59,
-        params=parse_params(
-            "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, "
-            "4 biases:float[], 5 mask:int[], 6 anchors_scale:float[]"
-        ),
+        "0 num_class=20, 1 num_box=5, 2 confidence_threshold=0.01, 3 nms_threshold=0.45, "
+        "4 biases:float[], 5 mask:int[], 6 anchors_scale:float[]",
         inputs=(1, None),
-        one_blob_only=False,
     ),
-    LayerSpec(
-        "PSROIPooling",
-        60,
-        params=parse_params("0 pooled_width=7, 1 pooled_height=7, 2 spatial_scale=0.0625, 3 output_dim"),
-        inputs=(2, 2),
-        one_blob_only=False,
+    _layer(
+        "PSROIPooling", 60, "0 pooled_width=7, 1 pooled_height=7, 2 spatial_scale=0.0625, 3 output_dim", inputs=(2, 2)
     ),
-    LayerSpec(
+    _layer(
         "ROIAlign",
         61,
-        params=parse_params(
-            "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0, 3 sampling_ratio, 4 aligned, 5 version"
-        ),
+        "0 pooled_width, 1 pooled_height, 2 spatial_scale=1.0, 3 sampling_ratio, 4 aligned, 5 version",
         inputs=(2, 2),
-        one_blob_only=False,
     ),
-    LayerSpec("Packing", 62, params=parse_params("0 out_elempack=1, 1 use_padding, 2 cast_type_from, 3 cast_type_to")),
-    LayerSpec(
+    _layer("Packing", 62, "0 out_elempack=1, 1 use_padding, 2 cast_type_from, 3 cast_type_to"),
+    _layer(
         "Requantize",
         63,
-        params=parse_params(
-            "0 scale_in_data_size=1, 1 scale_out_data_size=1, 2 bias_data_size, 3 activation_type, "
-            "4 activation_params:float[]"
+        "0 scale_in_data_size=1, 1 scale_out_data_size=1, 2 bias_data_size, 3 activation_type:Activation, "
+        "4 activation_params:float[]",
+        (
+            "scale_in_data=scale_in_data_size, scale_out_data=scale_out_data_size, "
+            "bias_data=bias_data_size if bias_data_size"
         ),
-        weights=(
-            WeightSpec("scale_in_data", lambda p: p["scale_in_data_size"]),
-            WeightSpec("scale_out_data", lambda p: p["scale_out_data_size"]),
-            WeightSpec("bias_data", lambda p: p["bias_data_size"], when=lambda p: p["bias_data_size"] != 0),
-        ),
-        enums={"activation_type": Activation},
     ),
-    LayerSpec(
-        "Cast",
-        64,
-        params=parse_params("0 type_from, 1 type_to"),
-        enums={"type_from": Elements, "type_to": Elements},
-    ),
+    _layer("Cast", 64, "0 type_from:Elements, 1 type_to:Elements"),
     _elementwise("HardSigmoid", 65, "0 alpha=0.2, 1 beta=0.5", bounds=(0, 1), half=("alpha", "beta")),
     _elementwise("SELU", 66, "0 alpha=1.67326324, 1 lambda=1.050700987"),
     _elementwise("HardSwish", 67, "0 alpha=0.2, 1 beta=0.5", half=("alpha", "beta")),
-    LayerSpec("Noop", 68, inputs=(1, None), outputs=(1, None), one_blob_only=False, inplace=True, traits=Trait.SHARES),
-    LayerSpec("PixelShuffle", 69, params=parse_params("0 upscale_factor=1, 1 mode"), traits=Trait.MOVES),
-    LayerSpec("DeepCopy", 70, traits=Trait.MOVES),
+    _layer("Noop", 68, inputs=(1, None), outputs=(1, None), inplace=True, traits=Trait.SHARES),
+    _layer("PixelShuffle", 69, "0 upscale_factor=1, 1 mode", traits=Trait.MOVES),
+    _layer("DeepCopy", 70, traits=Trait.MOVES),
     _elementwise("Mish", 71),
-    LayerSpec("StatisticsPooling", 72, params=parse_params("0 include_stddev")),
+    _layer("StatisticsPooling", 72, "0 include_stddev"),
     _elementwise("Swish", 73),
-    LayerSpec(
+    _layer(
         "Gemm",
         74,
-        params=parse_params(
-            "0 alpha=1.0, 1 beta=1.0, 2 transA, 3 transB, 4 constantA, 5 constantB, 6 constantC, 7 constantM, "
-            "8 constantN, 9 constantK, 10 constant_broadcast_type_C, 11 output_N1M, 12 output_elempack, "
-            "13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, "
-            "21 constant_TILE_N, 22 constant_TILE_K"
-        ),
-        weights=(
+        "0 alpha=1.0, 1 beta=1.0, 2 transA, 3 transB, 4 constantA, 5 constantB, 6 constantC, 7 constantM, "
+        "8 constantN, 9 constantK, 10 constant_broadcast_type_C:GemmC, 11 output_N1M, 12 output_elempack, "
+        "13 output_elemtype, 14 output_transpose, 18 quantize_term, 20 constant_TILE_M, "
+        "21 constant_TILE_N, 22 constant_TILE_K",
+        (
             WeightSpec("A_data", lambda p: p["constantM"] * p["constantK"], tagged=True, when=lambda p: p["constantA"]),
             WeightSpec(
                 "B_data",
@@ -667,44 +526,34 @@ _TABLE = (
             ),
         ),
         inputs=(1, 3),
-        one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
-        enums={"constant_broadcast_type_C": GemmC},
         half=("alpha", "beta"),
+        one_blob_only=lambda p: [p["constantA"], p["constantB"], p["constantC"]].count(1) == 2,
     ),
-    LayerSpec(
+    _layer(
         "GroupNorm",
         75,
-        params=parse_params("0 group=1, 1 channels, 2 eps=0.001, 3 affine=1"),
-        weights=(
-            WeightSpec("gamma_data", lambda p: p["channels"], when=_has_affine),
-            WeightSpec("beta_data", lambda p: p["channels"], when=_has_affine),
-        ),
+        "0 group=1, 1 channels, 2 eps=0.001, 3 affine=1",
+        "gamma_data=channels if affine, beta_data=channels if affine",
         inplace=True,
     ),
-    LayerSpec(
+    _layer(
         "LayerNorm",
         76,
-        params=parse_params("0 affine_size, 1 eps=0.001, 2 affine=1"),
-        weights=(
-            WeightSpec("gamma_data", lambda p: p["affine_size"], when=_has_affine),
-            WeightSpec("beta_data", lambda p: p["affine_size"], when=_has_affine),
-        ),
+        "0 affine_size, 1 eps=0.001, 2 affine=1",
+        "gamma_data=affine_size if affine, beta_data=affine_size if affine",
         inplace=True,
     ),
     _elementwise("Softplus", 77, bounds=(0, inf)),
     _recurrent("GRU", 78, 3, 4),
-    LayerSpec(
+    _layer(
         "MultiHeadAttention",
         79,
-        params=parse_params(
-            "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, "
-            "6 scale=0.0, 7 kv_cache, 18 quantize_term",
-            {"scale": _attention_scale},
-        ),
-        weights=tuple(_attention_weights()),
+        "0 embed_dim, 1 num_heads=1, 2 weight_data_size, 3 kdim=embed_dim, 4 vdim=embed_dim, 5 attn_mask, "
+        "6 scale=0.0, 7 kv_cache, 18 quantize_term",
+        tuple(_attention_weights()),
+        computed={"scale": _attention_scale},
         inputs=(1, 6),
         outputs=(1, 3),
-        one_blob_only=False,
     ),
     _elementwise("GELU", 80, "0 fast_gelu"),
     _convolution(
@@ -713,149 +562,98 @@ _TABLE = (
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, 15 pad_right=pad_left, 18 pad_value=0.0, "
         "19 dynamic_weight",
     ),
-    LayerSpec(
-        "Pooling1D",
-        82,
-        params=parse_params(f"{_POOLING}, 14 pad_right=pad_left"),
-        enums={"pooling_type": Pooling, "pad_mode": PadMode},
-    ),
+    _layer("Pooling1D", 82, f"{_POOLING}, 14 pad_right=pad_left"),
     _convolution(
         "ConvolutionDepthWise1D",
         83,
         f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, 15 pad_right=pad_left, "
         "18 pad_value=0.0, 19 dynamic_weight",
     ),
-    LayerSpec(
+    _layer(
         "Convolution3D",
         84,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
-            f"18 pad_value=0.0, {_WINDOW_3D}"
-        ),
-        weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
+        f"18 pad_value=0.0, {_WINDOW_3D}",
+        _CONSTANT_WEIGHTS,
     ),
-    LayerSpec(
+    _layer(
         "ConvolutionDepthWise3D",
         85,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
-            f"17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}"
-        ),
-        weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
+        f"17 pad_behind=pad_front, 18 pad_value=0.0, {_WINDOW_3D}",
+        _CONSTANT_WEIGHTS,
     ),
-    LayerSpec(
+    _layer(
         "Pooling3D",
         86,
-        params=parse_params(
-            f"{_POOLING}, {_POOLING_2D}, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, "
-            "22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w"
-        ),
-        enums={"pooling_type": Pooling, "pad_mode": PadMode},
+        f"{_POOLING}, {_POOLING_2D}, 16 pad_behind=pad_front, 18 out_h=out_w, 21 kernel_d=kernel_w, "
+        "22 stride_d=stride_w, 23 pad_front=pad_left, 28 out_d=out_w",
     ),
-    LayerSpec("MatMul", 87, params=parse_params("0 transB"), inputs=(2, 2), one_blob_only=False),
+    _layer("MatMul", 87, "0 transB", inputs=(2, 2)),
     _convolution("Deconvolution1D", 88, f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_DECONV_1D}"),
     _convolution(
         "DeconvolutionDepthWise1D", 89, f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_DECONV_1D}"
     ),
-    LayerSpec(
+    _layer(
         "Deconvolution3D",
         90,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
-            f"{_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
-        ),
-        weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}, 17 pad_behind=pad_front, "
+        f"{_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
+        _CONSTANT_WEIGHTS,
     ),
-    LayerSpec(
+    _layer(
         "DeconvolutionDepthWise3D",
         91,
-        params=parse_params(
-            f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
-            f"17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}"
-        ),
-        weights=_CONSTANT_WEIGHTS,
-        enums={"activation_type": Activation},
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, 7 group=1, {_ACTIVATION}, {_WINDOW_2D}, "
+        f"17 pad_behind=pad_front, {_DECONV_3D}, {_WINDOW_3D}, {_OUTPUT_3D}",
+        _CONSTANT_WEIGHTS,
     ),
-    LayerSpec("Einsum", 92, params=parse_params("0 equation:int[]"), inputs=(1, None), one_blob_only=False),
-    LayerSpec(
+    _layer("Einsum", 92, "0 equation:int[]", inputs=(1, None)),
+    _layer(
         "DeformableConv2D",
         93,
-        params=parse_params(f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}"),
-        weights=_CONSTANT_WEIGHTS,
+        f"0 num_output, {_WINDOW}, {_WEIGHTS}, {_ACTIVATION}, {_WINDOW_2D}",
+        _CONSTANT_WEIGHTS,
         inputs=(2, 3),
-        one_blob_only=False,
-        enums={"activation_type": Activation},
     ),
-    LayerSpec("GLU", 94, params=parse_params("0 axis")),
-    LayerSpec(
-        "Fold",
-        95,
-        params=parse_params(f"{_WINDOW}, {_WINDOW_2D}, 20 output_w, 21 output_h=output_w"),
-    ),
-    LayerSpec(
-        "Unfold",
-        96,
-        params=parse_params(f"{_WINDOW}, {_WINDOW_2D}, 18 pad_value=0.0"),
-    ),
-    LayerSpec(
+    _layer("GLU", 94, "0 axis"),
+    _layer("Fold", 95, f"{_WINDOW}, {_WINDOW_2D}, 20 output_w, 21 output_h=output_w"),
+    _layer("Unfold", 96, f"{_WINDOW}, {_WINDOW_2D}, 18 pad_value=0.0"),
+    _layer(
         "GridSample",
         97,
-        params=parse_params("0 sample_type=1, 1 padding_mode=1, 2 align_corner, 3 permute_fusion"),
+        "0 sample_type:Sample=1, 1 padding_mode:SamplePadding=1, 2 align_corner, 3 permute_fusion",
         inputs=(2, 2),
-        one_blob_only=False,
-        enums={"sample_type": Sample, "padding_mode": SamplePadding},
     ),
-    LayerSpec("CumulativeSum", 98, params=parse_params("0 axis"), inplace=True),
-    LayerSpec(
+    _layer("CumulativeSum", 98, "0 axis", inplace=True),
+    _layer(
         "CopyTo",
         99,
-        params=parse_params("0 woffset, 1 hoffset, 2 coffset, 9 starts:int[], 11 axes:int[], 13 doffset"),
+        "0 woffset, 1 hoffset, 2 coffset, 9 starts:int[], 11 axes:int[], 13 doffset",
         inputs=(2, 2),
-        one_blob_only=False,
         traits=Trait.MOVES,
     ),
     _elementwise("Erf", 100, bounds=(-1, 1)),
-    LayerSpec("Diag", 101, params=parse_params("0 diagonal")),
+    _layer("Diag", 101, "0 diagonal"),
     _elementwise("CELU", 102, "0 alpha=1.0"),
     _elementwise("Shrink", 103, "0 bias=0.0, 1 lambd=0.5"),
-    LayerSpec(
-        "RMSNorm",
-        104,
-        params=parse_params("0 affine_size, 1 eps=0.001, 2 affine=1"),
-        weights=(WeightSpec("gamma_data", lambda p: p["affine_size"], when=_has_affine),),
-        inplace=True,
-    ),
-    LayerSpec(
+    _layer("RMSNorm", 104, "0 affine_size, 1 eps=0.001, 2 affine=1", "gamma_data=affine_size if affine", inplace=True),
+    _layer(
         "Spectrogram",
         105,
-        params=parse_params(
-            "0 n_fft, 1 power, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 6 pad_type=2, "
-            "7 normalized, 8 onesided=1",
-            {"hoplen": lambda p: p["n_fft"] // 4},
-        ),
-        enums={"pad_type": Padding},
+        "0 n_fft, 1 power, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 6 pad_type:Padding=2, "
+        "7 normalized, 8 onesided=1",
+        computed={"hoplen": lambda p: p["n_fft"] // 4},
     ),
-    LayerSpec(
+    _layer(
         "InverseSpectrogram",
         106,
-        params=parse_params(
-            "0 n_fft, 1 returns, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 7 normalized",
-            {"hoplen": lambda p: p["n_fft"] // 4},
-        ),
+        "0 n_fft, 1 returns, 2 hoplen, 3 winlen=n_fft, 4 window_type, 5 center=1, 7 normalized",
+        computed={"hoplen": lambda p: p["n_fft"] // 4},
     ),
-    LayerSpec("Flip", 107, params=parse_params("0 axes:int[]"), traits=Trait.MOVES),
-    LayerSpec(
-        "SDPA",
-        108,
-        params=parse_params("5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 int8_scale_term"),
-        inputs=(3, 6),
-        outputs=(1, 3),
-        one_blob_only=False,
-    ),
-    LayerSpec("RotaryEmbed", 109, params=parse_params("0 interleaved"), inputs=(3, 3), one_blob_only=False),
+    _layer("Flip", 107, "0 axes:int[]", traits=Trait.MOVES),
+    _layer("SDPA", 108, "5 attn_mask, 6 scale=0.0, 7 kv_cache, 18 int8_scale_term", inputs=(3, 6), outputs=(1, 3)),
+    _layer("RotaryEmbed", 109, "0 interleaved", inputs=(3, 3)),
 )
 
 LAYERS: Mapping[str, LayerSpec] = {spec.type: spec for spec in _TABLE}

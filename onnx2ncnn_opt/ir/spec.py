@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Flag, IntEnum, auto
-from functools import cached_property
+from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, Literal, cast
 
 from onnx2ncnn_opt.errors import GraphError
+from onnx2ncnn_opt.ir import codes
 
 Codes = type[IntEnum]  # what a parameter's numbers mean, of `codes.py`
 Kind = Literal["int", "float", "int[]", "float[]", "string"]
@@ -49,6 +51,7 @@ class Param:
     kind: Kind
     default: Any
     follows: str | None = None  # the parameter whose value is the default
+    codes: Codes | None = None  # what its numbers mean
 
     @cached_property
     def is_plain(self) -> bool:
@@ -100,7 +103,6 @@ class LayerSpec:
     one_blob_only: Predicate | bool = True
     in_runtime: bool = True
     inplace: bool = False
-    enums: Mapping[str, Codes] = field(default_factory=dict)
     traits: Trait = Trait.NONE
     bounds: tuple[float, float] | None = None
     half: tuple[str, ...] = ()
@@ -114,6 +116,11 @@ class LayerSpec:
     def by_id(self) -> Mapping[int, Param]:
         """The parameters by id, the two that every layer has included."""
         return {p.id: p for p in (*self.params, *COMMON_PARAMS)}
+
+    @cached_property
+    def enums(self) -> Mapping[str, Codes]:
+        """What the numbers of parameters mean, by their names."""
+        return {p.name: p.codes for p in self.params if p.codes is not None}
 
     @property
     def is_custom(self) -> bool:
@@ -144,11 +151,14 @@ def choose(sizes: Sequence[int], code: int, name: str) -> int:
     return sizes[code]
 
 
-_PARAM = re.compile(r"(\d+) (\w+)(?::(int\[\]|float\[\]|string))?(?:=(\S+))?")
+_PARAM = re.compile(r"(\d+) (\w+)(?::(int\[\]|float\[\]|string|[A-Z]\w+))?(?:=(\S+))?")
+_WEIGHT = re.compile(r"(\w+)(\*?)=(\w+)(?: if (\w+))?")
 
 
 def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[Param, ...]:
     """Parameters from the table's notation: ``id name[:kind][=default]``, separated by commas.
+
+    A kind is int[], float[], string, or an enum of `codes.py`, which is one of ints.
 
     A default with a point or an exponent makes a float, a word is another parameter whose value is taken, nothing is
     int 0 (or an empty array or string); `computed` holds the defaults that are formulas.
@@ -158,6 +168,8 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
         match = _PARAM.fullmatch(entry)
         assert match, f"bad parameter notation {entry!r}"
         number, name, written_kind, default = match.groups()
+        enum = getattr(codes, written_kind) if written_kind and written_kind[0].isupper() else None
+        written_kind = None if enum else written_kind
         kind = cast(Kind, written_kind or "int")
         follows = None
         value: Any = 0
@@ -173,5 +185,24 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
             kind, value = "float", float(default)
         else:
             value = int(default)
-        found.append(Param(int(number), name, kind, value, follows))
+        found.append(Param(int(number), name, kind, value, follows, enum))
     return tuple(found)
+
+
+def parse_weights(text: str) -> tuple[WeightSpec, ...]:
+    """Weights from the table's notation: ``name=count[ if flag]``, with a * after the name of one with a tag.
+
+    `count` is a parameter or a number, `flag` a parameter.
+    """
+    found = []
+    for entry in map(str.strip, text.split(",")):
+        match = _WEIGHT.fullmatch(entry)
+        assert match, f"bad weight notation {entry!r}"
+        name, tag, count, flag = match.groups()
+        size = partial(_constant, int(count)) if count.isdecimal() else itemgetter(count)
+        found.append(WeightSpec(name, size, tagged=bool(tag), when=itemgetter(flag) if flag else None))
+    return tuple(found)
+
+
+def _constant(value: int, _: Params) -> int:
+    return value
