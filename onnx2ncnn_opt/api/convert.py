@@ -39,7 +39,7 @@ from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
-from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
+from onnx2ncnn_opt.rewrite.masks import Mask, added_inputs, prove_masks, put_masks
 from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
@@ -99,6 +99,12 @@ class Conversion(Rewritten):
     def __repr__(self) -> str:
         shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
         return f"Conversion({self.model.name}: {self.layers_before} -> {count_layers(self.graph)} layers, {shapes})"
+
+    @property
+    def fed_masks(self) -> list[str]:
+        """The inputs that are added to scores, by name."""
+        added = added_inputs(self.graph)
+        return [port.name for port in self.inputs if port.blob in added]
 
     def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
         """What PREFIX.ncnn.json says; `names` are the blobs' names in the .param file where they differ."""

@@ -231,6 +231,7 @@ def _convert(
         lost=conversion.model.lost,
         equal=equal,
         cost=cost,
+        fed_masks=conversion.fed_masks,
         shapes=() if found is None else found.shapes,
         prefix=str(prefix),
         notes=() if found is None else found.notes,

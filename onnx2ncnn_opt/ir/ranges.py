@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Interp, Padding, Reduction, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Padding, Reduction, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
@@ -466,7 +466,10 @@ def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
     return lambda layer, x: function(x)
 
 
-_FOLLOWING = ("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast")
+_FOLLOWING = (
+    *("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast"),
+    *("Interp",),
+)
 _BENT = ("GELU", "Swish", "Mish", "HardSwish", "BNLL")  # infinity times 0, or minus itself
 
 _RULES: Mapping[str, Callable[..., Range]] = {
@@ -490,7 +493,6 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Padding": _padding,
     "Pooling": _pooling,
     "GridSample": _grid_sample,
-    "Interp": lambda layer, x, *sizes: x if layer["resize_type"] == Interp.NEAREST else _following(x),
     **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
     **dict.fromkeys(_BENT, _of(_bent)),
 }

@@ -8,10 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Eltwise
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
 from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.half import INFINITE
 from onnx2ncnn_opt.ir.permute import order_type
+from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
@@ -101,6 +103,7 @@ def fuse_sdpa(
         v = layers[-1].output
     inputs = [q, k, v]
     if mask is not None:
+        require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
         inputs.append(_mask(mask, product.output, layers))
     params = {"scale": _factor(product, scale, weighted)} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
@@ -109,6 +112,16 @@ def fuse_sdpa(
         layers[-1].outputs = (Blob(f"{root.output.name}_t", (c, w, h), root.output.batch),)
         layers.append(Layer("Permute", f"{root.name}_t", layers[-1].outputs, (), {"order_type": _LAST_TWO}))
     return layers
+
+
+def _is_divided(mask: Blob) -> bool:
+    """Whether a mask is a product with the lowest float32 that `limit_mask_fill` leaves, as its factor is no mask."""
+    product = mask.producer
+    is_product = product is not None and product.type == "BinaryOp" and product["op_type"] == BinaryOp.MUL
+    if product is None or not is_product or not product["with_scalar"] or product["b"] > -INFINITE:
+        return False
+    factor = Ranges().of(product.input)
+    return not factor.is_whole and factor.low < 0
 
 
 def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:

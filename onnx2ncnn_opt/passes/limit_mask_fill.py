@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Reduction, UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise, Interp, Reduction, UnaryOp
 from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.ranges import Ranges
@@ -26,14 +26,15 @@ _FILL = -30000.0
 _ABSORBING = -1e8
 _SDPA_MASK = 3
 _UNKNOWN_SCALE = 1 / 16  # for queries of a width of 256, which few have
-_ROWS = {"reduce_all": 0, "axes": (-1,), "keepdims": 1, "fixbug0": 1}
+_ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
 
 @dataclass
 class _Readers:
-    """What a mask is added to, in sums (which input is the mask) and in attention layers; the fill that these take."""
+    """What a mask is added to, and the fill that this takes: sums, which input of them is the mask and the axis of the
+    Softmax after them, from the last one on; and attention layers."""
 
-    sums: list[tuple[Layer, Blob]] = field(default_factory=list)
+    sums: list[tuple[Layer, Blob, int]] = field(default_factory=list)
     attentions: list[Layer] = field(default_factory=list)
     fill: float = _FILL
 
@@ -71,33 +72,32 @@ class _Limiter:
 
     def __init__(self) -> None:
         self.ranges = Ranges()
-        self.kept: dict[Blob, Blob] = {}
+        self.kept: dict[tuple[Blob, int], Blob] = {}
         self.gated: set[Layer] = set()
         self.made: set[Layer] = set()
 
     def limit(self, layer: Layer) -> Replacement | None:
         """Fill in a number that fp16 holds."""
-        self.kept = {
-            mask: rows for mask, rows in self.kept.items() if rows.producer is not None
-        }  # of edits not refused
+        self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}  # of edits not refused
         readers = _Readers()
-        if not self._collect(layer, layer.output, readers, gate=True, summed=False) or not self._masks(layer, readers):
+        if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._masks(layer, readers):
             return None
         gate = _fill(layer) <= _ABSORBING and not _leaves_some_of_every_row(layer)
-        sums = [(each, mask) for each, mask in readers.sums if each not in self.gated] if gate else []
+        sums = [found for found in readers.sums if found[0] not in self.gated] if gate else []
         attentions = [each for each in readers.attentions if each not in self.gated] if gate else []
         for each in attentions:
             require(each.type == "SDPA", f"the queries of {each.type} '{each.name}' are inside it")
-        for blob in (*(b for each, _ in sums for b in each.inputs), *(b for each in attentions for b in each.inputs)):
-            known_shape(blob)
+        for each in (*(each for each, _, _ in sums), *attentions):
+            for blob in each.inputs:
+                known_shape(blob)
         limited, signs = self._limited(layer, readers.fill)
         takes, added = {layer: limited}, [(sign, layer) for sign in signs]
-        gates = [(each, each.inputs[each.inputs[0] is mask], mask) for each, mask in sums]
-        gates += [(each, each.inputs[0], each.inputs[_SDPA_MASK]) for each in attentions]
+        gates = [(each, each.inputs[each.inputs[0] is mask], mask, axis) for each, mask, axis in sums]
+        gates += [(each, each.inputs[0], each.inputs[_SDPA_MASK], -1) for each in attentions]
         order = {each: at for at, each in enumerate(layer.graph or ())} if len(gates) > 1 else {}
         # What the first one makes of a mask the later ones read.
-        for each, plain, mask in sorted(gates, key=lambda gate: order.get(gate[0], 0)):
-            new = self._gate(each, plain, mask, layer, readers.fill)
+        for each, plain, mask, axis in sorted(gates, key=lambda gate: order.get(gate[0], 0)):
+            new = self._gate(plain, mask, axis, layer, readers.fill)
             added += ((made, each) for made in new)
             inputs = [new[-1].output if blob is plain else blob for blob in each.inputs]
             takes[each] = each.having(inputs=inputs)
@@ -114,14 +114,25 @@ class _Limiter:
             require(factor.is_whole or not above_all or factor.low >= 0, f"'{layer.input.name}' may be below 0")
             return factor.is_whole or above_all
         log = layer.input.producer
-        if log is not None and log.type == "Log" and self.ranges.of(log.input).is_whole:
+        if log is not None and log.type == "Log" and self._is_whole(log.input):
             return True
         return all(user.type == "BinaryOp" and user["op_type"] == BinaryOp.MIN for user in layer.output.users)
 
-    def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, summed: bool) -> bool:
+    def _is_whole(self, blob: Blob) -> bool:
+        """Whether numbers are whole, also where a dynamic length is that of ones which Interp repeats."""
+        made = blob.producer
+        if made is None or self.ranges.of(blob).is_whole:
+            return made is not None
+        if made.type == "Interp" and made["resize_type"] == Interp.NEAREST:
+            return self._is_whole(made.inputs[0])
+        is_kept = made.has(Trait.MOVES) or (_is_product(made) and not made["with_scalar"])
+        return is_kept and all(map(self._is_whole, made.inputs))
+
+    def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
         """Find what reads a mask; False where anything else than a Softmax does.
 
-        With `gate`, the mask is added to scores, and not chosen instead of them; `summed` says that it was, above.
+        With `gate`, the mask is added to scores, and not chosen instead of them; it was added above where an `axis` is
+        given, the one that a Softmax has to be over.
         """
         if mask.is_output or not mask.users:
             return False
@@ -139,37 +150,43 @@ class _Limiter:
             elif _is_difference_from_itself(user):
                 continue  # 0 of any number: a Softmax of one element
             elif user.type == "Softmax":
-                if gate and summed and mask.shape is not None and user["axis"] not in (-1, len(mask.shape) - 1):
+                if gate and axis is not None and _softmax_axis(user) not in (axis, None):
                     return False
             else:
-                inside = self._passes(fill, user, mask, at, readers, gate=gate, summed=summed)
+                inside = self._passes(fill, user, mask, at, readers, gate=gate, axis=axis)
                 if not inside:
                     return False
         return True
 
     def _passes(
-        self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, summed: bool
+        self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, axis: int | None
     ) -> bool:
         """Whether a layer hands a mask on, and only a Softmax reads what it makes of it."""
         if user.has(Trait.MOVES) and user.type != "CopyTo":  # which writes over a part of a row
-            keeps_rows = user.type != "Permute" and all(
-                mask.shape is not None and out.shape is not None and out.shape[-1] == mask.shape[-1]
-                for out in user.outputs
+            keeps_rows = (
+                axis == -1
+                and user.type != "Permute"
+                and all(
+                    mask.shape is not None and out.shape is not None and out.shape[-1] == mask.shape[-1]
+                    for out in user.outputs
+                )
             )
-            if gate and summed and not keeps_rows:
+            if gate and axis is not None and not keeps_rows:
                 return False
-            return all(self._collect(fill, out, readers, gate=gate, summed=summed) for out in user.outputs)
+            return all(self._collect(fill, out, readers, gate=gate, axis=axis) for out in user.outputs)
         if len(at) != 1 or len(user.inputs) != 2:
             return False
         other = user.inputs[1 - at[0]]
         if user.type == "BinaryOp" and user["op_type"] in (BinaryOp.MAX, BinaryOp.MIN):
-            return self._collect(fill, user.output, readers, gate=False, summed=summed)
+            return self._collect(fill, user.output, readers, gate=False, axis=axis)
         if not _adds(user, at[0]):
             return False
         chosen = gate and not _is_zero_where_filled(fill, other)
+        axes = [_softmax_axis(each) for each in user.output.users if each.type == "Softmax"]
+        axis = next((each for each in axes if each is not None), -1)
         if chosen and self.ranges.of(other).high > 0:
-            readers.sums.append((user, mask))
-        return self._collect(fill, user.output, readers, gate=chosen, summed=True)
+            readers.sums.append((user, mask, axis))
+        return self._collect(fill, user.output, readers, gate=chosen, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
         """The layer with the fill instead of lower numbers, and what it reads instead of its input."""
@@ -183,14 +200,14 @@ class _Limiter:
         sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # any number but 0 masks
         return new.having(inputs=[sign.output]), [sign]
 
-    def _gate(self, reader: Layer, plain: Blob, mask: Blob, like: Layer, fill: float) -> list[Layer]:
-        """What a mask is added to, times 0 in rows that are masked as a whole."""
+    def _gate(self, plain: Blob, mask: Blob, axis: int, like: Layer, fill: float) -> list[Layer]:
+        """What a mask is added to, times 0 in rows along an axis that are masked as a whole."""
         new: list[Layer] = []
-        if mask not in self.kept:
-            new.append(self._new("Reduction", like, [mask], operation=Reduction.MAX, **_ROWS))
+        if (mask, axis) not in self.kept:
+            new.append(self._new("Reduction", like, [mask], operation=Reduction.MAX, axes=(axis,), **_ROWS))
             new.append(self._new("Threshold", like, [new[-1].output], threshold=fill / 2))
-            self.kept[mask] = new[-1].output
-        rows = self.kept[mask]
+            self.kept[mask, axis] = new[-1].output
+        rows = self.kept[mask, axis]
         missing = len(plain.known_shape) - len(rows.known_shape)
         if missing > 0:
             new.append(self._new("ExpandDims", like, [rows], axes=tuple(range(missing))))
@@ -214,6 +231,12 @@ def _scale(attention: Layer) -> float:
         return float((attention["embed_dim"] / attention["num_heads"]) ** -0.5)
     width = attention.inputs[0].shape[-1] if attention.inputs[0].shape else None
     return width**-0.5 if isinstance(width, int) else _UNKNOWN_SCALE
+
+
+def _softmax_axis(softmax: Layer) -> int | None:
+    """The axis from the last one on; None where that is unknown."""
+    shape, axis = softmax.input.shape, int(softmax["axis"])
+    return axis if axis < 0 else None if shape is None else axis - len(shape)
 
 
 def _is_product(layer: Layer) -> bool:

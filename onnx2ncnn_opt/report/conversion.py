@@ -19,7 +19,8 @@ class ConversionSummary(Summary):
 
     `prefix` is that of the `files`, `shapes` are those of dynamic inputs that it was run at, `notes` what was seen
     besides. `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one
-    leads to, `equal` the dynamic dimensions that became one, `cost` what these cost.
+    leads to, `equal` the dynamic dimensions that became one, `cost` what these cost, `fed_masks` inputs that are added
+    to scores.
     """
 
     model: str
@@ -29,6 +30,7 @@ class ConversionSummary(Summary):
     lost: Sequence[str]
     equal: Sequence[str]
     cost: Sequence[str]
+    fed_masks: Sequence[str]
     shapes: Sequence[Mapping[str, tuple[int, ...]]]
     prefix: str
     notes: Sequence[str] = ()
@@ -83,6 +85,8 @@ def _notes(summary: ConversionSummary) -> list[str]:
         notes.append(f"nothing leads to {', '.join(summary.lost)} of the model: add what they need to --outputs")
     for size, least in summary.manifest.minimum.items():
         notes.append(f"{size} has to be {least} or more in this net; bind it with --shape where it is not")
+    for name in summary.fed_masks:
+        notes.append(f"{name} is added to scores: -1e9 in a whole row gives NaN on ARM and GPUs, -1000 does not")
     return notes
 
 

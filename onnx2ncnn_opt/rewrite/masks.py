@@ -81,13 +81,38 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
             add(layer, features, f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs")
         size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
         if size > LARGEST and not _may_be_infinite(layer, size, ranges):
-            add(layer, FP32, f"a number of its own is {size:.3g}, which is infinite in fp16")
+            is_limit = size >= INFINITE  # which bf16 does not hold either
+            features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
+            add(layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16")
+            for each in _readers_of_sums(layer.output) if is_limit else ():
+                add(each, features, f"a row of nothing but {size:.3g} is NaN in fp16")
         is_eps = layer.type == "BinaryOp" and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
         if is_eps and (risky := _divides(layer.output)):
             reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
             for each in (layer, *risky):
                 add(each, FP32, reason)
     return found
+
+
+def added_inputs(graph: Graph) -> list[Blob]:
+    """The inputs that are added to what a Softmax takes, or that attention layers have as a mask."""
+    found: dict[Blob, None] = {}
+    for layer in graph:
+        added: tuple[Blob, ...] = ()
+        if layer.type in ("SDPA", "MultiHeadAttention") and layer["attn_mask"]:
+            added = layer.inputs[3:4] if layer.type == "SDPA" else layer.inputs[-1:]
+        elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
+            added = scores.inputs if scores.type == "BinaryOp" and scores["op_type"] == BinaryOp.ADD else ()
+        fed = [blob for blob in map(_unmoved, added) if blob.is_input]
+        found |= dict.fromkeys(fed if len(fed) == 1 else ())
+    return list(found)
+
+
+def _unmoved(blob: Blob) -> Blob:
+    """What a blob has the elements of."""
+    while blob.producer is not None and blob.producer.has(Trait.MOVES) and len(blob.producer.inputs) == 1:
+        blob = blob.producer.input
+    return blob
 
 
 def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
@@ -117,6 +142,18 @@ def _factor_of_zeros(layer: Layer) -> float:
         return 0.0
     is_least_length = layer.type == "Normalize" and layer["eps_mode"] == EpsMode.MAX_ROOT
     return float(1 / layer["eps"] if is_least_length else layer["eps"] ** -0.5)
+
+
+def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
+    """The layers that a blob is moved by, or added to others, up to what makes something else of it."""
+    left, seen = [blob], {blob}
+    while left:
+        for user in left.pop().users:
+            yield user
+            is_sum = user.type == "Eltwise" or (user.type == "BinaryOp" and user["op_type"] == BinaryOp.ADD)
+            outputs = [each for each in user.outputs if each not in seen and (is_sum or user.has(Trait.MOVES))]
+            left += outputs
+            seen.update(outputs)
 
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:

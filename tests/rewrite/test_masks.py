@@ -114,10 +114,21 @@ def test_a_mask_times_the_lowest_number() -> None:
     params = {"op_type": 2, "with_scalar": 1, "b": -3.4028235e38}
     times_low = graph.add(Layer("BinaryOp", "low", [mask], [Blob("y", (8,))], params)).output
     two = {"op_type": 1, "coeffs": (-3.4028235e38, 1.0)}
-    graph.outputs = [times_low, graph.add(Layer("Eltwise", "sum", [mask, x], [Blob("z", (8,))], two)).output]
-    low, total = prove_masks(graph, fixed=True).values()
-    assert low.features == total.features == FP32
-    assert low.reason == total.reason == "a number of its own is 3.4e+38, which is infinite in fp16"
+    total = graph.add(Layer("Eltwise", "sum", [mask, x], [Blob("z", (8,))], two)).output
+    scores = graph.add(Layer("BinaryOp", "scores", [x, times_low], [Blob("s", (8,))])).output
+    weights = graph.add(Layer("Softmax", "weights", [scores], [Blob("w", (8,))])).output
+    graph.outputs = [total, graph.add(Layer("ReLU", "relu", [weights], [Blob("r", (8,))])).output]
+    found = list(prove_masks(graph, fixed=True).values())
+    assert {mask.features for mask in found} == {FP32 | Feature.NO_BF16_STORAGE}
+    own = "a number of its own is 3.4e+38, which is infinite in fp16"
+    row = "a row of nothing but 3.4e+38 is NaN in fp16"
+    assert [(mask.layer, mask.reason == row) for mask in found] == [
+        ("low", 0),
+        ("scores", 1),
+        ("weights", 1),
+        ("sum", 0),
+    ]
+    assert {mask.reason for mask in found} == {own, row}
 
 
 @pytest.mark.parametrize(
