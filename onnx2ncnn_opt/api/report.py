@@ -38,7 +38,6 @@ from onnx2ncnn_opt.report.record import (
     MemoryCourse,
     NearMissRow,
     NetRecord,
-    Output,
 )
 from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
@@ -543,10 +542,7 @@ def _record(
         headline=headline,
         facts=(*facts, *([("checked", verified.checked)] if verified and verified.checked else [])),
         notes=(*notes, *(verified.notes if verified else ())),
-        outputs=tuple(
-            Output(o.name, o.status, o.message, o.max_abs, o.max_rel, o.cosine, o.mode, o.rounding, o.cause)
-            for o in reports
-        ),
+        outputs=reports,
         modes=tuple(run.verdicts),
         timing=_timing(run),
         errors=f"Errors and times are not known, or not all: {run.problem}"

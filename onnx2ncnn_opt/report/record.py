@@ -5,25 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onnx2ncnn_opt.outputs import OutputReport
+
 Number = float | None
-
-
-@dataclass(frozen=True)
-class Output:
-    """An output of the net against its reference; fields as `outputs.OutputReport` has them.
-
-    `rounding` is how far float32 is from float64 in the model itself, None where that was not found out.
-    """
-
-    name: str
-    status: str
-    message: str
-    max_abs: Number
-    max_rel: Number
-    cosine: Number
-    mode: str
-    rounding: Number = None
-    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +99,7 @@ class NetRecord:
     headline: str
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[OutputReport, ...] = ()
     modes: tuple[str, ...] = ()
     names: tuple[str, str] = ("before", "after")
     before: tuple[LayerRow, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.report.record import (
     Comparison,
     LayerError,
@@ -10,7 +11,6 @@ from onnx2ncnn_opt.report.record import (
     MemoryCourse,
     NearMissRow,
     NetRecord,
-    Output,
 )
 
 # What a name in a model may do to a page that is careless.
@@ -51,8 +51,8 @@ def record(layers: int, *, name: str = "") -> NetRecord:
         facts=(("input", f"{name} [1, 3, 4, 4]"),),
         notes=(name,),
         outputs=(
-            Output(f"{name}y", "ok", "", 1e-6, 1e-6, 1.0, "fp32", 2e-7, f"rounding {name}"),
-            Output(f"{name}y", "nan", name, None, float("nan"), None, "fp16"),
+            OutputReport(f"{name}y", "y", "ok", "", 1e-6, 1e-6, 1.0, rounding=2e-7, cause=f"rounding {name}"),
+            OutputReport(f"{name}y", "y", "nan", name, max_rel=float("nan"), mode="fp16"),
         ),
         modes=("fp32", "fp16"),
         before=before,
