@@ -78,7 +78,6 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
         integers=integers,
         axes="same",
         domains=domains,
-        selects=name == "Sign",
         jumps=jumps,
         keeps_zeros=zeros,
         errors=_ERRORS.get(name, "result"),
