@@ -251,7 +251,8 @@ def test_guarded_inputs_leave_the_domain(guard: str) -> None:
 def test_divisors_are_not_0_unless_something_guards_them() -> None:
     graph = "(float[300] x, float[300] d) => (float[300] y) { y = Div(x, d) }"
     assert np.abs(draw_inputs(parsed(graph), draw=Draw(1))["d"]).min() > 0.2
-    for guard in ("s = Sign(d)", "r = Neg(y) z = Identity(y) s = Sign(z)"):
+    assert np.abs(draw_inputs(parsed(graph.replace("y = ", "s = Sign(d) y = ")), draw=Draw(1))["d"]).min() > 0.2
+    for guard in ("s = Max(d, x)", "r = Neg(y) z = Identity(y) s = Max(z, x)"):
         guarded = graph.replace("y)", "y, float[300] s)").replace("y = Div(x, d)", f"y = Div(x, d) {guard}")
         assert (draw_inputs(parsed(guarded), draw=Draw(1))["d"] == 0).any()
 
