@@ -38,9 +38,11 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, by_size, judge, model_values, same_numbers
 from onnx2ncnn_opt.verification.compare import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
 from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.verify import VerifyReport, load_converted, tolerance_of, verify_net
+from onnx2ncnn_opt.verification.runs import load_converted
+from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)

@@ -158,7 +158,7 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.verification.estimate import Estimator
         from onnx2ncnn_opt.verification.inputs import draws
         from onnx2ncnn_opt.verification.masks import find_masks, measure
-        from onnx2ncnn_opt.verification.verify import any_feeds, drawn_feeds
+        from onnx2ncnn_opt.verification.runs import any_feeds, drawn_feeds
 
         check_options(seed=seed)
         if self.custom:
@@ -194,7 +194,8 @@ class Conversion(Rewritten):
     def verify_files(self, files: Files, **options: Unpack[VerifyOptions]) -> VerifyReport:
         """As `verify`, for files that are written already."""
         from onnx2ncnn_opt.verification.compare import with_rounding
-        from onnx2ncnn_opt.verification.verify import tolerance_of, verify_net  # both runtimes
+        from onnx2ncnn_opt.verification.comparison import tolerance_of  # both runtimes
+        from onnx2ncnn_opt.verification.verify import verify_net
 
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
@@ -222,7 +223,7 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
         from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
         from onnx2ncnn_opt.verification.latency import in_turns
-        from onnx2ncnn_opt.verification.verify import any_feeds
+        from onnx2ncnn_opt.verification.runs import any_feeds
 
         check_options(seconds=seconds)
         if self.custom:

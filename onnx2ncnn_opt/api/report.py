@@ -48,11 +48,13 @@ from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.blobs import Verdict, model_values
 from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
+from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.inputs import Feeds
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.nets import draw_runs
-from onnx2ncnn_opt.verification.verify import MODEL, VerifyReport, any_feeds, load_converted, tolerance_of
+from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
+from onnx2ncnn_opt.verification.verify import MODEL, VerifyReport
 from onnx2ncnn_opt.version import __version__
 
 Step = Callable[[str], None]

@@ -47,10 +47,10 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.masks import Precision, error_of, find_masks
-from onnx2ncnn_opt.verification.verify import tolerance_of
 from testing import op_cases, pass_cases
 from testing.skeletons import refill
 from testing.snippets import VARIANTS, kept

@@ -26,7 +26,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.masks import error_of
-from onnx2ncnn_opt.verification.verify import any_feeds
+from onnx2ncnn_opt.verification.runs import any_feeds
 
 
 def inputs_of(model: Path) -> dict[str, Array] | None:

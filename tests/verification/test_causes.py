@@ -15,7 +15,8 @@ from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.budget import Budget
-from onnx2ncnn_opt.verification.verify import any_feeds, verify_net
+from onnx2ncnn_opt.verification.runs import any_feeds
+from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import ROOT, refilled
 from testing.int8 import quantise
 

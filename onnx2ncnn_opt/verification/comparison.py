@@ -1,0 +1,202 @@
+"""A net's outputs beside those of its model: how they are paired, and what each may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import get_args
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import CrashError, Error, RunError, UsageError
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.ops import traits_of
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
+from onnx2ncnn_opt.verification.budget import (
+    LEAST_BUDGET,
+    MOST_BUDGET,
+    ROOM,
+    float32_budget,
+    weights_encoding,
+)
+from onnx2ncnn_opt.verification.compare import (
+    DEFAULT,
+    Tolerance,
+    compare,
+    with_quantisation,
+)
+from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
+from onnx2ncnn_opt.verification.rounding import Rounding
+
+UNPROVEN = (
+    "there is no number in it on either side, which proves nothing; give inputs that suit the model with --inputs"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A net and what it has to agree with."""
+
+    runner: NcnnRunner
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array]
+    manifest: Manifest | None
+    tolerance: Tolerance
+    rounding: Rounding
+    is_fixed: bool = False  # the tolerance is the user's
+    least: float = LEAST_BUDGET  # that needs no run in float64
+    is_close: bool = False
+
+    def closer(self, runner: NcnnRunner) -> Comparison:
+        """The same with ncnn's plain kernels, whose errors are none but those of rounding: `budget` holds for them."""
+        return replace(self, runner=runner, is_close=True)
+
+    @cached_property
+    def budget(self) -> Mapping[str, float]:
+        """What each output may be off by in float32; the model runs in float64 for it."""
+        measured = self.rounding.measured(self.feeds, self.reference)
+        return {name: float32_budget(measured.get(name), self.least) for name in self.reference}
+
+    def allowed(self, name: str, *, close: bool) -> float:
+        """What an output may be off by, in units of its largest value; `close` with ncnn's plain kernels."""
+        if self.is_fixed:
+            return self.tolerance.relative
+        usual = self.budget[name] if close else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
+        return max(usual, ROOM * self.by_weights.get(name, 0.0))
+
+    def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
+        """Whether outputs are right, but not as right as rounding alone would leave them."""
+        off = {output.name: output.max_rel for output in outputs if (output.max_rel or 0.0) > self.least}
+        return all(output.status in ("ok", "unproven") for output in outputs) and any(
+            error > self.budget[name] for name, error in off.items() if error
+        )
+
+    @cached_property
+    def spread(self) -> Mapping[str, Array]:
+        """How far the reference moves with rounding errors; found out only where a net differs."""
+        return self.rounding.spread(self.feeds, self.reference)
+
+    @cached_property
+    def by_weights(self) -> Mapping[str, float]:
+        """How far the reference moves if weights are rounded as the net's are."""
+        encoding = weights_encoding(self.runner.param, self.runner.bin)
+        if encoding is None:
+            return {}
+        return self.rounding.stored(encoding, self.feeds, self.reference)
+
+    def outputs(self) -> list[OutputReport]:
+        """The reports of the likeliest way to feed the net that works best."""
+        return self.best()[1]
+
+    def best(self) -> tuple[Sequence[Slot], list[OutputReport]]:
+        """The likeliest way to feed the net that works best, and its reports."""
+        try:
+            ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
+        except RunError as error:
+            return (), self.failed(error)
+        best: tuple[Sequence[Slot], list[OutputReport]] = (), []
+        for way in ways:
+            try:
+                outputs = self.attempt(way, blobs)
+            except (RunError, UsageError) as error:  # UsageError: an array that no Mat can hold
+                outputs = self.failed(error)
+            if not best[1] or _severity(outputs) < _severity(best[1]):
+                best = way, outputs
+            if all(output.status == "ok" for output in best[1]):
+                break
+        return best
+
+    def failed(self, error: Error) -> list[OutputReport]:
+        """The reports of a net that fails as a whole."""
+        status: Status = "crashed" if isinstance(error, CrashError) else "refused"
+        return [OutputReport(name, None, status, str(error)) for name in self.reference]
+
+    def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
+        """Feed the net in this way, and judge what comes out of it; `blobs` are its outputs."""
+        arrays = model_feeds(way, self.feeds)
+        if self.manifest is not None:
+            slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
+            results = self.runner.extract(arrays, [slot.fetch for slot in slots])
+            return [self.judge(slot, results[slot.blob], exact_shape=True) for slot in slots]
+        # A name of the model's that is not an output of the net may still be a blob inside it. They are read first:
+        # once a consumer has run, a blob is gone.
+        inner = [name for name in self.reference if name not in blobs] if len(blobs) < len(self.reference) else []
+        results = self.runner.extract(arrays, [Fetch(blob, 0) for blob in (*inner, *blobs)])
+        found = [*(blob for blob in inner if not isinstance(results[blob], Failure)), *blobs]
+        pairs = pair(list(self.reference), found, lambda name, blob: _alike(results[blob], self.reference[name]))
+        nothing = f"the net has no blob for it; its outputs are {', '.join(blobs)}"
+        return [
+            self.judge(Slot(name, pairs[name], 0), results[pairs[name]], exact_shape=False)
+            if name in pairs
+            else OutputReport(name, None, "missing", nothing)
+            for name in self.reference
+        ]
+
+    def judge(self, slot: Slot, result: Array | Failure, *, exact_shape: bool) -> OutputReport:
+        """The report of one output."""
+        reference = self.reference[slot.name]
+        if isinstance(result, Failure):
+            return OutputReport(slot.name, slot.blob, "crashed" if result.crashed else "missing", result.reason)
+        if exact_shape:
+            array = slot.restored(result, reference.shape)
+        else:
+            array = result.reshape(reference.shape) if _alike(result, reference) else None
+        if array is None:
+            message = f"its shape is {list(result.shape)}, the model's {list(reference.shape)}"
+            return OutputReport(slot.name, slot.blob, "shape", message)
+        # A manifest says what the elements are, and is not to be helped where it is wrong.
+        result = array.astype(np.float64) if exact_shape and reference.dtype.kind in "iub" else array
+        allowed = self.tolerance
+        if self.is_close:
+            allowed = replace(allowed, relative=self.budget[slot.name], slices=False)
+            if slot.name in self.rounding.exact(self.feeds):  # it is known what is left of terms that cancel
+                allowed = replace(allowed, absolute=float(np.finfo(np.float32).tiny))
+        difference = compare(result, reference, allowed)
+        is_literal = self.is_fixed and self.tolerance.relative < DEFAULT.relative  # rounding is no excuse then
+        if not difference.ok and not is_literal:
+            reference = self.rounding.resolved(slot.name, self.feeds, reference, result)
+            difference = compare(result, reference, allowed, self.spread[slot.name])
+        if difference.excess and not self.is_fixed:
+            slices = allowed.slices and not self.by_weights
+            allowed = replace(allowed, relative=self.allowed(slot.name, close=self.is_close), slices=slices)
+            difference = compare(result, reference, allowed, self.spread[slot.name])
+        status: Status = "ok"
+        message = ""
+        if difference.special:
+            status, message = "nan", difference.special
+        elif difference.excess:
+            status, message = "mismatch", difference.excess
+        elif reference.size and difference.max_abs is None:
+            status, message = "unproven", UNPROVEN
+        numbers = (difference.max_abs, difference.max_rel, difference.cosine)
+        return OutputReport(slot.name, slot.blob, status, message, *numbers)
+
+
+def tolerance_of(model: LoadedModel) -> Tolerance:
+    """What a net may differ from the model by: the usual, and more where the model quantises what it computes."""
+    return with_quantisation(_quantised_bits(model))
+
+
+def _quantised_bits(model: LoadedModel) -> list[int]:
+    """To how many bits the model quantises what it computes, each time; 8 unless its zero point says otherwise."""
+    return [
+        node.inputs[2].dtype.bitwidth
+        if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
+        else 8
+        for node in model.graph
+        if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).quantises
+    ]
+
+
+def _alike(result: Array | Failure, reference: Array) -> bool:
+    return not isinstance(result, Failure) and alike(result.shape, reference.shape)
+
+
+def _severity(outputs: Sequence[OutputReport]) -> list[int]:
+    """The worst first, to be compared with that of another attempt."""
+    return sorted((get_args(Status).index(output.status) for output in outputs), reverse=True)

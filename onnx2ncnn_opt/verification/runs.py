@@ -1,0 +1,239 @@
+"""What a model makes of inputs: those that verification draws, at sizes that ONNX Runtime takes, or the user's."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError, check_options
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import too_small
+from onnx2ncnn_opt.verification.inputs import (
+    LENGTHS,
+    Draw,
+    Feeds,
+    Image,
+    Wanted,
+    draw_inputs,
+    draws,
+    given_inputs,
+    is_tiny,
+    open_sizes,
+    sweeps,
+    tables,
+    totals,
+)
+
+# A net of dynamic sizes has to be right at two values of each.
+_SIZES_EACH = 2
+_MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
+# Nets up to so many weights, with so many numbers as inputs, are run more often: it takes no longer than to load them.
+_SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the model makes of inputs at some dynamic sizes."""
+
+    sizes: Mapping[str, int]
+    draw: Draw | None
+    feeds: Mapping[str, Array]
+    reference: Mapping[str, Array]
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (sizes_text(self.sizes), str(self.draw or ""))))
+
+
+def load_converted(
+    model: Path | bytes,
+    manifest: Manifest | None,
+    *,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
+) -> LoadedModel:
+    """The model with the sizes and values that it was converted with, as its manifest says, or with others.
+
+    Raises what `load_model` raises.
+    """
+    bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
+    converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
+    try:
+        return load_model(model, shapes={**converted, **(shapes or {})}, values=bound, outputs=outputs)
+    except UsageError as error:
+        if manifest is None or shapes or values:
+            raise
+        raise UsageError(f"the manifest is that of another model: {error}") from None
+
+
+def check_feeds(feeds: object) -> None:
+    """Raise UsageError for what is neither arrays by name, nor a file of them, nor an image."""
+    if not isinstance(feeds, (str, os.PathLike, Image)):
+        check_options(feeds=feeds)
+
+
+def any_feeds(
+    model: Path | bytes,
+    loaded: LoadedModel,
+    manifest: Manifest | None,
+    *,
+    outputs: Sequence[str] = (),
+    feeds: Feeds | None = None,
+    seed: int = 0,
+) -> Mapping[str, Array]:
+    """Inputs that a converted model takes: those given, or those that `verify_net` draws first."""
+    check_options(seed=seed)
+    check_feeds(feeds)
+    if feeds is not None:
+        return given_inputs(feeds, loaded)
+    return drawn_feeds(model, loaded, manifest, [Draw(seed, plain=True)], outputs=outputs)[0]
+
+
+def drawn_feeds(
+    model: Path | bytes,
+    loaded: LoadedModel,
+    manifest: Manifest | None,
+    draws: Sequence[Draw],
+    *,
+    outputs: Sequence[str] = (),
+) -> list[Mapping[str, Array]]:
+    """Inputs of each draw that a converted model takes: the first at the first of the `_settings`, others at the last.
+
+    ONNX Runtime is asked only for sizes.
+    """
+    if not open_sizes(loaded, LENGTHS[0]):
+        return [draw_inputs(loaded, draw=draw) for draw in draws]
+    first, *others = draws
+    runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
+    settings = _settings(loaded, runner, manifest, first)
+    return [settings[0].feeds, *(draw_inputs(loaded, settings[-1].sizes, draw=draw) for draw in others)]
+
+
+def wanted_runs(
+    model: LoadedModel,
+    runner: OrtRunner,
+    manifest: Manifest | None,
+    seed: int,
+    wanted: Wanted,
+    step: Callable[[str], None],
+) -> Iterator[Run]:
+    """A run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
+    names = list(open_sizes(model, LENGTHS[0]))
+    for sizes in wanted.sizes:
+        if set(sizes) != set(names):
+            raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
+    settings = wanted.sizes or [run.sizes for run in _settings(model, runner, manifest, Draw(seed, plain=True))]
+    for sizes in settings:
+        for draw in wanted.draws(seed):
+            feeds = draw_inputs(model, sizes, draw=draw)
+            if small := too_small(manifest, feeds):
+                raise UsageError(small)
+            step(f"ONNX Runtime runs the model, {draw}")
+            yield Run(sizes, draw, feeds, runner.run(feeds))
+
+
+def drawn_runs(
+    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, step: Callable[[str], None]
+) -> Iterator[Run]:
+    """Runs at two values of every size that is dynamic in the net, or at one where ONNX Runtime takes no others.
+
+    Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
+    """
+    step("ONNX Runtime runs the model")
+    settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
+    sizes = [run.sizes for run in settings]
+    entries = tables(model)
+    swept: Counter[str] = Counter()
+
+    def count(run: Run) -> Run:
+        swept.update({name: run.feeds[name].size for name in entries})
+        return run
+
+    def drawn(number: int, draw: Draw) -> Run:
+        at = sizes[number % len(sizes)]
+        feeds = draw_inputs(model, at, draw=draw, swept=swept)
+        step(f"ONNX Runtime runs the model, {draw}")
+        return count(Run(at, draw, feeds, runner.run(feeds)))
+
+    yield count(settings[0])
+    numbers = _numbers(model), sum(array.size for array in settings[0].feeds.values())
+    is_small = numbers[0] <= _SMALL_WEIGHTS and numbers[1] <= _SMALL_INPUTS
+    first, *further = draws(seed, is_small=is_small, is_tiny=is_tiny(*numbers, len(model.graph)))
+    if len(settings) > 1 and is_small:
+        yield drawn(1, first)
+    for number, draw in enumerate(further):
+        yield drawn(number + 1, draw)
+    for draw in sweeps(seed, entries, swept) if is_small else ():
+        yield drawn(0, draw)
+
+
+def _numbers(model: LoadedModel) -> int:
+    """How many numbers the model's weights are."""
+    return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
+
+
+def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
+    """A run at each of the values of the dynamic sizes, see `drawn_runs`."""
+    batches = _open_batches(model, manifest)
+    open_names = list(open_sizes(model, LENGTHS[0]))
+    most = _SIZES_EACH if open_names and manifest is not None else 1
+    problem: RunError | None = None
+    empty: Run | None = None
+    small = ""
+    for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
+        runs: list[Run] = []
+        for lengths in LENGTHS if open_names else LENGTHS[:1]:
+            known = open_sizes(model, lengths, batches, total)
+            sizes = {name: known[name] for name in open_names}
+            feeds = draw_inputs(model, sizes, draw=draw)
+            if below := too_small(manifest, feeds):
+                small = below
+                continue
+            try:
+                reference = runner.run(feeds)
+            except CrashError:  # it is dead, or has taken too long: others would not do better
+                raise
+            except RunError as error:
+                problem = problem or error
+                if total is not None and not runs:
+                    break  # it is another sum
+                continue
+            run = Run(sizes, draw, feeds, reference)
+            if not all(array.size for array in reference.values()):
+                empty = empty or run
+                continue
+            runs.append(run)
+            if len(runs) == most:
+                break
+        if not runs and empty:
+            runs = [empty]
+        if runs:
+            return runs
+    if problem is None:
+        raise UsageError(small)
+    raise RunError(
+        f"{problem}; the inputs were random; --inputs gives others"
+        + (f", and --shape says how long {', '.join(open_names)} may be" if open_names else "")
+    )
+
+
+def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
+    """The names of dynamic dimensions that are the batch of an input."""
+    axes = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
+    batches = [(info.shape, axes.get(info.name)) for info in model.inputs]
+    return {str(shape[axis]) for shape, axis in batches if axis is not None and isinstance(shape[axis], Sym)}
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Dynamic sizes as people read them."""
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
