@@ -1,7 +1,8 @@
 """Modules that commands import and hardly ever use, loaded only when somebody asks them for something.
 
 onnx_ir imports sympy for arithmetic with symbolic sizes, which this package does itself; that import would take as long
-as all others together. onnx imports its formats of text and its tools.
+as all others together. onnx imports its formats of text and its tools, protobuf what it is without its extension, and
+importlib.metadata what sends mail.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from types import ModuleType
 _NAMES = frozenset(
     (
         *("sympy", "onnx_ir._symbolic_shapes"),
-        *("google.protobuf.json_format", "google.protobuf.text_format"),
-        *("onnx.compose", "onnx.gen_proto", "onnx.parser", "onnx.printer", "onnx.utils", "onnx.version_converter"),
+        *("google.protobuf.json_format", "google.protobuf.text_format", "google.protobuf.internal.python_message"),
+        *("socket", "csv", "concurrent.futures", "packaging.version"),
+        *(
+            "onnx.checker",
+            "onnx.compose",
+            "onnx.gen_proto",
+            "onnx.parser",
+            "onnx.printer",
+            "onnx.utils",
+            "onnx.version_converter",
+        ),
     )
 )
 
