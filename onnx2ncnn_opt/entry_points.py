@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from onnx2ncnn_opt import passes
@@ -96,15 +96,9 @@ def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass
     return tuple(p for p in passes.select(skip, every) if p not in others)
 
 
-@cache
-def _installed() -> EntryPoints:
-    """Every entry point: to find them takes as long for one group as for all."""
-    return entry_points()
-
-
 def _items(group: str) -> Iterator[tuple[EntryPoint, Any]]:
     """Each object of a group; an entry point may be one, or a list or tuple of them."""
-    for point in sorted(_installed().select(group=group), key=lambda point: (point.name, point.value)):
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
         with plugged(f"{_origin(point)} cannot be loaded: its import"):
             loaded = point.load()
         for item in loaded if isinstance(loaded, (list, tuple)) else (loaded,):

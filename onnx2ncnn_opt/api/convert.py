@@ -317,7 +317,7 @@ def convert(
         plan.apply()
     # A pass may put another blob in an output's place, but keeps their order.
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
-    results = tuple(replace(port, blob=blob) for port, blob in ports)
+    results = tuple(port._replace(blob=blob) for port, blob in ports)
     integers = {port.blob for port in (*imported.inputs, *results) if not is_float(port.dtype)}
     proved = prove_masks(imported.graph, fixed=True, integers=integers) if masks else {}
     put_masks(imported.graph, ((layer, mask.features) for layer, mask in proved.items()))

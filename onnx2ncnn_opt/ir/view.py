@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise, permutations
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, exact_div, product
 from onnx2ncnn_opt.ir.permute import order_type
@@ -111,8 +111,7 @@ def step_layer(step: Step) -> tuple[str, dict[str, Any]]:
     return "Reshape", sizes | step.batch_axes
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A tensor over a Mat: `batch` and `dims` are the Mat's atoms in memory order, `axes` the tensor's."""
 
     batch: Atoms

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import NoneType
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir
@@ -47,8 +47,7 @@ from onnx2ncnn_opt.onnx.value import (
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """One input or output of the model: its ONNX name, shape and type, and the blob that stands for it.
 
     `batch_axis` is the ONNX axis that is not among the Mat's dims but its batch count; None if the array goes as it is.
@@ -63,8 +62,7 @@ class Port:
     element: str
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """The ncnn graph of a model, and its inputs and outputs in ONNX order.
 
     `minimum` are dynamic dimensions below which the model is another one than the net (see `ImportContext.demand`).

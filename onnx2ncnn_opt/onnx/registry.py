@@ -29,7 +29,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, reduce
 from operator import or_
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
 
@@ -41,8 +41,7 @@ Errors = Literal["none", "result", "one", "input"]
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """One input as the importer declares it: its type (see the module) and whether it may be absent."""
 
     name: str

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.dim import Shape
@@ -14,16 +13,14 @@ from onnx2ncnn_opt.ir.spec import FEATMASK_ID, SHAPE_HINTS_ID, LayerSpec
 from onnx2ncnn_opt.param.values import Value, as_kind
 
 
-@dataclass(frozen=True)
-class DroppedSplit:
+class DroppedSplit(NamedTuple):
     """A Split layer of a file that the written net will not need any more."""
 
     layer: str
     reason: str
 
 
-@dataclass(frozen=True)
-class ParsedNet:
+class ParsedNet(NamedTuple):
     """What a .param file says: the graph, still without weights, and the Splits that reading did away with.
 
     `unsplit` are blobs that several layers read without a Split, as ncnn cannot run them. `unread_layers` stand in the
@@ -37,8 +34,7 @@ class ParsedNet:
     unread_layers: int = 0
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A layer as a file states it, read but not connected; `where` is its line in the file, for messages."""
 
     where: str

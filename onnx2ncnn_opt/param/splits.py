@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.features import FP32, Feature
@@ -16,8 +17,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.names import NamePool, clean_name
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One layer as the file lists it; `layer` is None for a Split, and `featmask` its feature mask."""
 
     type: str
@@ -28,8 +28,7 @@ class Line:
     featmask: int = 0
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The lines of a file, and the name under which it has each input and output of the graph."""
 
     lines: tuple[Line, ...]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +42,7 @@ def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
     return encoding
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A weight that stays in 32 bits, and why."""
 
     layer: str
@@ -53,8 +53,7 @@ class Kept:
         return f"{self.layer}, {self.weight}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(NamedTuple):
     layer: Layer
     name: str
     full: Weight

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
@@ -41,7 +40,7 @@ def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str,
     does not read them. Raises ParamError, naming file and line.
     """
     entries, unread = _entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file)
-    return replace(connect(entries, types), unread_layers=unread)
+    return connect(entries, types)._replace(unread_layers=unread)
 
 
 def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """Types that are one in ncnnoptimize: `name` as in the names of its passes, `types` of ncnn's registry."""
 
     name: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,7 @@ _LEAST_STEPS = 2
 _TOLERANCE = 1e-6
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step: its states, and its gates in ncnn's order; None for one that a state of zeros leaves without effect.
 
     The last of a GRU's four is what the reset gate is multiplied with.

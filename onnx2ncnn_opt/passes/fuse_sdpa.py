@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -50,7 +49,7 @@ def transposed_attention() -> Iterator[Op]:
     """v @ Softmax(...).T: the same with columns instead of rows, as convolutions leave them."""
     for pattern in attention():
         weights, v = pattern.inputs or ()
-        yield replace(pattern, params={"transB": 1})(v, weights)
+        yield pattern._replace(params={"transB": 1})(v, weights)
 
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,8 +55,7 @@ class _Region:
         return any(layer.type in _ROWWISE for layer in self.layers)
 
 
-@dataclass(frozen=True)
-class _Edge:
+class _Edge(NamedTuple):
     """A blob at the border of a region, and the views between it and the rest of the net that would vanish.
 
     `steps` lead from the far end to the region's shape, or from the region to the far end. Two kinds of views cost
@@ -168,7 +168,7 @@ def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
     ways_in = list(entries.values())
     ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
     own = {layer for edge in (*ways_in, *ways_out) for layer in edge.chain}
-    ways_in = [replace(edge, there=_views_of_others(edge.blob, own)) for edge in ways_in]
+    ways_in = [edge._replace(there=_views_of_others(edge.blob, own)) for edge in ways_in]
     old = _total(
         (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
     )

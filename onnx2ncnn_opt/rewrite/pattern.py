@@ -8,9 +8,8 @@ name that occurs twice stands for one and the same thing. Operators that commute
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.errors import PatternError
 from onnx2ncnn_opt.ir.codes import BinaryOp
@@ -21,8 +20,7 @@ from onnx2ncnn_opt.ir.spec import LayerSpec
 _COMMUTATIVE = frozenset(code for code in BinaryOp if code.commutes)
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """A layer of one of `types` whose parameters, defaults filled in, have the wanted values.
 
     A wanted value that is a frozenset means any of its members. `where` is a further condition on the layer alone.
@@ -30,15 +28,15 @@ class Op:
     """
 
     types: frozenset[str]
-    capture: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
+    capture: str
+    params: Mapping[str, Any]
     where: Callable[[Layer], bool] | None = None
     inputs: tuple[Pattern, ...] | None = None
     is_kept: bool = False
 
     def __call__(self, *inputs: Pattern) -> Op:
         """The operator with its inputs described."""
-        return replace(self, inputs=inputs)
+        return self._replace(inputs=inputs)
 
     @property
     def depth(self) -> int:
@@ -100,7 +98,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 def kept(pattern: Op) -> Op:
     """A layer that a match needs to see, but does not replace: others may use it too, and it stays in the graph."""
-    return replace(pattern, is_kept=True)
+    return pattern._replace(is_kept=True)
 
 
 def const(capture: str, where: Callable[[Layer], bool] | None = None) -> Op:
@@ -108,11 +106,10 @@ def const(capture: str, where: Callable[[Layer], bool] | None = None) -> Op:
     return kept(op("MemoryData", capture, where))
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """Captured layers and blobs by name, the matched layers (root first), and those that are kept."""
 
-    captures: Mapping[str, Layer | Blob] = field(default_factory=dict)
+    captures: Mapping[str, Layer | Blob]
     layers: tuple[Layer, ...] = ()
     kept: tuple[Layer, ...] = ()
 
@@ -136,7 +133,7 @@ class Match:
         return Match({**self.captures, name: value}, self.layers, self.kept)
 
 
-_NOTHING = Match()
+_NOTHING = Match({})
 
 
 def matches(pattern: Op, root: Layer) -> Iterator[Match]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -88,7 +88,7 @@ class Rewrite:
     def _by_root_type(self) -> dict[str, list[tuple[Op, list[Op]]]]:
         """The patterns in their order, by the type of their root; those in a row with the same root together."""
         found: dict[str, list[tuple[Op, list[Op]]]] = {}
-        for head, patterns in groupby(self.patterns, lambda pattern: replace(pattern, inputs=None)):
+        for head, patterns in groupby(self.patterns, lambda pattern: pattern._replace(inputs=None)):
             group = head, list(patterns)
             for layer_type in head.types:
                 found.setdefault(layer_type, []).append(group)
@@ -146,8 +146,7 @@ class Replacement:
         return [layer for layer in self.layers if layer not in self.takes]
 
 
-@dataclass(frozen=True)
-class Miss:
+class Miss(NamedTuple):
     """Layers that a graph pass would have changed, and why it could not."""
 
     layers: tuple[Layer, ...]

@@ -8,16 +8,14 @@ costs the fewest layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Dim, broadcast, fitting
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, View, flat, refine
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The axes of each Mat dim, and those of the batch count."""
 
     dims: tuple[tuple[int, ...], ...]

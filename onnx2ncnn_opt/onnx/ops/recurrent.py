@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, 
 _DIRECTIONS = {direction.name.lower(): direction for direction in Direction}
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """An operator: its gates in ncnn's order, by their index in ONNX's, and its default activations."""
 
     layer: str

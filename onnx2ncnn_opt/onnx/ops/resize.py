@@ -9,9 +9,8 @@ one axis at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _FINEST = 64  # parts of a scale that dynamic sizes are multiplied by
 _SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mode came
 
 
-@dataclass(frozen=True)
-class _Sampling:
+class _Sampling(NamedTuple):
     """How Resize samples one axis; names and values are ONNX's (Resize, opset 19)."""
 
     mode: str
@@ -53,8 +51,7 @@ class _Sampling:
         return self.coordinates == "tf_crop_and_resize"
 
 
-@dataclass(frozen=True)
-class _Axis:
+class _Axis(NamedTuple):
     """One axis that changes: its size before and after, and the scale that coordinates are computed with.
 
     The scale is None where it follows from sizes that are not fixed.
@@ -113,7 +110,7 @@ def resize11(
             # ONNX takes them as those of the region, ONNX Runtime as those of the whole axis.
             raise im.refuse("scales with coordinate_transformation_mode tf_crop_and_resize", "export it with sizes")
         region = _region(im, x.rank, which, roi)
-        sampling = replace(sampling, region=region, outside=extrapolation_value)
+        sampling = sampling._replace(region=region, outside=extrapolation_value)
     given = sizes if sizes else scales
     if np.ndim(() if scales is None else scales) != 1:
         raise im.invalid("its scales are not a list")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import mmap
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Bytes: TypeAlias = bytes | mmap.mmap
 
@@ -33,8 +32,7 @@ class _Malformed(Exception):
     """Not a message, or not one that this can read."""
 
 
-@dataclass(frozen=True)
-class Embedded:
+class Embedded(NamedTuple):
     """A model's message without its large tensors, whose external data is at `location`, in the file's bytes."""
 
     message: Bytes

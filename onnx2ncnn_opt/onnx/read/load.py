@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir
@@ -74,8 +74,7 @@ class LoadedModel:
         return tensor.numpy()
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     model: onnx_ir.Model
     sha256: str | None = None
     folder: Path | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,7 @@ _HEADS = (0, 2, 1, 3)
 _HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softmax begins (softmax_reduce_max.comp)
 
 
-@dataclass(frozen=True)
-class Sight:
+class Sight(NamedTuple):
     """Which keys a query sees, by its distance to them; -1 is not a bound."""
 
     causal: bool = False

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +53,7 @@ def average_pool(
     )
 
 
-@dataclass(frozen=True)
-class _Window:
+class _Window(NamedTuple):
     """How a window moves; `tail` is what `ceil_mode` adds to the pads at the ends of the axes."""
 
     kernel: Ints
