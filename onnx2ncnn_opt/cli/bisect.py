@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import (
-    EXISTING_FILE,
-    draw_options,
-    given_options,
-    manifest_option,
-    run_options,
-    skip_option,
-)
+from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 
@@ -24,21 +17,21 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Find the first layer that is wrong.")
-@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
-@click.argument("param", type=EXISTING_FILE, metavar="[NET.param", required=False)
-@click.argument("bin", type=EXISTING_FILE, metavar="NET.bin]", required=False)
+@click.argument("model", type=option.EXISTING_FILE, metavar="MODEL")
+@click.argument("param", type=option.EXISTING_FILE, metavar="[NET.param", required=False)
+@click.argument("bin", type=option.EXISTING_FILE, metavar="NET.bin]", required=False)
 @click.option("--passes", is_flag=True, help="Convert MODEL, and find the rewrite that breaks it; takes no net.")
-@manifest_option
-@skip_option("With --passes: leave a pass out; may be given several times.")
+@option.manifest_option
+@option.skip_option("With --passes: leave a pass out; may be given several times.")
 @click.option(
     "--write",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
     help="Write the smallest part of MODEL and the net that is wrong by itself, and its inputs, for `verify`.",
 )
-@given_options
-@draw_options
-@run_options()
+@option.given_options
+@option.draw_options
+@option.run_options()
 @output_options()
 def bisect(
     output: Output,

@@ -13,31 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import (
-    EXISTING_FILE,
-    benchmark_option,
-    given_options,
-    masks_option,
-    release_option,
-    run_options,
-    skip_option,
-    storage_options,
-    tolerance_options,
-)
+from onnx2ncnn_opt.cli import options as option
+from onnx2ncnn_opt.cli import verification
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import (
-    estimated,
-    failure,
-    needs_verification,
-    renamed,
-    report_fields,
-    require_runtimes,
-    summary_of,
-    told_without_report,
-)
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +29,7 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 
 
 @click.command(short_help="Convert a model to a verified ncnn net.")
-@click.argument("models", type=EXISTING_FILE, metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", type=option.EXISTING_FILE, metavar="MODEL...", nargs=-1, required=True)
 @click.option(
     "-o",
     "prefix",
@@ -56,10 +37,10 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json. In a folder, as nets/, they get the model's "
     "name; several models need that.  [default: the model's path without .onnx or .pt2]",
 )
-@given_options
-@run_options()
-@tolerance_options
-@benchmark_option("the net and of ONNX Runtime")
+@option.given_options
+@option.run_options()
+@option.tolerance_options
+@option.benchmark_option("the net and of ONNX Runtime")
 @click.option(
     "--outputs",
     multiple=True,
@@ -81,18 +62,18 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
     help="Let the net take pixels of 0..255, e.g. x:mean=123.7,116.3,103.5:std=58.4,57.1,57.4; with :bgr in OpenCV's "
     "order.",
 )
-@release_option()
-@storage_options
+@option.release_option()
+@option.storage_options
 @click.option(
     "--custom",
     multiple=True,
     metavar="DOMAIN::OP[=TYPE][:ATTR,...]",
     help="Convert an operator to a layer of your own; its attributes become parameters 0, 1, ...  Needs --no-verify.",
 )
-@masks_option
+@option.masks_option
 @click.option("--no-verify", is_flag=True, help="Do not compare the net with ONNX Runtime.")
 @click.option("--keep-failed", is_flag=True, help="Keep the files of a net that fails verification.")
-@skip_option()
+@option.skip_option()
 @click.option("--no-optimize", is_flag=True, help="Skip all passes.")
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 @report_option
@@ -122,7 +103,7 @@ def convert(
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (keep_failed or benchmark or needs_verification(checks)):
+    if no_verify and (keep_failed or benchmark or verification.needs_verification(checks)):
         raise click.UsageError(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
@@ -145,7 +126,7 @@ def convert(
         from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
         from onnx2ncnn_opt.runtime.ort import SHARED
 
-        require_runtimes(checks["on"], "onnxruntime")
+        verification.require_runtimes(checks["on"], "onnxruntime")
         worker = NcnnWorker() if checks["on"] is None else None
         for runtime in filter(None, (SHARED, worker)):  # which takes a part of a second, on another core
             runtime.warm_up()
@@ -208,12 +189,15 @@ def _convert(
     latency = None
     if checks:
         drawn = {"feeds": checks["feeds"], "seed": checks["seed"]}
-        conversion = estimated(output, conversion, **drawn, masks=options["masks"], worker=worker)
-    with told_without_report("converts without running the model") as reports, conversion.staged(prefix) as staged:
+        conversion = verification.estimated(output, conversion, **drawn, masks=options["masks"], worker=worker)
+    with (
+        verification.told_without_report("converts without running the model") as reports,
+        conversion.staged(prefix) as staged,
+    ):
         if checks:
             with output.working("verifying the net against ONNX Runtime") as step:
                 report = conversion.verify_files(staged, **checks, worker=worker, step=step)
-            reports.append(renamed(report, staged, files))
+            reports.append(verification.renamed(report, staged, files))
             if not keep_failed:
                 report.check()
             if benchmark and report.ok:
@@ -235,9 +219,9 @@ def _convert(
         shapes=() if found is None else found.shapes,
         prefix=str(prefix),
         notes=() if found is None else found.notes,
-        **summary_of(conversion, found, latency, files if written else None, start),
+        **verification.summary_of(conversion, found, latency, files if written else None, start),
     )
-    fields |= {**conversion_fields(summary), "verification": None if found is None else report_fields(found)}
+    fields |= {**conversion_fields(summary), "verification": verification.fields_or_none(found)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
@@ -246,7 +230,8 @@ def _convert(
             page.records.append(report_conversion(conversion, found, **runs, step=step))
     output.show(conversion_blocks(summary, verbose=verbose))
     if found is not None and not found.ok:
-        raise failure(found, "the files are kept" if written else "no files are written (see --keep-failed)")
+        consequence = "the files are kept" if written else "no files are written (see --keep-failed)"
+        raise verification.failure(found, consequence)
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

@@ -11,32 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import (
-    EXISTING_FILE,
-    benchmark_option,
-    layers_option,
-    masks_option,
-    release_option,
-    run_options,
-    shape_option,
-    skip_option,
-    storage_options,
-    tolerance_options,
-)
+from onnx2ncnn_opt.cli import options as option
+from onnx2ncnn_opt.cli import verification
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
-from onnx2ncnn_opt.cli.verification import (
-    estimated,
-    failure,
-    needs_verification,
-    renamed,
-    report_fields,
-    require_runtimes,
-    summary_of,
-    told_without_report,
-)
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +27,7 @@ _PARAM = (".param", ".param.bin")
 
 
 @click.command(short_help="Optimise any ncnn net, and verify it.")
-@click.argument("files", type=EXISTING_FILE, metavar="IN.param [IN.bin] ...", nargs=-1, required=True)
+@click.argument("files", type=option.EXISTING_FILE, metavar="IN.param [IN.bin] ...", nargs=-1, required=True)
 @click.option(
     "-o",
     "prefix",
@@ -58,25 +38,25 @@ _PARAM = (".param", ".param.bin")
 @click.option(
     "--binary/--text", default=None, help="Format of the .param; PREFIX.param.bin if binary.  [default: as IN]"
 )
-@shape_option(
+@option.shape_option(
     "BLOB:SIZES",
     "Shape of an input, outermost size first, e.g. data:3,224,224.  [default: as in IN, or in pnnx's files beside it]",
 )
 @click.option("--fixed-shapes", is_flag=True, help="Let passes rely on these shapes: the net will never get others.")
-@run_options()
-@tolerance_options
-@benchmark_option("the net before and after")
-@masks_option
+@option.run_options()
+@option.tolerance_options
+@option.benchmark_option("the net before and after")
+@option.masks_option
 @click.option("--no-verify", is_flag=True, help="Do not run the net before and after.")
 @click.option("--only", multiple=True, metavar="PASS", help="Run only this pass; may be given several times.")
-@skip_option()
+@option.skip_option()
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N rewrites, to find a wrong one.")
-@storage_options
-@release_option()
+@option.storage_options
+@option.release_option()
 @click.option("--start", multiple=True, metavar="BLOB", help="Cut: this blob becomes an input.")
 @click.option("--end", multiple=True, metavar="BLOB", help="Cut: this blob becomes an output.")
 @click.option("--shape-hints", is_flag=True, help="Write the shapes into the layers, which fixes them on a GPU.")
-@layers_option
+@option.layers_option
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 @report_option
 @output_options()
@@ -108,7 +88,7 @@ def optimize(
     IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
     succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
-    if no_verify and (benchmark or needs_verification(checks)):
+    if no_verify and (benchmark or verification.needs_verification(checks)):
         message = "--on, --modes, --rtol, --atol and --benchmark need verification, which --no-verify skips"
         raise click.UsageError(message)
     if benchmark and (start or end):
@@ -122,7 +102,7 @@ def optimize(
     for param, path in prefixes.items():
         _check(param, nets[param], path, binary=bool(binary))
     if not no_verify:
-        require_runtimes(checks["on"])
+        verification.require_runtimes(checks["on"])
     options: dict[str, Any] = {
         "shapes": shapes,
         "fixed_shapes": fixed_shapes,
@@ -202,17 +182,17 @@ def _optimize(
     with output.working(f"optimising {param}") as step:
         result = api.optimize(param, bin, step=step, **options)
     if checks and not result.misfit:
-        result = estimated(output, result, seed=checks["seed"], masks=options["masks"])
+        result = verification.estimated(output, result, seed=checks["seed"], masks=options["masks"])
     as_binary = result.is_binary if binary is None else binary
     files = _check(param, bin, prefix, binary=as_binary)
     latency = None
     staging = result.staged(prefix, binary=as_binary)
-    with told_without_report("optimises without running the net") as reports, staging as (staged, names):
+    with verification.told_without_report("optimises without running the net") as reports, staging as (staged, names):
         size = staged.bin.stat().st_size
         if checks:
             with output.working("running the net before and after"):
                 report = result.verify(staged, names, **checks)
-            reports.append(renamed(report, staged, files))
+            reports.append(verification.renamed(report, staged, files))
             report.check()
             if benchmark:
                 with output.working("timing the net before and after"):
@@ -233,9 +213,9 @@ def _optimize(
         caches=result.caches,
         folded=found.folded if found else [],
         notes=result.notes,
-        **summary_of(result, found, latency, files if written else None, clock),
+        **verification.summary_of(result, found, latency, files if written else None, clock),
     )
-    fields |= {**optimization_fields(summary), "verification": None if found is None else report_fields(found)}
+    fields |= {**optimization_fields(summary), "verification": verification.fields_or_none(found)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
@@ -244,4 +224,4 @@ def _optimize(
             page.records.append(report_optimized(result, found, **runs, step=step))
     output.show(optimization_blocks(summary, verbose=verbose))
     if found is not None and not found.ok:
-        raise failure(found, "no files are written")
+        raise verification.failure(found, "no files are written")

@@ -70,6 +70,11 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
     }
 
 
+def fields_or_none(report: VerifyReport | None) -> dict[str, Any] | None:
+    """As `report_fields`; None without a verification."""
+    return None if report is None else report_fields(report)
+
+
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     """The error that a command ends with when outputs differ; the outputs themselves have been shown."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})

@@ -7,28 +7,21 @@ from typing import Any
 
 import click
 
-from onnx2ncnn_opt.cli.options import (
-    EXISTING_FILE,
-    draw_options,
-    given_options,
-    manifest_option,
-    run_options,
-    tolerance_options,
-)
+from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.verification import failure, report_fields
 
 
 @click.command(short_help="Compare any net with its model.")
-@click.argument("model", type=EXISTING_FILE, metavar="MODEL")
-@click.argument("param", type=EXISTING_FILE, metavar="NET.param")
-@click.argument("bin", type=EXISTING_FILE, metavar="NET.bin")
-@manifest_option
-@given_options
-@draw_options
-@run_options()
-@tolerance_options
+@click.argument("model", type=option.EXISTING_FILE, metavar="MODEL")
+@click.argument("param", type=option.EXISTING_FILE, metavar="NET.param")
+@click.argument("bin", type=option.EXISTING_FILE, metavar="NET.bin")
+@option.manifest_option
+@option.given_options
+@option.draw_options
+@option.run_options()
+@option.tolerance_options
 @report_option
 @output_options()
 def verify(

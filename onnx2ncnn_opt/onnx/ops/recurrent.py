@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Direction
-from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.dim import known
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -169,11 +169,66 @@ class _Node:
 
     def layer(self, states: list[Operand | None]) -> tuple[Tensor, ...]:
         """The outputs of ncnn's layer."""
-        arrays = [value.array if isinstance(value, Constant) else None for value in (self.w, self.r, self.b)]
-        w, r, b = arrays
+        im, x, count, hidden = self.im, self.x, self.count, self.r.shape[-1]
+        time, batch = (1, 0) if self.given.layout else (0, 1)
+        weights = self._weights()
+        # The axes of Y are steps, directions, batch, hidden; with layout 1 batch, steps, directions, hidden.
+        blobs = im.layers(
+            self.kind.layer,
+            im.mat(x, [[time], [2]], [batch]),
+            *self._states(states),
+            weights=weights,
+            outputs=1 + len(states) if any(im.is_used(1 + i) for i in range(len(states))) else 1,
+            num_output=hidden,
+            weight_data_size=weights["weight_xc_data"].size,
+            direction=_DIRECTIONS[self.given.direction],
+        )
+        steps, items = x.shape[time], x.shape[batch]
+        if self.given.layout:
+            y = im.wrap(blobs[0], (items, steps, count, hidden), [[1], [2, 3]], [0], x.dtype)
+            return y, *(im.wrap(blob, (items, count, hidden), [[1], [2]], [0], x.dtype) for blob in blobs[1:])
+        y = im.wrap(blobs[0], (steps, count, items, hidden), [[0], [1, 3]], [2], x.dtype)
+        return y, *(im.wrap(blob, (count, items, hidden), [[0], [2]], [1], x.dtype) for blob in blobs[1:])
+
+    def _weights(self) -> dict[str, Array]:
+        """Rows of all matrices by gates in ncnn's order; the two biases added where they are alike."""
+        values = (self.w, self.r, self.b)
+        w, r, b = (self.im.f32(value.array) if isinstance(value, Constant) else None for value in values)
         assert w is not None
         assert r is not None
-        return _recurrent(self.im, self.kind, self.x, w, r, b, states, self.given.direction, self.given.layout)
+        count, gates, hidden = len(w), len(self.kind.gates), r.shape[-1]
+        order = list(self.kind.gates)
+        matrices = {
+            name: array.reshape(count, gates, hidden, -1)[:, order]
+            for name, array in (("weight_xc_data", w), ("weight_hc_data", r))
+        }
+        biases = np.zeros((count, 2, gates, hidden), np.float32)
+        if b is not None:
+            biases = b.reshape(count, 2, gates, hidden)[:, :, order]
+        bias = biases.sum(axis=1)
+        if self.kind is _GRU:
+            # The reset gate works between the hidden gate's two biases.
+            bias = np.concatenate([bias[:, :2], biases[:, :, 2]], axis=1)
+        return {**matrices, "bias_c_data": bias}
+
+    def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
+        """The initial states as Mats (directions, hidden size); none where all of them are 0."""
+        kept = self._nonzero(states)
+        if all(state is None for state in kept):
+            return []
+        zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
+        dims, batch = ([[1], [2]], [0]) if self.given.layout else ([[0], [2]], [1])
+        return [self.im.memory(zeros) if state is None else self.im.mat(state, dims, batch) for state in kept]
+
+    def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
+        """The initial states that are not all 0; refused where one has another shape."""
+        items, count, hidden = self.x.shape[0 if self.given.layout else 1], self.count, self.r.shape[-1]
+        expected = (items, count, hidden) if self.given.layout else (count, items, hidden)
+        for state in states:
+            if state is not None and state.shape != expected:
+                raise self.im.invalid(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
+        kept = [None if _is_zero(state) else state for state in states]
+        return [self.im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in kept]
 
     @property
     def unrolled(self) -> Unrolled:
@@ -195,9 +250,7 @@ class _Node:
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """The states as in layout 0; None for one of zeros."""
-        items = self.x.shape[0 if self.given.layout else 1]
-        known = _nonzero(self.im, states, (self.count, self.r.shape[-1]), items, self.given.layout)
-        return [None if state is None else self._turned(state, (1, 0, 2)) for state in known]
+        return [None if state is None else self._turned(state, (1, 0, 2)) for state in self._nonzero(states)]
 
     def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:
         """Outputs as the node's layout has them."""
@@ -208,86 +261,6 @@ class _Node:
         if not self.given.layout:
             return x
         return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
-
-
-def _recurrent(
-    im: ImportContext,
-    kind: _Kind,
-    x: Tensor,
-    w: Array,
-    r: Array,
-    b: Array | None,
-    states: list[Operand | None],
-    direction: str,
-    layout: int,
-) -> tuple[Tensor, ...]:
-    count, hidden = 2 if direction == "bidirectional" else 1, r.shape[-1]
-    time, batch = (1, 0) if layout else (0, 1)
-    # The axes of Y are steps, directions, batch, hidden; with layout 1 batch, steps, directions, hidden.
-    blobs = im.layers(
-        kind.layer,
-        im.mat(x, [[time], [2]], [batch]),
-        *_states(im, states, (count, hidden), x.shape[batch], layout),
-        weights=_weights(im, kind, w, r, b),
-        outputs=1 + len(states) if any(im.is_used(1 + i) for i in range(len(states))) else 1,
-        num_output=hidden,
-        weight_data_size=w.size,
-        direction=_DIRECTIONS[direction],
-    )
-    steps, items = x.shape[time], x.shape[batch]
-    if layout:
-        y = im.wrap(blobs[0], (items, steps, count, hidden), [[1], [2, 3]], [0], x.dtype)
-        return y, *(im.wrap(blob, (items, count, hidden), [[1], [2]], [0], x.dtype) for blob in blobs[1:])
-    y = im.wrap(blobs[0], (steps, count, items, hidden), [[0], [1, 3]], [2], x.dtype)
-    return y, *(im.wrap(blob, (count, items, hidden), [[0], [2]], [1], x.dtype) for blob in blobs[1:])
-
-
-def _weights(im: ImportContext, kind: _Kind, w: Array, r: Array, b: Array | None) -> dict[str, Array]:
-    """Rows of all matrices by gates in ncnn's order; the two biases added where they are alike."""
-    count, gates, hidden = len(w), len(kind.gates), r.shape[-1]
-    order = list(kind.gates)
-    matrices = {
-        name: im.f32(array).reshape(count, gates, hidden, -1)[:, order]
-        for name, array in (("weight_xc_data", w), ("weight_hc_data", r))
-    }
-    biases = np.zeros((count, 2, gates, hidden), np.float32)
-    if b is not None:
-        biases = im.f32(b).reshape(count, 2, gates, hidden)[:, :, order]
-    bias = biases.sum(axis=1)
-    if kind is _GRU:
-        # The reset gate works between the hidden gate's two biases.
-        bias = np.concatenate([bias[:, :2], biases[:, :, 2]], axis=1)
-    return {**matrices, "bias_c_data": bias}
-
-
-def _states(
-    im: ImportContext, states: Sequence[Operand | None], shape: tuple[int, int], items: Dim, layout: int
-) -> list[Blob]:
-    """The initial states as Mats (directions, hidden size); none where all of them are 0."""
-    known = _nonzero(im, states, shape, items, layout)
-    if all(state is None for state in known):
-        return []
-    blobs = []
-    for state in known:
-        if state is None:
-            blobs.append(im.memory(np.zeros(shape, np.float32)))
-            continue
-        dims, batch = ([[1], [2]], [0]) if layout else ([[0], [2]], [1])
-        blobs.append(im.mat(state, dims, batch))
-    return blobs
-
-
-def _nonzero(
-    im: ImportContext, states: Sequence[Operand | None], shape: Shape, items: Dim, layout: int
-) -> list[Value | None]:
-    """The initial states that are not all 0; refused where one does not have the shape (directions, hidden size)."""
-    count, hidden = shape
-    expected = (items, count, hidden) if layout else (count, items, hidden)
-    for state in states:
-        if state is not None and state.shape != expected:
-            raise im.invalid(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
-    kept = [None if _is_zero(state) else state for state in states]
-    return [im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in kept]
 
 
 def _is_zero(state: Operand | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -33,35 +34,41 @@ _MOST_REGIONS = 256
 _MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
 
 
+@dataclass(frozen=True)
+class _GridAttributes:
+    align_corners: int = 0
+    mode: str = "bilinear"
+    padding_mode: str = "zeros"
+
+
+@dataclass(frozen=True)
+class _GridAttributes20(_GridAttributes):
+    mode: str = "linear"
+
+
+@dataclass(frozen=True)
+class _RoiAttributes:
+    mode: str = "avg"
+    output_height: int = 1
+    output_width: int = 1
+    sampling_ratio: int = 0
+    spatial_scale: float = 1.0
+
+
 @onnx_op("GridSample", since=16, batch=0)
-def grid_sample16(
-    im: ImportContext,
-    x: Tensor,
-    grid: Value,
-    *,
-    align_corners: int = 0,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-) -> Tensor:
+def grid_sample16(im: ImportContext, x: Tensor, grid: Value, *, given: _GridAttributes) -> Tensor:
     """GridSample."""
-    return _grid_sample(im, x, grid, align_corners, mode, padding_mode)
+    return _grid_sample(im, x, grid, given)
 
 
 @onnx_op("GridSample", since=20, batch=0)
-def grid_sample20(
-    im: ImportContext,
-    x: Tensor,
-    grid: Value,
-    *,
-    align_corners: int = 0,
-    mode: str = "linear",
-    padding_mode: str = "zeros",
-) -> Tensor:
+def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, given: _GridAttributes20) -> Tensor:
     """GridSample, of images and volumes."""
-    return _grid_sample(im, x, grid, align_corners, mode, padding_mode)
+    return _grid_sample(im, x, grid, given)
 
 
-def _grid_sample(im: ImportContext, x: Tensor, grid: Value, align_corners: int, mode: str, padding_mode: str) -> Tensor:
+def _grid_sample(im: ImportContext, x: Tensor, grid: Value, given: _GridAttributes) -> Tensor:
+    align_corners, mode, padding_mode = given.align_corners, given.mode, given.padding_mode
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
         raise im.invalid(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")
@@ -210,32 +217,10 @@ def _part(im: ImportContext, x: Tensor, which: int, count: int) -> Tensor:
 
 
 @onnx_op("RoiAlign", since=10, integers=True)
-def roi_align10(
-    im: ImportContext,
-    x: Tensor,
-    rois: Value,
-    batch_indices: Value,
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Tensor:
+def roi_align10(im: ImportContext, x: Tensor, rois: Value, batch_indices: Value, *, given: _RoiAttributes) -> Tensor:
     """One ROIAlign for each region, and Concat."""
     half = "output_half_pixel"
-    return roi_align16(
-        im,
-        x,
-        rois,
-        batch_indices,
-        coordinate_transformation_mode=half,
-        mode=mode,
-        output_height=output_height,
-        output_width=output_width,
-        sampling_ratio=sampling_ratio,
-        spatial_scale=spatial_scale,
-    )
+    return roi_align16(im, x, rois, batch_indices, given=given, coordinate_transformation_mode=half)
 
 
 @onnx_op("RoiAlign", since=16, integers=True)
@@ -245,14 +230,11 @@ def roi_align16(
     rois: Value,
     batch_indices: Value,
     *,
+    given: _RoiAttributes,
     coordinate_transformation_mode: str = "half_pixel",
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
 ) -> Tensor:
     """One ROIAlign for each region, and Concat; maxima in constant regions are those of constant pixels."""
+    mode, spatial_scale = given.mode, given.spatial_scale
     if mode not in ("avg", "max"):
         raise im.invalid(f"mode {mode} is not known")
     if mode == "max" and not isinstance(rois, Constant):
@@ -273,8 +255,8 @@ def roi_align16(
     is_centred = coordinate_transformation_mode == "half_pixel"
     if mode == "max" and isinstance(rois, Constant):
         ends = rois.array.astype(np.float32) * np.float32(spatial_scale) - np.float32(0.5 if is_centred else 0)
-        size = output_height, output_width
-        return _largest(im, x, which, ends, size, sampling_ratio, is_centred=is_centred)
+        size = given.output_height, given.output_width
+        return _largest(im, x, which, ends, size, given.sampling_ratio, is_centred=is_centred)
     image = {i: im.channels(x if x.shape[0] == 1 else crop(im, x, 0, i, i + 1)) for i in sorted(set(which.tolist()))}
     regions = im.mat(rois, [[0], [1]])
     rows = [regions] if count == 1 else im.layers("Slice", regions, outputs=count, slices=(1,) * count, axis=0)
@@ -283,16 +265,16 @@ def roi_align16(
             "ROIAlign",
             image[i],
             row,
-            pooled_width=output_width,
-            pooled_height=output_height,
+            pooled_width=given.output_width,
+            pooled_height=given.output_height,
             spatial_scale=spatial_scale,
-            sampling_ratio=sampling_ratio,
+            sampling_ratio=given.sampling_ratio,
             aligned=int(is_centred),
             version=1,
         )
         for i, row in zip(which.tolist(), rows, strict=True)
     ]
-    shape = (count, x.shape[1], output_height, output_width)
+    shape = (count, x.shape[1], given.output_height, given.output_width)
     if count == 1:
         return im.wrap(parts[0], shape, [[1], [2], [3]], dtype=x.dtype)
     return im.wrap(im.layer("Concat", *parts, axis=0), shape, [[0, 1], [2], [3]], dtype=x.dtype)
