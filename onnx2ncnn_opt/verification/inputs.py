@@ -497,7 +497,7 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
 def _fills(node: onnx_ir.Node) -> bool:
     """Whether a node multiplies by what masks hide a score with."""
     tensors = [each.const_value for each in node.inputs if each is not None] if node.op_type == "Mul" else []
-    return any(tensor is not None and tensor.size == 1 and float(tensor.numpy()) <= _HIDING for tensor in tensors)
+    return any(each is not None and each.size == 1 and each.numpy().item() <= _HIDING for each in tensors)
 
 
 def _size_of_axis(node: onnx_ir.Node) -> int:

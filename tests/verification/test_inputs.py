@@ -93,7 +93,7 @@ def test_masks_keep_something_and_hide_something_in_every_row(dtype: str, numpy:
 
 @pytest.mark.parametrize("nodes", ["n = Sub(one, m) a = Mul(n, low)", "a = Mul(low, m)"])
 def test_floats_that_hide_scores_are_masks(nodes: str) -> None:
-    graph = "(float[60, 3] m, float[60, 3] x) => (float[60, 3] y) <float one = {1}, float low = {-3e38}>"
+    graph = "(float[60, 3] m, float[60, 3] x) => (float[60, 3] y) <float one = {1}, float[1] low = {-3e38}>"
     mask = drawn(f"{graph} {{ {nodes} s = Add(x, a) y = Softmax(s) }}")["m"]
     assert mask.dtype == np.float32
     assert set(np.unique(mask).tolist()) == {0, 1}
