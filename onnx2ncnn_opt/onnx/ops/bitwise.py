@@ -32,7 +32,7 @@ def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value
     bits = np.where(within, y, width).astype(np.float64)
     moved = number_value(im, x)
     if direction == "LEFT" and width > _MOST_BITS and (y[within] > _EXACT_BITS).any():
-        raise im.refuse(f"{x.dtype} moved beyond the {_EXACT_BITS} bits that float32 holds", "shift by fewer bits")
+        raise im.refuse(f"a shift of {x.dtype} beyond the {_EXACT_BITS} bits that float32 holds", "shift by fewer bits")
     if direction == "LEFT":
         return _of_type(im, binary(im, BinaryOp.MUL, moved, Constant(np.where(within, 2.0**bits, 0))), x)
     return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-bits)), UnaryOp.FLOOR), x)

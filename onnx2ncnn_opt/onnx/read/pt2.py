@@ -53,7 +53,7 @@ def write_safe_copy(path: Path, to: IO[bytes]) -> None:
         with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as copy:
             _Copy(path, source, copy).write()
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
-        raise ModelError(f"{path}: no .pt2 file of torch.export.save, or truncated: {error}") from None
+        raise ModelError(f"{path}: not a .pt2 file of torch.export.save, or truncated: {error}") from None
 
 
 class _Copy:

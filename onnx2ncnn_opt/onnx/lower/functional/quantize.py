@@ -94,7 +94,7 @@ def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0)
         return im.reshape(param, (*param.shape, *(1,) * (x.rank - axis - 1)))
     size = x.shape[axis]
     if not block or param.rank != x.rank or not isinstance(size, int):
-        raise im.invalid(f"a scale or zero point of shape {list(param.shape)} beside {list(x.shape)}")
+        raise im.invalid(f"a scale or zero point of shape {list(param.shape)} for an operand of shape {list(x.shape)}")
     if isinstance(param, Constant):
         return Constant(np.repeat(param.array, block, axis).take(range(size), axis))
     before, after = param.shape[: axis + 1], param.shape[axis + 1 :]
