@@ -384,15 +384,15 @@ def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) 
     q, k, v = (array.reshape(-1, *array.shape[-2:]) for array in inputs[:3])
     k, v = (np.repeat(array, len(q) // len(array), axis=0) for array in (k, v))
     scale = layer["scale"] or q.shape[-1] ** -0.5
-    peak = _peak(q @ np.swapaxes(k, 1, 2))
-    rows = _spread(q.shape[1], _QUERIES, rng)
+    _, largest, _ = np.unravel_index(int(np.abs(q).argmax()), q.shape)
+    rows = np.append(_spread(q.shape[1], _QUERIES, rng), largest)
     mask = inputs[3].reshape(-1, *inputs[3].shape[-2:])[:, rows] if layer["attn_mask"] else np.float32(0)
-    products = to_half(q[:, rows])[:, :, None] * to_half(k)[:, None]
-    sums, _ = _accumulated(products)
-    scores = to_half(sums * scale + mask), q[:, rows] @ np.swapaxes(k, 1, 2) * scale + mask
-    half, exact = (_softmax(each) @ v for each in scores)
+    products = q[:, rows] @ np.swapaxes(k, 1, 2)
+    sums, _ = _accumulated(to_half(q[:, rows])[:, :, None] * to_half(k)[:, None])
+    half, exact = (_softmax(scores) @ v for scores in (to_half(sums * scale + mask), products * scale + mask))
+    peak = _peak(products)
     remedy = FP32 if peak * scale > LARGEST / ROOM else Feature.NO_FP16_ARITHMETIC
-    return Inner("products of queries and keys", _size(half - exact), peak > LARGEST / ROOM, remedy=remedy)
+    return Inner("products of queries and keys", _size(half - exact), not peak <= LARGEST / ROOM, remedy=remedy)
 
 
 def _softmax(scores: Array) -> Array:

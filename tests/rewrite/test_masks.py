@@ -7,7 +7,7 @@ from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.text import format_param, parse_param
-from onnx2ncnn_opt.rewrite.masks import prove_masks, put_masks
+from onnx2ncnn_opt.rewrite.masks import added_inputs, prove_masks, put_masks
 
 
 def net(*lines: str) -> Graph:
@@ -148,6 +148,20 @@ def test_a_mask_times_the_lowest_number() -> None:
 def test_numbers_of_layers(line: str, features: int) -> None:
     graph = net("Input x 0 1 x 0=8 1=8 2=8", line)
     assert [mask.features for mask in prove_masks(graph, fixed=True).values()] == [features] * bool(features)
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        (("BinaryOp s 2 1 q m s 0=0", "Softmax y 1 1 s y 0=2 1=1"), []),  # either may be the scores
+        (("ReLU r 1 1 q r", "BinaryOp s 2 1 r m s 0=0", "Softmax y 1 1 s y 0=2 1=1"), ["m"]),
+        (("Squeeze z 1 1 m z -23303=1,0", "Split k 1 3 q a b c", "SDPA y 4 1 a b c z y 5=1"), ["m"]),
+        (("BinaryOp s 2 1 q m s 0=0", "Sigmoid y 1 1 s y"), []),
+    ],
+)
+def test_inputs_that_are_added_to_scores(lines: tuple[str, ...], names: list[str]) -> None:
+    graph = net("Input q 0 1 q 0=8 1=8 2=1", "Input m 0 1 m 0=8 1=8 2=1", *lines)
+    assert [blob.name for blob in added_inputs(graph)] == names
 
 
 def test_the_faulty_kernel_is_proved() -> None:
