@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold import bounds
@@ -91,12 +92,23 @@ for _name, (_layer, _params) in _PLAIN.items():
 
 @onnx_op("Log", axes="same", domains={0: (0.1, 4.0)}, folds=bounds.first)
 def log(im: ImportContext, x: Tensor) -> Tensor:
-    """Log; of a Sigmoid -softplus(-x), since that is 0 in float32 from -104 on, and in fp16 from -17 on."""
-    sigmoid = x.blob.producer
-    if sigmoid is None or sigmoid.type != "Sigmoid":
-        return im.unary(x, "Log")  # UnaryOp's gives NaN for 0
-    negative = im.apply(im.like(x, sigmoid.inputs[0]), UnaryOp.NEG)
-    return im.apply(softplus(im, negative), UnaryOp.NEG)
+    """Log; of 1 + exp(x) softplus(x), and of a Sigmoid -softplus(-x), as exp is infinite and Sigmoid 0 before long.
+
+    In float32 from 89 and -104 on, in fp16 from 11 and -17 on.
+    """
+    made = x.blob.producer
+    if made is not None and made.type == "Sigmoid":
+        negative = im.apply(im.like(x, made.inputs[0]), UnaryOp.NEG)
+        return im.apply(softplus(im, negative), UnaryOp.NEG)
+    if made is not None and _is_one_more(made):
+        exp = made.inputs[0].producer
+        if exp is not None and exp.type == "UnaryOp" and exp["op_type"] == UnaryOp.EXP:
+            return softplus(im, im.like(x, exp.inputs[0]))
+    return im.unary(x, "Log")  # UnaryOp's gives NaN for 0
+
+
+def _is_one_more(layer: Layer) -> bool:
+    return layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.ADD and layer["with_scalar"] and layer["b"] == 1
 
 
 @onnx_op("LeakyRelu", axes="same", folds=bounds.first)
