@@ -53,6 +53,10 @@ _NS_PER_PRODUCT = {
 # With so few inputs and outputs a convolution runs without a matrix product, be it of an image or of a sequence.
 _FEW_CHANNELS = 16
 _NS_PER_PRODUCT_OF_FEW = 0.06
+# 3x3 taps, one result for each pixel: side by side they have winograd, apart they have not, and with other numbers of
+# outputs than multiples of 16 are slower still.
+_NS_PER_PRODUCT_OF_3X3 = 0.0085
+_NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN = 0.0155, 0.03
 # A convolution in groups that are not single channels runs one small convolution for each of them.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
@@ -76,21 +80,28 @@ def cost(layers: Iterable[Layer]) -> float:
 
 
 def _products_cost(layer: Layer) -> float:
-    rate = _NS_PER_PRODUCT.get(layer.type)
+    is_grouped = layer.type in _GROUPED and not _is_depthwise(layer)
+    kind = _GROUPED[layer.type] if is_grouped else layer.type
+    rate = _NS_PER_PRODUCT.get(kind)
     if rate is None:
         return 0.0
     blob = layer.inputs[0] if layer.type.startswith("Deconvolution") else layer.outputs[0]
     products = layer["weight_data_size"] * _size((blob.shape or ())[1:])
-    if layer.type in _GROUPED and not _is_depthwise(layer):
-        return float(products * _NS_PER_PRODUCT[_GROUPED[layer.type]] + layer["group"] * _NS_PER_GROUP)
     if layer.type in ("Convolution", "Convolution1D") and _has_few_channels(layer):
         rate = _NS_PER_PRODUCT_OF_FEW
-    return float(products * rate)
+    elif kind == "Convolution" and _has_3x3_taps(layer):
+        apart = _NS_PER_PRODUCT_OF_UNEVEN if layer["num_output"] % 16 else _NS_PER_PRODUCT_OF_DILATED
+        rate = _NS_PER_PRODUCT_OF_3X3 if layer["dilation_w"] == layer["dilation_h"] == 1 else apart
+    return float(products * rate + (layer["group"] * _NS_PER_GROUP if is_grouped else 0.0))
 
 
 def _has_few_channels(layer: Layer) -> bool:
     channels = (layer.inputs[0].shape or (0,))[0]
     return isinstance(channels, int) and max(channels, layer["num_output"]) <= _FEW_CHANNELS
+
+
+def _has_3x3_taps(layer: Layer) -> bool:
+    return [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in "wh"] == [3, 3, 1, 1]
 
 
 def _is_depthwise(layer: Layer) -> bool:

@@ -84,6 +84,7 @@ from onnx2ncnn_opt.passes.replace_binaryop_with_clip import replace_binaryop_wit
 from onnx2ncnn_opt.passes.replace_convolution1d import replace_convolution1d
 from onnx2ncnn_opt.passes.replace_convolution3d import replace_convolution3d
 from onnx2ncnn_opt.passes.replace_deconvolution3d import replace_deconvolution3d
+from onnx2ncnn_opt.passes.replace_dilated_convolution import replace_dilated_convolution
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
 from onnx2ncnn_opt.passes.replace_slice_with_crop import replace_slice_with_crop
@@ -169,6 +170,7 @@ PASSES: tuple[Pass, ...] = (
     replace_convolution1d,
     replace_convolution3d,
     replace_deconvolution3d,
+    replace_dilated_convolution,
     replace_products.swap_gemm_operands,
     eliminate_orphaned_memorydata,
 )
