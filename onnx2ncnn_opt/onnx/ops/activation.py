@@ -44,7 +44,6 @@ _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "Sinh": ("UnaryOp", {"op_type": UnaryOp.SINH}),
     "Asinh": ("UnaryOp", {"op_type": UnaryOp.ASINH}),
     "Cosh": ("UnaryOp", {"op_type": UnaryOp.COSH}),
-    "Acosh": ("UnaryOp", {"op_type": UnaryOp.ACOSH}),
     "Atanh": ("UnaryOp", {"op_type": UnaryOp.ATANH}),
 }
 _OF_INTEGERS = ("Relu", "Abs", "Neg", "Sign")
@@ -59,7 +58,6 @@ _NOT_FOLDED = ("HardSwish", "Mish")
 # Where functions are real numbers, and neither infinite nor as steep as they are there.
 _DOMAINS = {
     "Acos": (-0.9, 0.9),
-    "Acosh": (1.1, 4.0),
     "Asin": (-0.9, 0.9),
     "Atanh": (-0.9, 0.9),
     "Sqrt": (0.0, 4.0),
@@ -88,6 +86,14 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
 
 for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
+
+
+@onnx_op("Acosh", axes="same", domains={0: (1.1, 4.0)}, folds=bounds.first)
+def acosh(im: ImportContext, x: Tensor) -> Tensor:
+    """Log(x + sqrt(x - 1) * sqrt(x + 1)), as UnaryOp's gives -87 for numbers below 1 on x86, which have none."""
+    roots = [im.apply(im.apply(x, BinaryOp.ADD, one), UnaryOp.SQRT).blob for one in (-1.0, 1.0)]
+    product = im.layer("BinaryOp", *roots, op_type=BinaryOp.MUL)
+    return im.unary(im.like(x, im.layer("BinaryOp", x.blob, product, op_type=BinaryOp.ADD)), "Log")
 
 
 @onnx_op("Log", axes="same", domains={0: (0.1, 4.0)}, folds=bounds.first)
