@@ -20,7 +20,7 @@ _DOMAINS = {"ReduceLogSum": (0.1, 4.0), "ReduceProd": (0.5, 1.5)}
 
 def _register(name: str, operation: Reduction, axes_input: int) -> None:
     def by_attribute(im: ImportContext, x: Tensor, *, axes: Ints | None = None, keepdims: int = 1) -> Tensor:
-        return reduce(im, x, name, axes, keepdims)
+        return reduce(im, x, name, axes or None, keepdims)
 
     def by_input(
         im: ImportContext, x: Tensor, axes: Ints | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0

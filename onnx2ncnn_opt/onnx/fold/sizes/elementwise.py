@@ -168,7 +168,8 @@ def _rounded(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 def _reduction(function: Callable[[Dim, Dim], Dim]) -> Any:
     def operator(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTensor:
         data, axes = x[0], axes_of(x, attributes)
-        along = range(data.rank) if axes is None else [axis_of(axis, data.rank) for axis in axes]
+        every = [] if attributes.get("noop_with_empty_axes") else range(data.rank)
+        along = [axis_of(axis, data.rank) for axis in axes or every]
         for axis in along:
             data = materialised(data, axis)
             parts = [np.take(data.cells, [i], axis) for i in range(data.cells.shape[axis])]
