@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnx2ncnn_opt.api.convert import Files
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.param.files import all_or_nothing
 from onnx2ncnn_opt.runtime.base import Array
@@ -87,19 +88,9 @@ class BaselineFiles:
         return self.path(_RECORD)
 
     @property
-    def param(self) -> Path:
-        """The net."""
-        return self.path(".ncnn.param")
-
-    @property
-    def bin(self) -> Path:
-        """Its weights."""
-        return self.path(".ncnn.bin")
-
-    @property
-    def manifest(self) -> Path:
-        """Its manifest, which may be missing."""
-        return self.path(".ncnn.json")
+    def net(self) -> Files:
+        """The net and its manifest, which may be missing."""
+        return Files.of(self.stem)
 
     @property
     def arrays(self) -> Path:
@@ -144,7 +135,8 @@ class BaselineFiles:
         self, record: dict[str, Any], param: Path, bin: Path, manifest: Path | None, examples: Sequence[Example]
     ) -> None:
         """Write a net and its record, all files or none; `record` lacks `files` and `examples`."""
-        sources = {self.param: param, self.bin: bin} | ({self.manifest: manifest} if manifest else {})
+        net = self.net
+        sources = {net.param: param, net.bin: bin} | ({net.manifest: manifest} if manifest else {})
         try:
             self.record.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -161,7 +153,7 @@ class BaselineFiles:
             staged_json.write_text(json.dumps({"format": FORMAT, **asdict(whole)}, indent=1) + "\n")
         if manifest is None:
             with suppress(OSError):  # that of another converter's net
-                self.manifest.unlink()
+                net.manifest.unlink()
 
 
 def _numbered(examples: Sequence[Example]) -> dict[str, Array]:

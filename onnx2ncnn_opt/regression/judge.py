@@ -296,12 +296,14 @@ class _Judgement:
 
     def is_same(self, before: Record) -> bool:
         """Whether the net is the baseline's, bit by bit."""
-        pairs = (self.request.param, self.stored.param), (self.request.bin, self.stored.bin)
+        pairs = (self.request.param, self.stored.net.param), (self.request.bin, self.stored.net.bin)
         return all(file_hash(new) == before.files.get(old.name) for new, old in pairs)
 
     def compared(self, graph: Graph) -> Changes:
         """What changed from the baseline's net."""
-        found = diff_graphs(read_net(self.stored.param, self.stored.bin, entry_points.layer_types()).graph, graph)
+        found = diff_graphs(
+            read_net(self.stored.net.param, self.stored.net.bin, entry_points.layer_types()).graph, graph
+        )
         return Changes(
             files=True,
             gone=dict(Counter(layer.type for layer in found.gone)),
@@ -319,7 +321,7 @@ class _Judgement:
         old = None
         if with_baseline:
             try:
-                old = self.timed(self.stored.param, self.stored.bin, examples)
+                old = self.timed(self.stored.net.param, self.stored.net.bin, examples)
             except VerificationError as error:
                 if not self.request.record:
                     raise

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
@@ -199,11 +199,11 @@ class _Task:
         """Copy the net to a folder, for study; returns why that could not be done."""
         if self.net is None:
             return ""
-        stored = BaselineFiles(folder, self.model.name)
+        stored = BaselineFiles(folder, self.model.name).net
         sources = (*self.net, self.net[0].with_suffix(".json"))
         try:
             stored.param.parent.mkdir(parents=True, exist_ok=True)
-            for source, target in zip(sources, (stored.param, stored.bin, stored.manifest), strict=True):
+            for source, target in zip(sources, astuple(stored), strict=True):
                 if source.is_file():
                     shutil.copyfile(source, target)
         except OSError as error:
