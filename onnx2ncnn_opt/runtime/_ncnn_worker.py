@@ -152,7 +152,9 @@ class NcnnServer(Server):
         if array.dtype == np.float32 and (rounding or noise):
             if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative after one
                 is_positive = array.min() >= 0
-                array += random.normal(0.0, random.choice(noise, array.shape)).astype(np.float32) * (array != 0)
+                scale = np.asarray(noise, np.float32)
+                scale = random.choice(scale, array.shape) if len(noise) > 1 else scale
+                array += random.standard_normal(array.shape, np.float32) * scale * (array != 0)
                 array = np.maximum(array, 0) if is_positive else array
             array, exact = rounded(array, rounding), array
             if cast and rounding == "fp16":

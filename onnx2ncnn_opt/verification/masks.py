@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -217,6 +218,7 @@ def _mask_errors(
 
     candidates = sorted((layer for layer in noise if any(noise[layer])), key=relative, reverse=True)
 
+    @cache
     def error_without(count: int) -> float:
         kept = {layer: noise[layer] for layer in candidates[count:]}
         return error_of(estimator.run("fp16", kept), reference)
