@@ -37,7 +37,7 @@ def coerced(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 def log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
     """y - ReduceLogSumExp(y) with y = x - ReduceMax(x): the logarithm of Softmax would underflow to -inf."""
-    axis %= max(x.rank, 1)
+    axis = im.axis(axis, x.rank)
     if not x.view.axes[axis]:
         return im.like(x, im.layer("BinaryOp", x.blob, x.blob, op_type=BinaryOp.SUB))
     laid_out = im.along(x, [axis])
