@@ -175,7 +175,7 @@ def test_one_hot(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("axis", [0, -1])
 def test_one_hot_of_floats(axis: int) -> None:
-    """Numbers between whole ones are nowhere, unless the size of the axis rounds them."""
+    """Numbers between whole ones are cut off."""
     places = [1, 1.5, -1, -0.5, -3.0000002, 2.9999998, 9, 10, -10, -11, 1e-30, -1e-30, 0, np.nan, np.inf, -np.inf]
     node = helper.make_node("OneHot", ["x", "d", "v"], ["y"], axis=axis)
     constants = {"d": np.float32(10), "v": np.array([2.5, -1], np.float32)}

@@ -30,7 +30,7 @@ from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value
+from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, is_float
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
 _MOST_PAIRS = 2**22  # of an element and an update, all of which are compared
@@ -357,7 +357,10 @@ def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float
 
 @onnx_op("OneHot", since=9, integers=True, folds=bounds.one_hot)
 def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, axis: int = -1) -> Value:
-    """1 where the distance to a number of the row is 0."""
+    """1 where the distance to a number of the row is 0; numbers between whole ones are cut off first.
+
+    As ONNX Runtime does from 1.32 on; before, such a number was nowhere.
+    """
     if indices.dtype == np.bool_:
         raise im.invalid("indices of type bool")
     count, rank = int(depth.reshape(-1)[0]), indices.rank + 1
@@ -365,6 +368,8 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
         raise im.refuse(f"depth {count}: ncnn has no empty tensors", "keep one element at least")
     axis = im.axis(axis, rank)
     numbers = as_float(im, indices)
+    if is_float(indices.dtype):
+        numbers = im.apply(numbers, UnaryOp.TRUNC)
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # Sums are rounded to whole numbers where ONNX Runtime's are.
         below = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
