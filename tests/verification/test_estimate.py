@@ -12,7 +12,7 @@ from onnx2ncnn_opt.param.text import parse_param
 from onnx2ncnn_opt.rewrite.masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.masks import find_masks, measure
+from onnx2ncnn_opt.verification.masks import Precision, find_masks, measure
 
 
 def net(*lines: str) -> Graph:
@@ -195,3 +195,15 @@ def test_nets_of_very_many_layers_are_not_estimated() -> None:
     graph = net("Input x 0 1 b0 0=4", *(f"Sigmoid s{n} 1 1 b{n} b{n + 1}" for n in range(2**14)))
     with pytest.raises(RunError, match="16,384 layers, not 16,385"), estimator(graph, np.ones(4, np.float32)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        (Precision(5e-3), ""),
+        (Precision(5e-2), "; compute it in fp32 on devices, or see `mixed`"),
+        (Precision(5e-2, 0.1), ", as rounding its blobs makes it; compute it in fp32 on devices if that is too much"),
+    ],
+)
+def test_what_is_said_of_fp16(precision: Precision, said: str) -> None:
+    assert str(precision) == f"off by up to {precision.error:.1e} of an output's largest value{said}"
