@@ -79,6 +79,18 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[int, NcnnWorker]
         worker.close()
 
 
+def made_of(operand: float, layer: str, folder: Path, worker: NcnnWorker, mode: str = "fp32") -> Array:
+    """What a layer, with its parameters, makes of a row of one number."""
+    net = write_net(folder, "Input in 0 1 x", layer)
+    return NcnnRunner(*net, mode=mode, worker=worker).run({"x": np.full(LENGTH, operand, np.float32)})["y"]
+
+
+def are_known(result: Array, known: float | tuple[float, ...], relative: float = 0) -> bool:
+    """Whether each number is one of those that are known."""
+    columns = np.atleast_1d(np.float32(known))[:, np.newaxis]
+    return bool(np.isclose(result, columns, rtol=relative, atol=0, equal_nan=True).any(axis=0).all())
+
+
 @pytest.mark.parametrize(("layer", "params", "operand", "x86", "aarch64", "vulkan"), FACTS)
 def test_fact(
     layer: str,
@@ -90,13 +102,9 @@ def test_fact(
     workers: Mapping[int, NcnnWorker],
     tmp_path: Path,
 ) -> None:
-    net = write_net(tmp_path, "Input in 0 1 x", f"{layer} it 1 1 x y {params}")
     for column, worker in workers.items():
-        wanted = (x86, aarch64, vulkan)[column]
-        x = np.full(LENGTH, operand, np.float32)
-        result = NcnnRunner(*net, worker=worker).run({"x": x})["y"]
-        known = np.atleast_1d(np.float32(wanted))[:, np.newaxis]
-        assert ((result == known) | (np.isnan(result) & np.isnan(known))).any(axis=0).all(), (column, result)
+        result = made_of(operand, f"{layer} it 1 1 x y {params}", tmp_path, worker)
+        assert are_known(result, (x86, aarch64, vulkan)[column]), (column, result)
 
 
 @pytest.mark.parametrize(("layer", "params", "operand", "aarch64", "vulkan"), HALF_FACTS)
@@ -109,13 +117,10 @@ def test_half_fact(
     workers: Mapping[int, NcnnWorker],
     tmp_path: Path,
 ) -> None:
-    net = write_net(tmp_path, "Input in 0 1 x", f"{layer} it 1 1 x y {params}")
     for column, worker in workers.items():
         if column:
-            result = NcnnRunner(*net, mode="fp16", worker=worker).run({"x": np.full(LENGTH, operand, np.float32)})["y"]
-            known = np.atleast_1d(np.float32((aarch64, vulkan)[column - 1]))[:, np.newaxis]
-            near = np.isclose(result, known, rtol=1e-2 if operand < 1 else 0, atol=0, equal_nan=True)
-            assert near.any(axis=0).all(), result
+            result = made_of(operand, f"{layer} it 1 1 x y {params}", tmp_path, worker, "fp16")
+            assert are_known(result, (aarch64, vulkan)[column - 1], 1e-2 if operand < 1 else 0), (column, result)
 
 
 def test_gridsample_copies(workers: Mapping[int, NcnnWorker], tmp_path: Path) -> None:
