@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx2ncnn_opt.ir.codes import Activation
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.kernels import has_kernel
+from onnx2ncnn_opt.ir.kernels import has_3x3_taps, has_kernel
 
 Array = NDArray[Any]
 
@@ -194,8 +194,7 @@ def winograd_tile(layer: Layer) -> int:
     """
     if layer.type != "Convolution" or layer["featmask"] & (Feature.NO_WINOGRAD | Feature.NO_FP16_ARITHMETIC):
         return 0
-    ones = ("stride_w", "stride_h", "dilation_w", "dilation_h")
-    if (layer["kernel_w"], layer["kernel_h"]) != (3, 3) or any(layer[name] != 1 for name in ones):
+    if not has_3x3_taps(layer) or (layer["dilation_w"], layer["dilation_h"]) != (1, 1):
         return 0
     outputs = layer["num_output"]
     inputs = layer["weight_data_size"] // 9 // outputs if outputs else 0

@@ -89,7 +89,7 @@ def _products_cost(layer: Layer) -> float:
     products = layer["weight_data_size"] * _size((blob.shape or ())[1:])
     if layer.type in ("Convolution", "Convolution1D") and _has_few_channels(layer):
         rate = _NS_PER_PRODUCT_OF_FEW
-    elif kind == "Convolution" and _has_3x3_taps(layer):
+    elif kind == "Convolution" and has_3x3_taps(layer):
         apart = _NS_PER_PRODUCT_OF_UNEVEN if layer["num_output"] % 16 else _NS_PER_PRODUCT_OF_DILATED
         rate = _NS_PER_PRODUCT_OF_3X3 if layer["dilation_w"] == layer["dilation_h"] == 1 else apart
     return float(products * rate + (layer["group"] * _NS_PER_GROUP if is_grouped else 0.0))
@@ -100,7 +100,8 @@ def _has_few_channels(layer: Layer) -> bool:
     return isinstance(channels, int) and max(channels, layer["num_output"]) <= _FEW_CHANNELS
 
 
-def _has_3x3_taps(layer: Layer) -> bool:
+def has_3x3_taps(layer: Layer) -> bool:
+    """Whether a convolution of images has 3x3 taps, side by side or apart, and moves by one."""
     return [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in "wh"] == [3, 3, 1, 1]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.kernels import has_3x3_taps
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import windows
@@ -27,8 +28,7 @@ _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 def _is_dilated(conv: Layer) -> bool:
     """Whether a layer has 3x3 taps that lie as far apart in height as in width, and a result for each pixel."""
-    window = {name: (conv[f"{name}_w"], conv[f"{name}_h"]) for name in ("kernel", "stride")}
-    return window == {"kernel": (3, 3), "stride": (1, 1)} and conv["dilation_h"] == conv["dilation_w"] > 1
+    return has_3x3_taps(conv) and conv["dilation_h"] == conv["dilation_w"] > 1
 
 
 @rewrite(
