@@ -17,15 +17,15 @@ from onnx2ncnn_opt.runtime.ort import cut_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
-# ONNX's operators for which ONNX Runtime 1.31 has float64 on the CPU; tests/verification/test_double.py tries them.
+# ONNX's operators for which ONNX Runtime 1.32 has float64 on the CPU; tests/verification/test_double.py tries them.
 _DOUBLE_NAMES = """
     Abs Add ArgMax ArgMin BatchNormalization Cast Ceil Celu Clip Concat Cos CumSum DepthToSpace Div Dropout Einsum
     Equal Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gemm Greater GreaterOrEqual GridSample
     GroupNormalization Identity IsInf IsNaN LSTM LayerNormalization Less LessOrEqual Log LogSoftmax LpNormalization
     MatMul Max MaxPool Min Mod Mul Neg Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape ReverseSequence
-    Round ScatterElements ScatterND Shape Shrink Sigmoid Sign Sin Size Slice Softmax SpaceToDepth Split Sqrt Squeeze
-    Sub Sum Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
+    Round ScatterElements ScatterND Shape Shrink Sign Sin Size Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum
+    Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
 """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
 _MOST_WEIGHTS = 2**27  # which are 1 GiB in float64
