@@ -65,6 +65,7 @@ class Rounding:
         self._runner: OrtRunner | None = None
         self._exact: tuple[Mapping[str, Array], Mapping[str, Array]] | None = None
         self.problem = ""  # why there are no outputs in float64, once they were asked for
+        self.unmoved = ""  # why no errors move the model, once it was asked how far they do
         self.overflown: set[str] = set()  # outputs that were `resolved`
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -125,7 +126,7 @@ class Rounding:
         """How far each element of the reference moves with the errors, infinite where it becomes infinite or NaN.
 
         Where its distance from float64 is finite, it moves by as much at least. No errors move a model that ONNX
-        Runtime does not take with them.
+        Runtime does not take with them, as `unmoved` tells.
         """
         moved = {name: np.zeros(array.shape) for name, array in reference.items()}
         try:
@@ -144,7 +145,8 @@ class Rounding:
                 results = self._runner.run({name: array for name, array in given.items() if name in known})
                 for name, array in results.items():
                     moved[name] = np.maximum(moved[name], _ROOM * _distance(array, reference[name]))
-        except (RunError, EncodeError):
+        except (RunError, EncodeError) as error:
+            self.unmoved = str(error)
             moved = {name: np.zeros(array.shape) for name, array in reference.items()}
         for name, array in self.exact(feeds).items():
             distance = _ROOM * _distance(array, reference[name])

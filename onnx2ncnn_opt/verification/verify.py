@@ -325,9 +325,10 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
     `is_fixed` says that the user chose the tolerance.
     """
     if rounding.problem and not is_fixed:
-        reason = rounding.problem.rpartition("Status Message: ")[2]  # of ONNX Runtime's errors the last part
         allowed = f"an error of {UNKNOWN_ROUNDING:g} is allowed with ncnn's plain kernels"
-        yield f"the model does not run in float64 ({reason}), so that {allowed}"
+        yield f"the model does not run in float64 ({_reason(rounding.problem)}), so that {allowed}"
+    if rounding.unmoved:
+        yield f"how far rounding errors move the model is not known ({_reason(rounding.unmoved)})"
     if rounding.overflown:
         names = ", ".join(sorted(rounding.overflown))
         yield f"ONNX Runtime's float32 overflows or underflows on the way to {names}; float64 was asked there"
@@ -343,6 +344,11 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
             if array.dtype.kind == "f" and np.isnan(array).any():
                 yield f"the model itself gives NaN for '{name}' ({run}): {_special_counts(array)}"
                 break
+
+
+def _reason(problem: str) -> str:
+    """Of an error of ONNX Runtime's the last part."""
+    return problem.rpartition("Status Message: ")[2]
 
 
 def _special_counts(array: Array) -> str:

@@ -263,6 +263,12 @@ def test_what_is_zero_where_an_input_is_is_a_divisor_too(between: str) -> None:
     assert np.abs(draw_inputs(model, draw=Draw(3, LARGE))["w"]).min() > 1
 
 
+def test_what_a_window_moves_is_a_divisor_too() -> None:
+    nodes = "m = MaxPool<kernel_shape = [1, 1]>(x) y = Reciprocal(m)"
+    model = parsed(f"(float[1,3,9,9] x) => (float[1,3,9,9] y) {{ {nodes} }}")
+    assert np.abs(draw_inputs(model, draw=Draw(1))["x"]).min() > 0.2
+
+
 def test_indexes_sweep_their_table() -> None:
     model = parsed("(int64[10] i) => (float[10, 3] y) <float[7, 3] table = " + TABLE + "> { y = Gather(table, i) }")
     first, second = (draw_inputs(model, swept={"i": n})["i"] for n in (0, 10))

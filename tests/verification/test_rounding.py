@@ -10,8 +10,9 @@ from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.rounding import Rounding
 
 
-def parsed(graph: str) -> bytes:
-    return bytes(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}').SerializeToString())
+def parsed(graph: str, opset: int = 18) -> bytes:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {graph}')
+    return bytes(model.SerializeToString())
 
 
 def spread(graph: str, x: Array) -> Array:
@@ -44,6 +45,20 @@ def test_what_may_be_infinite_moves_without_bounds() -> None:
     moved = spread(graph, np.array([1 / 3, 1.5], np.float32))
     assert np.isinf(moved[0])
     assert moved[1] < 1e-4
+
+
+@pytest.mark.parametrize("opset", [13, 22, 23])
+def test_errors_of_any_opset(opset: int) -> None:
+    model, x = parsed("(float[2] x) => (float[2] y) { b = Exp(x) y = Log(b) }", opset), np.array([1, 2], np.float32)
+    rounding = Rounding(model, (), {})
+    assert (rounding.spread({"x": x}, {"y": x})["y"] > 1e-7).all()
+    assert not rounding.unmoved
+
+
+def test_why_no_errors_move_a_model() -> None:
+    rounding, x = Rounding(parsed("(float[2] x) => (float[2] y) { y = Exp(x) }", 9), (), {}), np.ones(2, np.float32)
+    assert not rounding.spread({"x": x}, {"y": np.exp(x)})["y"].any()
+    assert "Range" in rounding.unmoved
 
 
 def test_names_that_are_numbers() -> None:
