@@ -108,7 +108,7 @@ class _Limiter:
         """Whether a layer fills its number in somewhere, and has no business with numbers between it and others."""
         if layer.type == "MemoryData":
             return True
-        if _is_product(layer):
+        if is_product(layer):
             factor, added = self.ranges.of(layer.input), bool(readers.sums or readers.attentions)
             above_all = added and _fill(layer) <= _ABSORBING
             require(factor.is_whole or not above_all or factor.low >= 0, f"'{layer.input.name}' may be below 0")
@@ -125,7 +125,7 @@ class _Limiter:
             return made is not None
         if made.type == "Interp" and made["resize_type"] == Interp.NEAREST:
             return self._is_whole(made.inputs[0])
-        is_kept = made.has(Trait.MOVES) or (_is_product(made) and not made["with_scalar"])
+        is_kept = made.has(Trait.MOVES) or (is_product(made) and not made["with_scalar"])
         return is_kept and all(map(self._is_whole, made.inputs))
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
@@ -195,7 +195,7 @@ class _Limiter:
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
             return layer.having(weights={"data": data.astype(np.float32)}), []
         new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
-        if not _is_product(layer) or self.ranges.of(layer.input).is_whole:
+        if not is_product(layer) or self.ranges.of(layer.input).is_whole:
             return new, []
         sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # any number but 0 masks
         return new.having(inputs=[sign.output]), [sign]
@@ -239,7 +239,8 @@ def _softmax_axis(softmax: Layer) -> int | None:
     return axis if axis < 0 else None if shape is None else axis - len(shape)
 
 
-def _is_product(layer: Layer) -> bool:
+def is_product(layer: Layer) -> bool:
+    """Whether a layer multiplies, a number included."""
     return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.MUL)
 
 
@@ -259,7 +260,7 @@ def _adds(layer: Layer, at: int) -> bool:
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
     """Whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
     product = other.producer
-    if product is None or product.type != "BinaryOp" or product["op_type"] != BinaryOp.MUL or not fill.inputs:
+    if product is None or not is_product(product) or not fill.inputs:
         return False
     return any(_is_rest(fill.input, factor) or _is_rest(factor, fill.input) for factor in product.inputs)
 

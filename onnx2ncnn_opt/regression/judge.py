@@ -296,14 +296,14 @@ class _Judgement:
 
     def is_same(self, before: Record) -> bool:
         """Whether the net is the baseline's, bit by bit."""
-        pairs = (self.request.param, self.stored.net.param), (self.request.bin, self.stored.net.bin)
-        return all(file_hash(new) == before.files.get(old.name) for new, old in pairs)
+        new, old = self.request, self.stored.net
+        pairs = (new.param, old.param), (new.bin, old.bin)
+        return all(file_hash(path) == before.files.get(stored.name) for path, stored in pairs)
 
     def compared(self, graph: Graph) -> Changes:
         """What changed from the baseline's net."""
-        found = diff_graphs(
-            read_net(self.stored.net.param, self.stored.net.bin, entry_points.layer_types()).graph, graph
-        )
+        old = self.stored.net
+        found = diff_graphs(read_net(old.param, old.bin, entry_points.layer_types()).graph, graph)
         return Changes(
             files=True,
             gone=dict(Counter(layer.type for layer in found.gone)),
