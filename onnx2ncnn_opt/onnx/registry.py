@@ -184,7 +184,7 @@ def onnx_op(
     )
 
     def register(function: F) -> F:
-        summary = (inspect.getdoc(function) or "").split("\n")[0]
+        summary = (function.__doc__ or "").strip().partition("\n")[0]
         for name in names:
             versions = _OPS.setdefault((domain, name), [])
             versions.append(OnnxOp(name, domain, since, function, batch, integers, traits, summary))

@@ -179,8 +179,12 @@ def _largest_weight(layer: Layer) -> float:
     largest = 0.0
     for name, stored in layer.weights.stored_items():
         if stored.is_float and stored.data.dtype.kind == "f" and not name.endswith("bytes"):
-            numbers = np.abs(np.asarray(stored.array, np.float32))
-            largest = max(largest, float(numbers[numbers < INFINITE].max(initial=0.0)))
+            numbers = np.asarray(stored.array, np.float32)
+            size = max(float(numbers.max(initial=0.0)), -float(numbers.min(initial=0.0)))
+            if not size < INFINITE:  # a copy, which may be large
+                sizes = np.abs(numbers)
+                size = float(sizes[sizes < INFINITE].max(initial=0.0))
+            largest = max(largest, size)
     return largest
 
 

@@ -216,4 +216,4 @@ def graph_pass(
 
 
 def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    return (function.__doc__ or "").strip().partition("\n")[0]
