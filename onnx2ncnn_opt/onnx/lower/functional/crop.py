@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import PadMode
-from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, smaller
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, at_least, product, smaller
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.ir.weight import Array
@@ -70,13 +70,16 @@ def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
 
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
     """The elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
-    laid_out = im.along(x, [axis])
-    dim = laid_out.view.dim_of(axis)
-    if dim is None:
+    if not x.view.axes[axis]:
         return x  # a size of 1: all there is
     if isinstance(start, int) and isinstance(end, int):
-        blob = im.layer("Crop", laid_out.blob, starts=(start,), ends=(end,), axes=(dim,))
-        return Tensor(blob, resized(laid_out.view, axis, blob.known_shape[dim]), x.dtype)
+        is_single = end == start + 1 > 0 and isinstance(x.shape[axis], int)
+        laid_out, dim, inner = sliceable(im, x, axis, is_single)
+        last = end if end == TO_END else end * inner
+        blob = im.layer("Crop", laid_out.blob, starts=(start * inner,), ends=(last,), axes=(dim,))
+        left = blob.known_shape[dim] if inner == 1 else 1
+        return Tensor(blob, resized(laid_out.view, axis, left), x.dtype)
+    laid_out, dim, _ = sliceable(im, x, axis)
     [starts, ends], others = im.stated([(start,), (end,)], laid_out.blob)
     blob = im.layer("Crop", laid_out.blob, *others, starts_expr=starts, ends_expr=ends, axes_expr=str(dim))
     return Tensor(blob, resized(laid_out.view, axis, end - start), x.dtype)
@@ -102,15 +105,28 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
     return im.wrap(blob, shape, dims, batch, x.dtype)
 
 
+def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) -> tuple[Tensor, int, int]:
+    """A layout in which an axis is a Mat dim; that dim, and how many of its elements are one of the axis.
+
+    To take `is_single` elements, after which the axis is gone, it may also be the outer part of a dim: each of its
+    elements is a run there, and no Reshape is needed.
+    """
+    atoms = x.view.axes[axis]
+    for dim, group in enumerate(x.view.dims if is_single else ()):
+        run = product(atom.size for atom in group[len(atoms) :])
+        if group[: len(atoms)] == atoms and isinstance(run, int):
+            return x, dim, run
+    laid_out = im.along(x, [axis])
+    alone = laid_out.view.dim_of(axis)
+    assert alone is not None
+    return laid_out, alone, 1
+
+
 def resized(view: View, axis: int, size: Dim) -> View:
-    """The view after a layer has changed the size of an axis that is a dim of its own."""
-    atoms = View.of((size,), [[0]]).axes[0]
-    dim = view.dim_of(axis)
-    return View(
-        view.batch,
-        tuple(atoms if i == dim else group for i, group in enumerate(view.dims)),
-        tuple(atoms if i == axis else group for i, group in enumerate(view.axes)),
-    )
+    """The view after a layer has changed the size of an axis that is a Mat dim, or the outer part of one."""
+    old, new = view.axes[axis], View.of((size,), [[0]]).axes[0]
+    dims = (new + group[len(old) :] if group[: len(old)] == old else group for group in view.dims)
+    return View(view.batch, tuple(dims), tuple(new if i == axis else group for i, group in enumerate(view.axes)))
 
 
 # Takes indices along an axis in another way than by Crops.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.crop import resized
+from onnx2ncnn_opt.onnx.lower.functional.crop import resized, sliceable
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 
@@ -23,10 +23,9 @@ def split(im: ImportContext, x: Tensor, axis: int, sizes: Sequence[int]) -> tupl
         return tuple(next(whole) if part else empty for part in sizes)
     if len(sizes) == 1:
         return (x,)
-    laid_out = im.along(x, [axis])
-    dim = laid_out.view.dim_of(axis)
-    assert dim is not None
-    blobs = im.layers("Slice", laid_out.blob, outputs=len(sizes), slices=tuple(sizes), axis=dim)
+    laid_out, dim, inner = sliceable(im, x, axis, is_single=set(sizes) == {1})
+    slices = tuple(part * inner for part in sizes)
+    blobs = im.layers("Slice", laid_out.blob, outputs=len(sizes), slices=slices, axis=dim)
     return tuple(
         Tensor(blob, resized(laid_out.view, axis, part), x.dtype) for blob, part in zip(blobs, sizes, strict=True)
     )
