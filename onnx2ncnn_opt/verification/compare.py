@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,12 @@ DEFAULT = Tolerance()
 # leave some 2e-5.
 UNKNOWN_ROUNDING = 1e-4
 SLICE = 64
+_PART = 2**18  # numbers that are compared at once
+_SPECIAL: Mapping[str, Callable[[Array], Array]] = {
+    "NaN": np.isnan,
+    "+inf": lambda numbers: numbers >= INFINITE,
+    "-inf": lambda numbers: numbers <= -INFINITE,
+}
 
 
 def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) -> Tolerance:
@@ -131,51 +137,103 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
     `spread` says how far each element of the reference itself moves with the rounding errors of the model's numbers
     (see `verify.rounding`), infinite where it may be anything. So much is allowed besides the tolerance.
     """
-    a = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual.astype(np.float64)
-    b = reference.astype(np.float64)
-    steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
-    special = _special(np.where(steady, a, 0.0), np.where(steady, b, 0.0))
-    finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
-    excess = ""
-    if finite.any():
+    given = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual
+    given, wanted = np.atleast_1d(given), np.atleast_1d(reference)
+    found = _Found(wanted.shape, wanted.dtype, tolerance)
+    for part in _parts(wanted.shape):
+        found.add(part, given[part], wanted[part], None if spread is None else np.atleast_1d(spread)[part])
+    return found.difference()
+
+
+def _parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """An array in parts, of so few numbers that copies of them are small."""
+    axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= _PART), len(shape) - 1)
+    step = max(1, _PART // max(1, math.prod(shape[axis + 1 :])))
+    for outer in np.ndindex(*shape[:axis]):
+        for start in range(0, shape[axis], step):
+            inner = (slice(None),) * (len(shape) - axis - 1)
+            yield (*(slice(i, i + 1) for i in outer), slice(start, start + step), *inner)
+
+
+class _Found:
+    """What is known of an array, part by part."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], tolerance: Tolerance) -> None:
+        self.tolerance, self.total = tolerance, math.prod(shape)
+        self.is_integer = dtype.kind in "iub"  # right or wrong, however large
+        self.relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
+        self.any_finite, self.is_zero = False, True
+        self.error = self.counted = self.size = 0.0
+        self.squares, self.product = [0.0, 0.0], 0.0
+        self.specials = dict.fromkeys(_SPECIAL, (0, 0))
+        self.unlike: set[str] = set()
+        # The largest of each slice along an axis, where slices are held against their own.
+        is_sliced = tolerance.slices and not self.is_integer
+        axes = [axis for axis, count in enumerate(shape) if is_sliced and self.total >= SLICE * count]
+        self.slices = {axis: (np.zeros(shape[axis]), np.zeros(shape[axis])) for axis in axes}
+
+    def add(self, part: tuple[slice, ...], actual: Array, reference: Array, spread: Array | None) -> None:
+        a, b = actual.astype(np.float64), reference.astype(np.float64)
+        steady = np.ones(b.shape, bool) if spread is None else np.isfinite(spread)
+        for name, is_special in _SPECIAL.items():
+            here, there = is_special(a) & steady, is_special(b) & steady
+            if here.any() or there.any():
+                before = self.specials[name]
+                self.specials[name] = before[0] + int(here.sum()), before[1] + int(there.sum())
+            if not np.array_equal(here, there):
+                self.unlike.add(name)
+        finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
+        if not finite.any():
+            return
+        self.any_finite = True
         a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
         error, size = np.abs(a - b), np.abs(b)
         counted = error if spread is None else np.maximum(error - np.where(finite, spread, 0.0), 0.0)
-        excess = _excess(counted, size, reference.dtype, tolerance)
-    else:
-        return Difference(None, None, None, special)
-    max_abs, largest = float(error.max(initial=0.0)), float(size.max(initial=0.0))
-    return Difference(
-        max_abs=max_abs,
-        max_rel=max_abs / largest if largest else max_abs,
-        cosine=_cosine(a, b),
-        special=special,
-        excess=excess,
-    )
+        self.error = max(self.error, float(error.max()))
+        self.counted, self.size = max(self.counted, float(counted.max())), max(self.size, float(size.max()))
+        # Not by BLAS, whose threads wait for each other on a busy machine: a hundred times as long as the sums.
+        self.squares[0] += float(np.square(a).sum())
+        self.squares[1] += float(np.square(b).sum())
+        self.product += float((a * b).sum())
+        self.is_zero = self.is_zero and not a.any() and not b.any()
+        for axis, (errors, sizes) in self.slices.items():
+            others = tuple(i for i in range(a.ndim) if i != axis)
+            at = part[axis]
+            errors[at] = np.maximum(errors[at], counted.max(axis=others))
+            sizes[at] = np.maximum(sizes[at], size.max(axis=others))
 
+    def difference(self) -> Difference:
+        special = ""
+        if unlike := next((name for name in _SPECIAL if name in self.unlike), None):
+            here, there = self.specials[unlike]
+            special = f"{unlike} in {here} of {self.total} elements, in the reference in {there}"
+        if not self.any_finite:
+            return Difference(None, None, None, special)
+        max_rel = self.error / self.size if self.size else self.error
+        return Difference(self.error, max_rel, self.cosine, special, self.excess)
 
-def _excess(error: Array, size: Array, dtype: np.dtype[Any], tolerance: Tolerance) -> str:
-    """Where the errors are larger than the tolerance allows for values of this size, in words; empty if nowhere."""
-    largest = float(size.max(initial=0.0))
-    relative = max(tolerance.relative, tolerance.steps * LAST_BIT.get(dtype.name, 0.0))
-    integer = dtype.kind in "iub"  # right or wrong, however large
-    allowed = relative if integer else max(relative * largest, tolerance.absolute)
-    worst = float(error.max(initial=0.0))
-    if worst > allowed:
-        return f"off by up to {worst:.3g}, {allowed:.3g} is allowed"
-    for axis, count in enumerate(error.shape):
-        if integer or not tolerance.slices or error.size < SLICE * count:
-            continue
-        others = tuple(i for i in range(error.ndim) if i != axis)
-        errors, sizes = error.max(axis=others), size.max(axis=others)
-        each = np.maximum(relative * sizes, max(allowed / 10, tolerance.absolute))
-        at = int(np.argmax(errors - each))
-        if errors[at] > each[at]:
-            return (
-                f"off by up to {errors[at]:.3g} at index {at} of axis {axis}, {each[at]:.3g} is allowed "
-                f"where the model's largest value is {sizes[at]:.3g}"
-            )
-    return ""
+    @property
+    def excess(self) -> str:
+        """Where the errors are larger than the tolerance allows for values of this size, in words; empty if nowhere."""
+        relative, absolute = self.relative, self.tolerance.absolute
+        allowed = relative if self.is_integer else max(relative * self.size, absolute)
+        if self.counted > allowed:
+            return f"off by up to {self.counted:.3g}, {allowed:.3g} is allowed"
+        for axis, (errors, sizes) in self.slices.items():
+            each = np.maximum(relative * sizes, max(allowed / 10, absolute))
+            at = int(np.argmax(errors - each))
+            if errors[at] > each[at]:
+                return (
+                    f"off by up to {errors[at]:.3g} at index {at} of axis {axis}, {each[at]:.3g} is allowed "
+                    f"where the model's largest value is {sizes[at]:.3g}"
+                )
+        return ""
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the angle between two vectors; two zero vectors have the same direction, 0 has none."""
+        norms = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
+        return float(np.clip(self.product / norms, -1.0, 1.0)) if norms else float(self.is_zero)
 
 
 def _numbers(actual: Array, reference: Array) -> Array:
@@ -185,26 +243,5 @@ def _numbers(actual: Array, reference: Array) -> Array:
         # As floats, int32s below 2**23 are subnormal, and negative ones are NaN. Zeros are none, though -0.0 has a bit.
         unlikely = ~(np.abs(actual) >= np.finfo(np.float32).tiny)
         if np.array_equal(bits, reference) or (unlikely.all() and actual.any()):
-            return bits.astype(np.float64)
-    return actual.astype(np.float64)
-
-
-def _special(a: Array, b: Array) -> str:
-    """Where one side is NaN or infinite and the other is not, in words; empty if nowhere."""
-    for name, here, there in (
-        ("NaN", np.isnan(a), np.isnan(b)),
-        ("+inf", a >= INFINITE, b >= INFINITE),
-        ("-inf", a <= -INFINITE, b <= -INFINITE),
-    ):
-        if not np.array_equal(here, there):
-            return f"{name} in {int(here.sum())} of {here.size} elements, in the reference in {int(there.sum())}"
-    return ""
-
-
-def _cosine(a: Array, b: Array) -> float:
-    """The cosine of the angle between two vectors; two zero vectors have the same direction, 0 has none of its own."""
-    # Not by BLAS, whose threads wait for each other on a busy machine: a hundred times as long as the sums.
-    norms = math.sqrt(float(np.square(a).sum())) * math.sqrt(float(np.square(b).sum()))
-    if norms:
-        return float(np.clip((a * b).sum() / norms, -1.0, 1.0))
-    return 1.0 if not a.any() and not b.any() else 0.0
+            return bits
+    return actual

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.verification.compare import Tolerance, compare
+from onnx2ncnn_opt.verification.compare import Difference, Tolerance, compare
 
 B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
 
@@ -135,3 +135,23 @@ def test_what_the_reference_moves_by_is_allowed() -> None:
     assert compare(np.array([1.0, 2.5, np.nan], np.float32), reference, spread=spread).ok
     assert not compare(np.array([1.0, 2.6, 3.0], np.float32), reference, spread=spread).ok
     assert not compare(np.array([np.nan, 2.0, 3.0], np.float32), reference, spread=spread).ok
+
+
+@pytest.mark.parametrize("shape", [(2**19 + 5,), (3, 2**18 + 7), (2**17, 3, 2), (1, 2, 5, 2**18)])
+def test_arrays_that_are_compared_in_parts(shape: tuple[int, ...]) -> None:
+    reference = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    actual = reference.copy()
+    assert compare(actual, reference) == Difference(0.0, 0.0, pytest.approx(1.0), "", "")
+    actual.flat[-1] += 1
+    off = compare(actual, reference)
+    assert (off.max_abs, off.excess) == (1.0, "off by up to 1, 0.001 is allowed")
+    actual.flat[[0, 1, -1]] = np.nan
+    assert compare(actual, reference).special == f"NaN in 3 of {actual.size} elements, in the reference in 0"
+
+
+def test_a_row_in_several_parts_has_its_own_largest_value() -> None:
+    reference = np.ones((3, 2**18 + 7), np.float32)
+    reference[1] = 1e-3
+    actual = reference.copy()
+    actual[1, -1] += 2e-4
+    assert "at index 1 of axis 0" in compare(actual, reference).excess
