@@ -60,6 +60,7 @@ _NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN = 0.0155, 0.03
 # A convolution in groups that are not single channels runs one small convolution for each of them.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
+_NS_PER_SCORE = 0.65  # a query times a key of a head: in MultiHeadAttention more than in SDPA
 _NS_PER_BYTE = 0.05  # that is read or written
 _NS_PER_LAYER = 1_000.0
 # A size that is not known counts as this.
@@ -77,6 +78,11 @@ def cost(layers: Iterable[Layer]) -> float:
     The layers need the shapes of what they read; the outputs' as well, where they have weights.
     """
     return sum(_NS_PER_LAYER + _products_cost(layer) + _NS_PER_BYTE * _bytes(layer) for layer in layers)
+
+
+def surplus_of_attention(scores: int) -> float:
+    """Nanoseconds that MultiHeadAttention takes longer than SDPA: for queries times keys of all heads."""
+    return _NS_PER_SCORE * scores
 
 
 def _products_cost(layer: Layer) -> float:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.kernels import cost, surplus_of_attention
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._fold import one_factor
@@ -54,7 +56,8 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
     However the heads are split and merged: what counts is which column of which Gemm every element comes from. Queries,
     keys and values may be parts of one Gemm. Where all queries are multiplied by one number, as by 0 where all keys are
     masked (limit_mask_fill), what the keys are calculated of is multiplied instead. The scores then differ by what the
-    queries make of the keys' bias, which is the same for all keys, and nothing to a Softmax.
+    queries make of the keys' bias, which is the same for all keys, and nothing to a Softmax. Where there are so many
+    queries and keys that SDPA is faster, views included, it stays.
     """
     for root in graph.layers:
         if root.graph is graph and root.type == "Gemm" and len(root.inputs) == 1:
@@ -72,6 +75,10 @@ def _match(root: Layer) -> Replacement | None:
     gemms = [_gemm_of(trace) for trace in (q, k, v)]
     layers = dict.fromkeys([*merged.layers, *core.layers, *q.layers, *k.layers, *v.layers, *gemms, root])
     require_private(tuple(layers), root.outputs)
+    if _SDPA.fits(core.layers[0]):
+        scores = math.prod(fixed_shape(core.q)[:-1]) * fixed_size(core.k, -2)
+        views = [layer for layer in layers if layer not in core.layers and layer.type != "Gemm"]
+        require(surplus_of_attention(scores) < cost(views), "SDPA is faster for so many queries and keys")
     new = _attention(root, core, merged, (q, k, v), gemms)
     if core.gate is None:
         return Replacement(tuple(layers), takes={root: new})
