@@ -180,11 +180,11 @@ def _largest_weight(layer: Layer) -> float:
     for name, stored in layer.weights.stored_items():
         if stored.is_float and stored.data.dtype.kind == "f" and not name.endswith("bytes"):
             numbers = np.asarray(stored.array, np.float32)
-            size = max(float(numbers.max(initial=0.0)), -float(numbers.min(initial=0.0)))
+            size = max(numbers.max(initial=0.0), -numbers.min(initial=0.0))  # float32, as what it is compared with
             if not size < INFINITE:  # a copy, which may be large
                 sizes = np.abs(numbers)
-                size = float(sizes[sizes < INFINITE].max(initial=0.0))
-            largest = max(largest, size)
+                size = sizes[sizes < INFINITE].max(initial=0.0)
+            largest = max(largest, float(size))
     return largest
 
 
