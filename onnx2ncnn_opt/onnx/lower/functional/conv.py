@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Dim, known
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -48,6 +50,19 @@ def conv(
         plain = {name: params[name] for name in ("num_output", "bias_term", "weight_data_size")}
         blob = im.layer("InnerProduct", im.mat(x, [[1]], [0]), weights=weights, **plain)
         return im.wrap(blob, (x.shape[0], w.shape[0], *x.shape[2:]), [[1]], [0])
+    count, rest = x.shape[0], [[axis] for axis in range(3, x.rank)]
+    if isinstance(count, int) and count > 1 and not x.view.batch:
+        # The items come of other axes, and Reshape to a Mat's batch would move them element by element.
+        if group == x.shape[1]:
+            weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
+            params |= {name: params[name] * count for name in ("group", "num_output", "weight_data_size")}
+            dims = [[0, 1], [2], *rest]
+            blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
+            return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
+        if set(kernel) == set(stride) == {1} and not any(begins_ends):
+            dims = [[1], [0, 2], *rest]
+            blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
+            return im.wrap(blob, (count, w.shape[0], *x.shape[2:]), dims)
     return _channels_out(im, x, im.layer(kind, im.channels(x), weights=weights, **params))
 
 
