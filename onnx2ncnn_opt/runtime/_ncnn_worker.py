@@ -146,18 +146,24 @@ class NcnnServer(Server):
         batch = {"batch_index": 0} if mat.n > 1 else {}
         array = np.array(mat.numpy(**batch))
         del mat
-        sizes = np.abs(array[np.isfinite(array)])
-        largest = float(sizes.max()) if sizes.size else 0.0
-        limits = np.count_nonzero(sizes >= 3.4e38)  # which stand for infinity
+        sizes, is_finite = np.abs(array), np.isfinite(array)
+        largest = float(sizes.max(initial=0.0, where=is_finite))
+        limits = np.count_nonzero(is_finite & (sizes >= 3.4e38))  # which stand for infinity
+        del sizes, is_finite  # a blob may be large
         if array.dtype == np.float32 and (rounding or noise):
             if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative after one
                 is_positive = array.min() >= 0
                 scale = np.asarray(noise, np.float32)
                 scale = random.choice(scale, array.shape) if len(noise) > 1 else scale
-                array += random.standard_normal(array.shape, np.float32) * scale * (array != 0)
-                array = np.maximum(array, 0) if is_positive else array
-            array, exact = rounded(array, rounding), array
-            if cast and rounding == "fp16":
+                errors = random.standard_normal(array.shape, np.float32)
+                errors *= scale
+                errors[array == 0] = 0
+                array += errors
+                del errors
+                if is_positive:
+                    np.maximum(array, 0, out=array)
+            array, exact = rounded(array, rounding), array if cast else None
+            if exact is not None and rounding == "fp16":
                 size = math.prod(array.shape[bool(batch) + (array.ndim - bool(batch) > 2) :])
                 ends = slice(size - size % 4, None)
                 array.reshape(-1, size)[:, ends] = cast_one_by_one(exact.reshape(-1, size)[:, ends])

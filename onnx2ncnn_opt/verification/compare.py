@@ -138,15 +138,17 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
     (see `verify.rounding`), infinite where it may be anything. So much is allowed besides the tolerance.
     """
     given = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual
-    given, wanted = np.atleast_1d(given), np.atleast_1d(reference)
-    found = _Found(wanted.shape, wanted.dtype, tolerance)
-    for part in _parts(wanted.shape):
-        found.add(part, given[part], wanted[part], None if spread is None else np.atleast_1d(spread)[part])
+    found = _Found(reference.shape, reference.dtype, tolerance)
+    for part in parts(reference.shape):
+        found.add(part, given[part], reference[part], None if spread is None else spread[part])
     return found.difference()
 
 
-def _parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """An array in parts, of so few numbers that copies of them are small."""
+def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """The indexes of an array's parts, of so few numbers that copies of them are small."""
+    if not shape:
+        yield ()
+        return
     axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= _PART), len(shape) - 1)
     step = max(1, _PART // max(1, math.prod(shape[axis + 1 :])))
     for outer in np.ndindex(*shape[:axis]):

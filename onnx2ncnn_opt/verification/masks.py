@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner
 from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask
+from onnx2ncnn_opt.verification.compare import parts
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 
 # What an output may be off by, in units of its largest value. Devices may be off by twice that: other inputs, and
@@ -64,11 +65,15 @@ def error_of(walk: Walk, reference: Walk) -> float:
     for blob, expected in reference.outputs.items():
         if expected.dtype != np.float32 or not expected.size:
             continue
-        actual, known = walk.outputs[blob], np.isfinite(expected)
-        if not np.isfinite(actual[known]).all():
-            return math.nan
-        size = float(np.abs(expected[known]).max(initial=0.0))
-        worst = max(worst, float(np.abs(actual[known] - expected[known]).max(initial=0.0)) / (size or 1.0))
+        actual, size, error = walk.outputs[blob], 0.0, 0.0
+        for part in parts(expected.shape):
+            here, known = actual[part], np.isfinite(expected[part])
+            if not np.isfinite(here[known]).all():
+                return math.nan
+            there = expected[part][known]
+            size = max(size, float(np.abs(there).max(initial=0.0)))
+            error = max(error, float(np.abs(here[known] - there).max(initial=0.0)))
+        worst = max(worst, error / (size or 1.0))
     return worst
 
 

@@ -31,7 +31,7 @@ from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model
-from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE
+from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, parts
 from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
@@ -158,6 +158,13 @@ def _distance(a: Array, b: Array) -> Array:
     """How far numbers are apart; infinitely where one is infinite or NaN and the other is not the same."""
     if a.shape != b.shape:
         return np.full(b.shape, np.inf)
+    distance = np.empty(b.shape)
+    for part in parts(b.shape):
+        distance[part] = _distance_of_part(a[part], b[part])
+    return distance
+
+
+def _distance_of_part(a: Array, b: Array) -> Array:
     a, b = a.astype(np.float64), b.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     finite = (np.abs(a) < INFINITE) & (np.abs(b) < INFINITE)
@@ -167,9 +174,15 @@ def _distance(a: Array, b: Array) -> Array:
 
 def _relative(a: Array, b: Array) -> float:
     """The largest distance of numbers that are finite, in units of the largest of `b`."""
-    distance, size = _distance(a, b), np.abs(b.astype(np.float64))
-    finite = np.isfinite(distance) & (size < INFINITE)
-    return float(distance[finite].max(initial=0.0)) / (float(size[finite].max(initial=0.0)) or 1.0)
+    if a.shape != b.shape:
+        return 0.0
+    largest = size = 0.0
+    for part in parts(b.shape):
+        distance, sizes = _distance_of_part(a[part], b[part]), np.abs(b[part].astype(np.float64))
+        finite = np.isfinite(distance) & (sizes < INFINITE)
+        largest = max(largest, float(distance[finite].max(initial=0.0)))
+        size = max(size, float(sizes[finite].max(initial=0.0)))
+    return largest / (size or 1.0)
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding) -> bytes:
