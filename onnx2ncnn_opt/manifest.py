@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -275,3 +276,12 @@ class _Reader:
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise UsageError(f"{self.path}: {where} has to be of type {names}, not {json.dumps(value)[:80]}")
         return value
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file."""
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        for part in iter(lambda: file.read(1 << 20), b""):
+            total.update(part)
+    return total.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from onnx2ncnn_opt.errors import (
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release, too_new
-from onnx2ncnn_opt.manifest import Bound, Image, LayerCount, Manifest, Masked, Source, Tensor
+from onnx2ncnn_opt.manifest import Bound, Image, LayerCount, Manifest, Masked, Source, Tensor, file_hash
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -304,7 +303,7 @@ def convert(
         source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
     )
     if source is not model and isinstance(model, (str, os.PathLike)):
-        loaded = replace(loaded, source_sha256=hashlib.sha256(Path(model).read_bytes()).hexdigest())
+        loaded = replace(loaded, source_sha256=file_hash(Path(model)))
     step("making layers of the operators")
     imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimised
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
@@ -44,6 +42,7 @@ from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.lineage import groups, side_by_side
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.blobs import Verdict, model_values
@@ -399,7 +398,7 @@ def _near_miss(event: NearMiss, numbers: Mapping[str, int]) -> NearMissRow:
 def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str, Any]:
     """The model's nodes and a net beside each other, as fields of a NetRecord."""
     infer_net(after, *_sizes(run.feeds))
-    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    proto = read_model(model)
     makers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
     nodes = tuple(
         LayerRow(

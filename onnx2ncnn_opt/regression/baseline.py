@@ -10,7 +10,6 @@ For a model called models/a the folder has
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 
 from onnx2ncnn_opt.api.convert import Files
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.manifest import file_hash
 from onnx2ncnn_opt.param.files import all_or_nothing
 from onnx2ncnn_opt.runtime.base import Array
 
@@ -173,12 +173,3 @@ def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[s
 def recorded_names(folder: Path) -> list[str]:
     """The names of the models that the baseline knows, as `BaselineFiles.stem` has them."""
     return [path.relative_to(folder).as_posix().removesuffix(_RECORD) for path in sorted(folder.rglob(f"*{_RECORD}"))]
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        for part in iter(lambda: file.read(1 << 20), b""):
-            total.update(part)
-    return total.hexdigest()

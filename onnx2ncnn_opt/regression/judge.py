@@ -18,10 +18,11 @@ from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.diff import diff_graphs
 from onnx2ncnn_opt.errors import Error, UsageError, VerificationError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.manifest import file_hash
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.param.files import read_net
-from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record, file_hash
+from onnx2ncnn_opt.regression.baseline import AGAIN, BaselineFiles, Example, Record
 from onnx2ncnn_opt.regression.config import Model
 from onnx2ncnn_opt.regression.result import Changes, Measurement, ModelResult
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch, require

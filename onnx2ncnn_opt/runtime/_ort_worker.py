@@ -34,7 +34,7 @@ class OrtServer(Server):
         model = self.requests.read(size) if path is None else path
         self.attempt(self.load, number, model, **settings)
 
-    def load(self, number: int, model: bytes | str, threads: int, folder: str | None, fast: bool) -> None:
+    def load(self, number: int, model: bytes | str, threads: int, folder: str | None, fast: bool, plain: bool) -> None:
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = threads
         # Threads that spin between nodes take three times the CPU of a small model's run.
@@ -42,6 +42,9 @@ class OrtServer(Server):
         options.use_deterministic_compute = not fast
         if fast:  # as ncnn does; it holds for the process
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        if plain:
+            options.graph_optimization_level = self.ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")
         # Its errors come as exceptions; the log on stderr would only repeat them.
         options.log_severity_level = 4
         if folder is not None:

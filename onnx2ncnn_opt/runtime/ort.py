@@ -85,7 +85,8 @@ class OrtRunner:
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
     `values` are fed in every run to the inputs of their names, as far as the outputs need those. `timeout` is in
     seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in ncnn, in the whole
-    process of the `worker`, and runs need not repeat to the bit. Raises RunError if ONNX Runtime refuses the model.
+    process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as they are, without
+    copies of all weights in other layouts or types. Raises RunError if ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -98,10 +99,11 @@ class OrtRunner:
         folder: Path | None = None,
         timeout: float = 300.0,
         fast: bool = False,
+        plain: bool = False,
         worker: OrtWorker = SHARED,
     ) -> None:
         self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
-        self._fast = fast
+        self._fast, self._plain = fast, plain
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
             folder = model.absolute().parent if isinstance(model, Path) else folder
@@ -173,6 +175,7 @@ class OrtRunner:
             "size": len(data),
             "threads": self._threads,
             "fast": self._fast,
+            "plain": self._plain,
             "folder": None if self._folder is None else os.fspath(self._folder),
         }
         child.send({"do": "load", **request}, data)
@@ -192,11 +195,20 @@ class OrtRunner:
 
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
     """The model with other outputs; external data stays where it is."""
-    import onnx
-
-    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    proto = read_model(model)
     cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     return bytes(proto.SerializeToString())
+
+
+def read_model(model: Path | bytes) -> onnx.ModelProto:
+    """A model that is to be changed and run from its folder; the weights stay in its file."""
+    import onnx
+
+    from onnx2ncnn_opt.onnx.read.embedded import without_weights
+
+    proto = onnx.ModelProto()
+    proto.ParseFromString(model if isinstance(model, bytes) else without_weights(model))
+    return proto
 
 
 def cut_model(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
 
 
 def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
@@ -22,7 +21,7 @@ def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
         manifest = read_manifest(path)
     except UsageError as error:
         return None, f"not used: {error}"
-    if manifest.source.sha256 != hashlib.sha256(model.read_bytes()).hexdigest():
+    if manifest.source.sha256 != file_hash(model):
         return None, f"{path} is not used: it was written for another model"
     # Enough to tell nets apart, and works for one that no parser would take.
     words = set(param.read_text(errors="replace").split())

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import onnx
-
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.runtime.base import Array, Failure
-from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.verification.alignment import aligned, same_range
 from onnx2ncnn_opt.verification.compare import Difference, Tolerance
 
@@ -36,7 +34,7 @@ def model_values(
     model: Path | bytes, feeds: Mapping[str, Array], values: Mapping[str, Array], timeout: float
 ) -> dict[str, Array]:
     """What ONNX Runtime computes for every node of the model's graph, and its inputs; `values` are bound inputs."""
-    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    proto = read_model(model)
 
     def computed(names: Sequence[str]) -> dict[str, Array]:
         """The values of these names; what cannot be an output, such as a sequence, is left out."""

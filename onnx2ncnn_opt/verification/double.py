@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.runtime.ort import cut_model
+from onnx2ncnn_opt.runtime.ort import cut_model, read_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -43,7 +43,7 @@ class InDouble:
 
     def __init__(self, model: Path | bytes, outputs: Sequence[str] = ()) -> None:
         folder = model.absolute().parent if isinstance(model, Path) else None
-        proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+        proto = read_model(model)
         if outputs:
             cut_model(proto, outputs, folder)
         self._opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+import tempfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model
+from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model, read_model
 from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, parts
 from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values
 
@@ -50,6 +51,7 @@ _FLOAT32 = np.finfo(np.float32)
 # For a model in float64, which takes some ten to a hundred times as long as in float32.
 _SECONDS = 120.0
 
+_WEIGHTS = "weights"  # a file's name
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _ALL_FLOATS = (*_FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -72,7 +74,7 @@ class Rounding:
         """The outputs in float64; none where the model cannot be computed so, which `problem` tells."""
         if self._exact is None or self._exact[0] is not feeds:
             try:
-                found = self._rewritten(feeds, lambda: InDouble(self._model, tuple(self._outputs)).data)
+                found = self._rewritten(InDouble(self._model, tuple(self._outputs)).data, self._folder, feeds)
             except (RunError, EncodeError, InferenceError) as error:
                 found, self.problem = {}, str(error)
             self._exact = feeds, found
@@ -107,15 +109,22 @@ class Rounding:
     ) -> dict[str, float]:
         """How far the outputs move if the model's weights are rounded to an encoding, as `measured`."""
         try:
-            results = self._rewritten(feeds, lambda: with_rounded_weights(self._model, self._outputs, encoding))
+            with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+                model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))
+                results = self._rewritten(model, Path(folder), feeds)
         except (RunError, EncodeError):
             return {}
         return {name: _relative(array, reference[name]) for name, array in results.items()}
 
-    def _rewritten(self, feeds: Mapping[str, Array], rewrite: Callable[[], bytes]) -> Mapping[str, Array]:
+    @property
+    def _folder(self) -> Path | None:
+        """That of the weights which are not in the message."""
+        return self._model.absolute().parent if isinstance(self._model, Path) else None
+
+    def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """What a rewritten model gives."""
-        folder = self._model.absolute().parent if isinstance(self._model, Path) else None
-        runner = OrtRunner(rewrite(), folder=folder, values=self._values, threads=self._threads, timeout=_SECONDS)
+        options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS}
+        runner = OrtRunner(model, folder=folder, plain=True, **options)
         known = set(runner.input_names())
         try:
             return runner.run({name: array for name, array in feeds.items() if name in known})
@@ -133,7 +142,7 @@ class Rounding:
             if self._runner is None:
                 self._runner = OrtRunner(
                     with_errors(self._model, self._outputs),
-                    folder=self._model.absolute().parent if isinstance(self._model, Path) else None,
+                    folder=self._folder,
                     values=self._values,
                     threads=self._threads,
                 )
@@ -185,20 +194,26 @@ def _relative(a: Array, b: Array) -> float:
     return largest / (size or 1.0)
 
 
-def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding) -> bytes:
-    """The model with its weights of two dims or more rounded, as converters store them."""
-    folder = model.absolute().parent if isinstance(model, Path) else None
-    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
+    """The model with its weights of two dims or more rounded, as converters store them, in a file of a folder."""
+    own = model.absolute().parent if isinstance(model, Path) else Path()
+    proto = read_model(model)
     if outputs:
-        cut_model(proto, outputs, folder)
-    for tensor in proto.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
+        cut_model(proto, outputs, own)
+    with (folder / _WEIGHTS).open("wb") as file:
+        for tensor in proto.graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, os.fspath(folder or ""))
+                load_external_data_for_tensor(tensor, os.fspath(own))
                 tensor.data_location = TensorProto.DEFAULT
-            array = numpy_helper.to_array(tensor)
-            array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array, encoding)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+            if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
+                array = numpy_helper.to_array(tensor)
+                array = _in_8_bits(array) if encoding is Encoding.INT8 else rounded(array, encoding)
+                stored = {"location": _WEIGHTS, "offset": file.tell(), "length": array.nbytes}
+                file.write(np.ascontiguousarray(array).data)
+                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+                tensor.data_location = TensorProto.EXTERNAL
+                for key, value in stored.items():
+                    tensor.external_data.add(key=key, value=str(value))
     return bytes(proto.SerializeToString())
 
 
@@ -216,7 +231,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     Every number that a node computes gets an error, but those that are only moved or are 0. Raises EncodeError for one
     that does not fit into a message.
     """
-    proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    proto = read_model(model)
     if outputs:
         cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     types = element_types(proto, inferred_values(proto))

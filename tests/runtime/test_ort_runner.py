@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 
 MODEL = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 18]> g (float[2] a, float[2] b) => (float[2] z, float[2] y)'
@@ -46,3 +46,25 @@ def test_a_model_that_it_refuses(tmp_path: Path) -> None:
 def test_feeds_that_it_does_not_take(feeds: dict[str, np.ndarray]) -> None:
     with pytest.raises(RunError, match="ONNX Runtime failed on the model"):
         OrtRunner(MODEL.SerializeToString()).run(feeds)
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_weights_stay_in_the_file_of_a_model_that_is_changed(is_link: bool, tmp_path: Path) -> None:
+    text = "g (float[1,64] x) => (float[1,64] y) { a = MatMul(x, w) b = MatMul(a, v) y = Add(b, c) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+    w, v, c = (np.random.default_rng(0).standard_normal(shape).astype("f4") for shape in ((64, 64), (64, 64), (64,)))
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(c, "c")])
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["v"], value=onnx.numpy_helper.from_array(v)))
+    path = tmp_path / "a model.onnx"
+    onnx.save(model, path)
+    if is_link:
+        (tmp_path / "links").mkdir()
+        (tmp_path / "links" / "m.onnx").symlink_to(path)
+        path = tmp_path / "links" / "m.onnx"
+    read = read_model(path)
+    assert [len(tensor.external_data) > 0 for tensor in read.graph.initializer] == [not is_link, False]
+    x = np.ones((1, 64), np.float32)
+    for plain in (False, True):
+        found = OrtRunner(path, outputs=["b", "y"], plain=plain).run({"x": x})
+        np.testing.assert_allclose(found["b"], x @ w @ v, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found["y"], found["b"] + c, rtol=1e-6)

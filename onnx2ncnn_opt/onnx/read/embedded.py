@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 Bytes: TypeAlias = bytes | mmap.mmap
@@ -19,12 +20,14 @@ _VARINT, _LENGTH = 0, 2  # kinds of fields
 _FIXED = {1: 8, 5: 4}  # bytes of the other kinds
 
 # The fields of onnx.proto that lead to tensors, by message, and what the tensor's own fields are.
-_MESSAGES = {
+_Messages: TypeAlias = Mapping[str, Mapping[int, str]]
+_MESSAGES: _Messages = {
     "model": {7: "graph"},
     "graph": {1: "node", 5: "tensor"},
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
 }
+_INITIALIZERS: _Messages = {"model": {7: "graph"}, "graph": {5: "tensor"}}
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14
 
 
@@ -44,22 +47,38 @@ class Embedded(NamedTuple):
         """The message as it is where it cannot be read here: protobuf will say why."""
         location = f"embedded:{secrets.token_hex(16)}"
         try:
-            return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST), data, location)
+            return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST, _MESSAGES), data, location)
         except _Malformed:
             return cls(data, data, location)
 
 
-def _without_tensors(data: Bytes, start: int, end: int, kind: str, location: str, depth: int) -> bytes:
+def without_weights(path: Path) -> bytes:
+    """The message of a model's file without its large initializers: they are external data in that file itself.
+
+    ONNX Runtime reads them there, if it is told the file's folder. A link's folder is another one: it is read whole.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            if not path.is_symlink():
+                return _without_tensors(data, 0, len(data), "model", path.name, _DEEPEST, _INITIALIZERS)
+        except _Malformed:  # protobuf will say why
+            pass
+        return bytes(data)
+
+
+def _without_tensors(
+    data: Bytes, start: int, end: int, kind: str, location: str, depth: int, messages: _Messages
+) -> bytes:
     if depth == 0:
         raise _Malformed
     if kind == "tensor":
         return _without_data(data, start, end, location)
     kept, copied = bytearray(), start
     for number, first, body, after in _fields(data, start, end):
-        inner = _MESSAGES[kind].get(number) if after - body >= _LARGE else None
+        inner = messages[kind].get(number) if after - body >= _LARGE else None
         if inner is not None:
             kept += data[copied:first]
-            kept += _delimited(number, _without_tensors(data, body, after, inner, location, depth - 1))
+            kept += _delimited(number, _without_tensors(data, body, after, inner, location, depth - 1, messages))
             copied = after
     return bytes(kept + data[copied:end])
 
