@@ -44,11 +44,12 @@ class OrtServer(Server):
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
         if plain:
             options.graph_optimization_level = self.ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.add_session_config_entry("session.disable_prepacking", "1")
         # Its errors come as exceptions; the log on stderr would only repeat them.
         options.log_severity_level = 4
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
+            # Weights that are mapped are not copied into another layout: such a model runs a few times at most.
+            options.add_session_config_entry("session.disable_prepacking", "1")
         session = self.ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.sessions[number] = session
         self.answer(

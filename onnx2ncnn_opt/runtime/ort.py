@@ -85,8 +85,8 @@ class OrtRunner:
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
     `values` are fed in every run to the inputs of their names, as far as the outputs need those. `timeout` is in
     seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in ncnn, in the whole
-    process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as they are, without
-    copies of all weights in other layouts or types. Raises RunError if ONNX Runtime refuses the model.
+    process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as they are, so that
+    nothing is computed of weights beforehand. Raises RunError if ONNX Runtime refuses the model.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -28,7 +27,6 @@ _DOUBLE_NAMES = """
     Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
 """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
-_MOST_WEIGHTS = 2**27  # which are 1 GiB in float64
 _OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs
 _END = np.iinfo(np.int64).max
 
@@ -49,9 +47,6 @@ class InDouble:
         self._opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
         if self._opset < _OLDEST_OPSET:
             raise RunError(f"opset {self._opset} is not rewritten, {_OLDEST_OPSET} is the oldest")
-        weights = sum(math.prod(tensor.dims) for tensor in proto.graph.initializer)
-        if weights > _MOST_WEIGHTS:
-            raise RunError(f"its {weights} weights take too much memory, {_MOST_WEIGHTS} are the most")
         if any(attribute.HasField("g") for node in proto.graph.node for attribute in node.attribute):
             raise RunError("a model with branches or loops is not rewritten")
         inferred = inferred_values(proto)
