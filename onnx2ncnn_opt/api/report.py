@@ -160,7 +160,12 @@ def report_conversion(
         )
         sides["comparison"] = _comparison("the net without passes, and with them", diff_graphs(before, after))
     notes = [] if conversion.precision is None else [f"fp16 (estimated): {conversion.precision}"]
-    batches = [str(blob.batch) for blob in conversion.graph.inputs if not isinstance(blob.batch, int)]
+    batches = [
+        str(size)
+        for port in conversion.inputs
+        for axis, size in enumerate(port.shape)
+        if axis == port.batch_axis and not isinstance(size, int)
+    ]
     if batches and not run.feeds:
         notes.append(
             f"{', '.join(dict.fromkeys(batches))} is open: costs and memory are those of one item of the batch"

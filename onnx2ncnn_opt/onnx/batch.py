@@ -2,17 +2,19 @@
 
 An importer registered with ``batch=k`` says that axis k of its first input is a batch. So are the rows of what is
 multiplied by one matrix again and again, in a loop or in steps that are written out. From there the axis is followed up
-to the graph inputs, through operators registered with ``axes="same"``, and through Reshape and its kin where the
+to the graph inputs, through operators that keep their operands' axes, and through Reshape and its kin where the
 axis surely stays. What comes out only decides how inputs are handed over (dims or batch count of the Mat); whatever
 else the graph does with the axis stays right, since every tensor's view knows where its axes are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir
 
+from onnx2ncnn_opt.ir.dim import Sym, symbol
+from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.ops import find, traits_of
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 
@@ -45,6 +47,34 @@ def batch_axes(model: LoadedModel) -> dict[str, int]:
     return found
 
 
+def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: Mapping[str, int]) -> Iterator[Batch]:
+    """Dynamic dimensions that may be a batch whose items stay apart: first axes of inputs, and those that are known.
+
+    `told` are the batch axes of inputs that the caller chose, `found` those of `batch_axes`.
+    """
+    tried = set()
+    for info in model.inputs:
+        axis = told.get(info.name, found.get(info.name, 0))
+        size = info.shape[axis] if axis is not None and -len(info.shape) <= axis < len(info.shape) else 1
+        name = str(size)
+        if size != symbol(name) or name in tried:
+            continue
+        tried.add(name)
+        inputs = {
+            other.name: [at for at, dim in enumerate(other.shape) if isinstance(dim, Sym) and name in dim.names()]
+            for other in model.inputs
+        }
+        axes = {other: at[0] for other, at in inputs.items() if at}
+        ranks = {other.name: len(other.shape) for other in model.inputs}
+        is_told = {other for other, at in axes.items() if other in told}
+        if any(len(at) > 1 for at in inputs.values()) or any(
+            (given := told[other]) is None or given % ranks[other] != axes[other] for other in is_told
+        ):
+            continue
+        is_known = bool(is_told) or any(found.get(other) == at for other, at in axes.items())
+        yield Batch(symbol(name), axes, is_known=is_known)
+
+
 def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]]:
     """Values whose batch axis an operator, or a product that is repeated, tells."""
     for node in model.graph:
@@ -72,7 +102,7 @@ def _sources(
 ) -> Iterator[tuple[onnx_ir.Value, int]]:
     """The inputs of a node that have an axis of its output, and as which of theirs."""
     first = node.inputs[0] if node.inputs else None
-    if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes == "same":
+    if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
         for operand in node.inputs:
             if operand is not None and (at := axis - _missing_axes(operand, node)) >= 0:
                 yield operand, at

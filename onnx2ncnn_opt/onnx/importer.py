@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import NoneType
 from typing import NamedTuple
 
@@ -16,18 +17,19 @@ from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.ir.view import MAX_DIMS, View
 from onnx2ncnn_opt.onnx.arguments import attributes_of, call
-from onnx2ncnn_opt.onnx.batch import batch_axes
+from onnx2ncnn_opt.onnx.batch import batch_axes, dynamic_batches
 from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
+from onnx2ncnn_opt.onnx.items import Batch
 from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout
-from onnx2ncnn_opt.onnx.ops import find, fold_bound
+from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
@@ -92,7 +94,42 @@ def import_model(
         UnsupportedError: with every node that ncnn cannot express, not only the first.
         UsageError: `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
-    return _Walk(model, batch_axes or {}, types, custom).run()
+    told = batch_axes or {}
+    walk = _Walk(model, told, types, custom)
+    result: Imported | UnsupportedError
+    try:
+        result = walk.run()
+    except UnsupportedError as error:
+        result = error
+    batch = walk.free_batch()
+    if batch is not None:
+        axes = {name: output.axis for name, output in batch.outputs.items()}
+        one = _Walk(model.bound(batch.name, 1), {**told, **batch.inputs}, types, custom, axes)
+        with suppress(UnsupportedError):
+            imported = one.run()
+            if _reach(imported, batch):
+                result = _with_batch(imported, model, batch)
+    if isinstance(result, UnsupportedError):
+        raise result
+    return result
+
+
+def _reach(one: Imported, batch: Batch) -> bool:
+    """Whether the outputs that have items depend on inputs that do in the net, and not only in the model."""
+    reached = {port.blob for port in one.inputs if port.name in batch.inputs}
+    for layer in one.graph:
+        if not reached.isdisjoint(layer.inputs):
+            reached.update(layer.outputs)
+    return all(port.blob in reached for port in one.outputs if batch.outputs[port.name].axis is not None)
+
+
+def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported:
+    """What was imported for one item, as the net of any batch that it is: ncnn runs it item by item."""
+    shapes = {info.name: info.shape for info in model.inputs}
+    return one._replace(
+        inputs=tuple(port._replace(shape=shapes[port.name]) for port in one.inputs),
+        outputs=tuple(port._replace(shape=batch.outputs[port.name].shape) for port in one.outputs),
+    )
 
 
 class _Walk(ImportContext):
@@ -104,9 +141,12 @@ class _Walk(ImportContext):
         batch_axes: Mapping[str, int | None],
         types: Mapping[str, LayerSpec],
         custom: Sequence[CustomOp],
+        output_axes: Mapping[str, int | None] | None = None,
     ) -> None:
         super().__init__(model, types)
         self._batch_axes = batch_axes
+        self._output_axes = output_axes or {}
+        self._batches: list[Batch] = []  # those that may be free
         self._custom = {(op.domain, op.name): op for op in numbered(custom, model.graph)}
         self._values: dict[str, Item | None] = {}  # None: computed by a node that was refused
         self._refused: list[Unsupported] = []
@@ -130,6 +170,11 @@ class _Walk(ImportContext):
             raise UnsupportedError(self._refused, self._cut_advice())
         self._prune()
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
+
+    def free_batch(self) -> Batch | None:
+        """A dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
+        outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
+        return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
 
     # ---- nodes
 
@@ -165,6 +210,11 @@ class _Walk(ImportContext):
             self._tainted.update(value.name or "" for value in node.outputs)
         if len(self._refused) > refused and not poisoned:
             results = self._stand_ins(node, operands)
+        is_sound = len(self._refused) == refused or (not node.domain and misfit(node, self.opset) is None)
+        if self._batches and is_sound and not poisoned:
+            rule = traits_of(node.domain, node.op_type, self._model.opsets.get(node.domain, 1)).items
+            for batch in self._batches:
+                batch.see(node, rule, operands, results)
         for value, result in zip(node.outputs, results, strict=True):
             if value.name:
                 self._values[value.name] = result
@@ -344,6 +394,10 @@ class _Walk(ImportContext):
             blob = self.input(info.name, view)
             self._values[info.name] = Tensor(blob, view, dtype)
             ports.append(Port(info.name, blob, info.shape, dtype, batch, _element(dtype)))
+        self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
+        for port in ports:
+            for each in self._batches:
+                each.feed(self._values[port.name])
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
@@ -369,7 +423,7 @@ class _Walk(ImportContext):
                 if isinstance(value, TensorSequence):
                     raise Refusal("it is a sequence, and ncnn has tensors only")
                 x = self.tensor(value)
-                layout, batch = self._output_layout(x)
+                layout, batch = self._output_layout(x, self._output_axes.get(info.name))
                 blob = self.in_layout(x, layout).blob
             except Refusal as refusal:
                 self._refused.append(Unsupported(info.name, "graph output", refusal.reason, refusal.hint))
@@ -382,8 +436,8 @@ class _Walk(ImportContext):
             ports.append(Port(info.name, blob, x.shape, dtype, batch, _element(x.dtype)))
         return tuple(ports)
 
-    def _output_layout(self, x: Tensor) -> tuple[Layout, int | None]:
-        """The layout in which an output leaves the net, and its batch axis: the one that costs the fewest layers."""
+    def _output_layout(self, x: Tensor, told: int | None = None) -> tuple[Layout, int | None]:
+        """The layout in which an output leaves the net, and its batch axis: as told, else the cheapest one."""
         options: list[tuple[int, int, Layout, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]
@@ -391,7 +445,7 @@ class _Walk(ImportContext):
             batches = [*(axis for axis in range(x.rank) if x.view.axes[axis] == x.view.batch), *batches]
         if x.rank > MAX_DIMS:  # one axis more than a Mat has dims
             batches += [axis for axis, size in enumerate(x.shape) if isinstance(size, int)]
-        for order, batch in enumerate(batches):
+        for order, batch in enumerate(batches if told is None else [told]):
             dims = tuple((axis,) for axis in range(x.rank) if axis != batch) or ((),)
             layout = Layout(dims, () if batch is None else (batch,))
             if len(dims) <= MAX_DIMS:

@@ -31,11 +31,13 @@ from operator import or_
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from onnx2ncnn_opt.onnx import items as rules
 from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
+from onnx2ncnn_opt.onnx.items import ItemRule
 
 Importer = Callable[..., Any]
 F = TypeVar("F", bound=Importer)
-Axes = Literal["same"]
+Axes = Literal["each", "same"]
 Errors = Literal["none", "result", "one", "input"]
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
@@ -59,7 +61,9 @@ class Traits:
     its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
     compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.
     `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" where each axis of the
-    outputs is that of the inputs, aligned at the last one as in broadcasting. `errors` says what rounding errors are
+    outputs is that of the inputs, aligned at the last one as in broadcasting, and "each" where besides each element is
+    computed of the elements at its place alone. `items` is the rule that says whether the items of a batch stay apart
+    (`onnx/items.py`), if it does not follow from that. `errors` says what rounding errors are
     relative to: the result, 1 (of what adds numbers to it on the way, as Softplus does), or the input (of what takes
     differences of numbers that may be almost equal); "none" where there are none. `folds` is how many elements the
     results have at most, of an operator that is evaluated where all its inputs are constant (`fold/bounds.py`).
@@ -74,6 +78,7 @@ class Traits:
     quantises: bool = False
     keeps_zeros: bool = False
     axes: Axes | None = None
+    items: ItemRule | None = None
     errors: Errors = "result"
     folds: Bound | None = None
 
@@ -171,6 +176,7 @@ def onnx_op(
     quantises: bool = False,
     keeps_zeros: bool = False,
     axes: Axes | None = None,
+    items: ItemRule | None = None,
     errors: Errors = "result",
     folds: Bound | None = None,
 ) -> Callable[[F], F]:
@@ -179,8 +185,11 @@ def onnx_op(
     `batch` is the axis of the first input that the operator treats as batch. `integers` allows integer and bool tensors
     at run time; without it they are refused before the function runs. The others are `Traits`.
     """
+    if items is None:
+        items = rules.each if axes == "each" else None if batch is None else rules.batch(0, axis=batch)
+    jumps = jumps or quantises
     traits = Traits(
-        moves, indexes, domains, divisor, selects, jumps or quantises, quantises, keeps_zeros, axes, errors, folds
+        moves, indexes, domains, divisor, selects, jumps, quantises, keeps_zeros, axes, items, errors, folds
     )
 
     def register(function: F) -> F:

@@ -75,7 +75,7 @@ def _register_plain(name: str, layer: str, params: dict[str, Any]) -> None:
     onnx_op(
         name,
         integers=integers,
-        axes="same",
+        axes="each",
         domains=domains,
         jumps=jumps,
         keeps_zeros=zeros,
@@ -88,7 +88,7 @@ for _name, (_layer, _params) in _PLAIN.items():
     _register_plain(_name, _layer, _params)
 
 
-@onnx_op("Acosh", axes="same", domains={0: (1.1, 4.0)}, folds=bounds.first)
+@onnx_op("Acosh", axes="each", domains={0: (1.1, 4.0)}, folds=bounds.first)
 def acosh(im: ImportContext, x: Tensor) -> Tensor:
     """Log(x + sqrt(x - 1) * sqrt(x + 1)), as UnaryOp's gives -87 for numbers below 1 on x86, which have none."""
     roots = [im.apply(im.apply(x, BinaryOp.ADD, one), UnaryOp.SQRT).blob for one in (-1.0, 1.0)]
@@ -96,7 +96,7 @@ def acosh(im: ImportContext, x: Tensor) -> Tensor:
     return im.unary(im.like(x, im.layer("BinaryOp", x.blob, product, op_type=BinaryOp.ADD)), "Log")
 
 
-@onnx_op("Log", axes="same", domains={0: (0.1, 4.0)}, folds=bounds.first)
+@onnx_op("Log", axes="each", domains={0: (0.1, 4.0)}, folds=bounds.first)
 def log(im: ImportContext, x: Tensor) -> Tensor:
     """Log; of 1 + exp(x) softplus(x), and of a Sigmoid -softplus(-x), as exp is infinite and Sigmoid 0 before long.
 
@@ -117,13 +117,13 @@ def _is_one_more(layer: Layer) -> bool:
     return layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.ADD and layer["with_scalar"] and layer["b"] == 1
 
 
-@onnx_op("LeakyRelu", axes="same", folds=bounds.first)
+@onnx_op("LeakyRelu", axes="each", folds=bounds.first)
 def leaky_relu(im: ImportContext, x: Tensor, *, alpha: float = 0.01) -> Tensor:
     """ReLU with slope."""
     return im.unary(x, "ReLU", slope=alpha)
 
 
-@onnx_op("PRelu", batch=0, axes="same", folds=bounds.broadcast)
+@onnx_op("PRelu", batch=0, axes="each", folds=bounds.broadcast)
 def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     """PReLU, for one slope or one per channel (axis 1); else ReLU(x) + slope * min(x, 0)."""
     # Aligned to the right (unidirectional broadcasting), only the channel axis may be longer than 1.
@@ -139,19 +139,19 @@ def prelu(im: ImportContext, x: Tensor, slope: Value) -> Value:
     return binary(im, BinaryOp.ADD, im.unary(x, "ReLU"), binary(im, BinaryOp.MUL, negative, slope))
 
 
-@onnx_op("Elu", axes="same", folds=bounds.first, errors="one")
+@onnx_op("Elu", axes="each", folds=bounds.first, errors="one")
 def elu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ELU."""
     return im.unary(x, "ELU", alpha=alpha)
 
 
-@onnx_op("Celu", axes="same", folds=bounds.first, errors="one")
+@onnx_op("Celu", axes="each", folds=bounds.first, errors="one")
 def celu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """CELU."""
     return im.unary(x, "CELU", alpha=alpha)
 
 
-@onnx_op("Selu", axes="same", folds=bounds.first, errors="one")
+@onnx_op("Selu", axes="each", folds=bounds.first, errors="one")
 def selu(
     im: ImportContext, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
 ) -> Tensor:
@@ -160,19 +160,19 @@ def selu(
     return im.unary(x, "SELU", **params)
 
 
-@onnx_op("HardSigmoid", axes="same", folds=bounds.first)
+@onnx_op("HardSigmoid", axes="each", folds=bounds.first)
 def hard_sigmoid(im: ImportContext, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     """HardSigmoid."""
     return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
 
 
-@onnx_op("Gelu", since=20, axes="same", errors="one")
+@onnx_op("Gelu", since=20, axes="each", errors="one")
 def gelu(im: ImportContext, x: Tensor, *, approximate: str = "none") -> Tensor:
     """GELU, exact or with tanh."""
     return im.unary(x, "GELU", fast_gelu=int(approximate == "tanh"))
 
 
-@onnx_op("Swish", since=24, axes="same")
+@onnx_op("Swish", since=24, axes="each")
 def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Swish; with another alpha than 1 as x * sigmoid(alpha * x)."""
     if alpha == 1.0:
@@ -181,17 +181,17 @@ def swish(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return im.like(x, im.layer("BinaryOp", x.blob, gate.blob, op_type=BinaryOp.MUL))
 
 
-@onnx_op("SwiGLU", since=28, axes="same")
+@onnx_op("SwiGLU", since=28, axes="each")
 def swiglu(im: ImportContext, a: Tensor, b: Value, *, alpha: float = 1.0) -> Value:
     """Swish and BinaryOp mul."""
     return binary(im, BinaryOp.MUL, swish(im, a, alpha=alpha), b)
 
 
-onnx_op("Softsign", axes="same", folds=bounds.first)(softsign)
-onnx_op("Softplus", axes="same", folds=bounds.first, errors="one")(softplus)
+onnx_op("Softsign", axes="each", folds=bounds.first)(softsign)
+onnx_op("Softplus", axes="each", folds=bounds.first, errors="one")(softplus)
 
 
-@onnx_op("ThresholdedRelu", axes="same", folds=bounds.first)
+@onnx_op("ThresholdedRelu", axes="each", folds=bounds.first)
 def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """ReLU(Shrink(x)); for a negative alpha max(x, alpha) * (x > alpha)."""
     if alpha >= 0:
@@ -201,19 +201,19 @@ def thresholded_relu(im: ImportContext, x: Tensor, *, alpha: float = 1.0) -> Ten
     return im.like(x, im.layer("BinaryOp", bounded.blob, gate.blob, op_type=BinaryOp.MUL))
 
 
-@onnx_op("Shrink", axes="same")
+@onnx_op("Shrink", axes="each")
 def shrink(im: ImportContext, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     """Shrink."""
     return im.unary(x, "Shrink", bias=bias, lambd=lambd)
 
 
-@onnx_op("Clip", selects=True, axes="same", folds=bounds.broadcast, errors="none")
+@onnx_op("Clip", selects=True, axes="each", folds=bounds.broadcast, errors="none")
 def clip6(im: ImportContext, x: Tensor, *, min: float = -FLT_MAX, max: float = FLT_MAX) -> Tensor:
     """Clip; the bounds are attributes before opset 11."""
     return clip(im, x, min, max)
 
 
-@onnx_op("Clip", since=11, integers=True, selects=True, axes="same", folds=bounds.broadcast, errors="none")
+@onnx_op("Clip", since=11, integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
 def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | None = None) -> Value:
     """Clip; ReLU where it is that; BinaryOp max and min for bounds that are computed."""
     x = as_numbers(im, x)
@@ -227,19 +227,19 @@ def clip11(im: ImportContext, x: Tensor, min: Value | None = None, max: Value | 
     return bounded if max is None else binary(im, BinaryOp.MIN, bounded, max)
 
 
-@onnx_op("Dropout", axes="same")
+@onnx_op("Dropout", axes="each")
 def dropout7(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
     """Nothing at inference, where ONNX Runtime's mask is of zeros."""
     return x, _all(x, np.zeros((), x.dtype))
 
 
-@onnx_op("Dropout", since=10, axes="same")
+@onnx_op("Dropout", since=10, axes="each")
 def dropout10(im: ImportContext, x: Value, *, ratio: float = 0.5) -> tuple[Value, Operand]:
     """Nothing at inference, where ONNX Runtime's mask is of zeros."""
     return x, _all(x, np.zeros((), np.bool_))
 
 
-@onnx_op("Dropout", since=12, axes="same")
+@onnx_op("Dropout", since=12, axes="each")
 def dropout12(
     im: ImportContext,
     x: Value,

@@ -7,6 +7,7 @@ As for comparisons, numbers closer to each other than the smallest normal float3
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.arg import arg_max, mark_largest
@@ -17,23 +18,23 @@ from onnx2ncnn_opt.onnx.lower.functional.softmax import back, coerced
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor
 
-onnx_op("ArgMax", integers=True, jumps=True, folds=bounds.first)(arg_max)
+onnx_op("ArgMax", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=bounds.first)(arg_max)
 
 
-@onnx_op("ArgMin", integers=True, jumps=True, folds=bounds.first)
+@onnx_op("ArgMin", integers=True, jumps=True, items=items.reduced(0, "axis"), folds=bounds.first)
 def arg_min(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     """ArgMax of the opposite."""
     opposite = im.apply(as_numbers(im, x), UnaryOp.NEG)
     return arg_max(im, opposite, axis=axis, keepdims=keepdims, select_last_index=select_last_index)
 
 
-@onnx_op("Hardmax", jumps=True, axes="same")
+@onnx_op("Hardmax", jumps=True, axes="same", items=items.from_axis(1))
 def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """1 at the first of the largest numbers of all axes from `axis` on."""
     return back(im, hardmax13(im, coerced(im, x, axis), axis=1), x)
 
 
-@onnx_op("Hardmax", since=13, jumps=True, axes="same", folds=bounds.first)
+@onnx_op("Hardmax", since=13, jumps=True, axes="same", items=items.along(-1), folds=bounds.first)
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
     marked, _ = mark_largest(im, x, axis, last=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.attention import (
     Sight,
@@ -25,7 +27,15 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
-@onnx_op("Attention", since=23, integers=True)
+def _attended(seen: Seen) -> int:
+    """All operands may have items; a mask of fewer axes would have something else in front."""
+    if seen.axis(3) is not None and len(seen.shape(3)) != 4:
+        raise Mixed
+    items.batch(*range(len(seen.operands)))(seen)
+    return 0
+
+
+@onnx_op("Attention", since=23, integers=True, items=_attended)
 def attention23(
     im: ImportContext,
     q: Tensor,
@@ -63,7 +73,14 @@ def attention23(
     return merge_heads(im, y) if q.rank == 3 else y, heads[1], heads[2]
 
 
-@onnx_op("RotaryEmbedding", since=23, integers=True)
+def _rotated(seen: Seen) -> int:
+    """Tables may be those of each item, but as many axes as they have then, they have else too."""
+    if {seen.axis(i) for i in range(len(seen.operands))} != {0, None} or seen.axis(0) is None:
+        raise Mixed
+    return 0
+
+
+@onnx_op("RotaryEmbedding", since=23, integers=True, items=_rotated)
 def rotary_embedding(
     im: ImportContext,
     x: Tensor,

@@ -22,7 +22,7 @@ _MOST_BITS = 16  # of two tensors; seven layers each
 _EXACT_BITS = 24
 
 
-@onnx_op("BitShift", since=11, integers=True, axes="same")
+@onnx_op("BitShift", since=11, integers=True, axes="each")
 def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value:
     """BinaryOp mul by a power of two, and UnaryOp floor to the right."""
     if direction not in ("LEFT", "RIGHT"):
@@ -38,27 +38,27 @@ def bit_shift(im: ImportContext, x: Value, y: Array, *, direction: str) -> Value
     return _of_type(im, im.apply(binary(im, BinaryOp.MUL, moved, Constant(2.0**-bits)), UnaryOp.FLOOR), x)
 
 
-@onnx_op("BitwiseAnd", since=18, integers=True, axes="same", folds=bounds.broadcast)
+@onnx_op("BitwiseAnd", since=18, integers=True, axes="each", folds=bounds.broadcast)
 def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
     """Floors of quotients by powers of two."""
     return _of_type(im, _common(im, a, b), a)
 
 
-@onnx_op("BitwiseOr", since=18, integers=True, axes="same", folds=bounds.broadcast)
+@onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=bounds.broadcast)
 def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
     """a + b, less what is common."""
     both = binary(im, BinaryOp.ADD, a, b)
     return _of_type(im, binary(im, BinaryOp.SUB, both, _common(im, a, b)), a)
 
 
-@onnx_op("BitwiseXor", since=18, integers=True, axes="same", folds=bounds.broadcast)
+@onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=bounds.broadcast)
 def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
     """a + b, less what is common to both twice."""
     both = binary(im, BinaryOp.ADD, a, b)
     return _of_type(im, binary(im, BinaryOp.SUB, both, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
 
 
-@onnx_op("BitwiseNot", since=18, integers=True, axes="same", folds=bounds.first)
+@onnx_op("BitwiseNot", since=18, integers=True, axes="each", folds=bounds.first)
 def bitwise_not(im: ImportContext, x: Tensor) -> Value:
     """-1 - x; of unsigned numbers the largest one minus x."""
     if x.dtype != np.int64 and x.dtype.itemsize > 2:

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
-@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="same", folds=bounds.first)
+@onnx_op("Cast", since=6, integers=True, moves=(0,), jumps=True, axes="each", folds=bounds.first)
 def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     """Nothing between floats; Dequantize from integers, UnaryOp trunc to them; to bool by thresholds.
 
@@ -23,7 +23,7 @@ def cast(im: ImportContext, x: Tensor, *, to: int, saturate: int = 1, round_mode
     return cast_to(im, x, onnx_ir.DataType(to).numpy())
 
 
-@onnx_op("CastLike", since=15, integers=True, axes="same", folds=bounds.first)
+@onnx_op("CastLike", since=15, integers=True, axes="each", folds=bounds.first)
 def cast_like(im: ImportContext, x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Value:
     """As Cast."""
     if isinstance(x, Constant):

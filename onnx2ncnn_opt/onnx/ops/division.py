@@ -34,7 +34,7 @@ _BETWEEN = (
 _FURTHEST = 3
 
 
-@onnx_op("Div", since=7, integers=True, divisor=1, axes="same", folds=bounds.broadcast)
+@onnx_op("Div", since=7, integers=True, divisor=1, axes="each", folds=bounds.broadcast)
 def div(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp div, or mul; corrected where it is rounded; of integers with the fraction cut off."""
     if not is_float(a.dtype):
@@ -63,8 +63,8 @@ def _is_rounding_scale(im: ImportContext) -> bool:
     )
 
 
-onnx_op("Reciprocal", divisor=0, axes="same", folds=bounds.first)(reciprocal)
-onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="same", folds=bounds.broadcast)(mod)
+onnx_op("Reciprocal", divisor=0, axes="each", folds=bounds.first)(reciprocal)
+onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="each", folds=bounds.broadcast)(mod)
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:

@@ -13,10 +13,10 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, min
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Item, Operand, Value
 
-onnx_op("Add", since=7, integers=True, axes="same", folds=bounds.broadcast)(add)
+onnx_op("Add", since=7, integers=True, axes="each", folds=bounds.broadcast)(add)
 
 
-@onnx_op("Sub", since=7, integers=True, axes="same", folds=bounds.broadcast)
+@onnx_op("Sub", since=7, integers=True, axes="each", folds=bounds.broadcast)
 def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     """BinaryOp sub."""
     if a.dtype.kind == "u" and a.dtype.itemsize >= 4:
@@ -26,34 +26,34 @@ def sub(im: ImportContext, a: Operand, b: Operand) -> Value:
     return within_type(im, binary(im, BinaryOp.SUB, a, b))
 
 
-onnx_op("Mul", since=7, integers=True, axes="same", folds=bounds.broadcast)(mul)
+onnx_op("Mul", since=7, integers=True, axes="each", folds=bounds.broadcast)(mul)
 
 
-@onnx_op("Sum", axes="same", folds=bounds.broadcast)
+@onnx_op("Sum", axes="each", folds=bounds.broadcast)
 def sum_(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add."""
     return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), xs)
 
 
-@onnx_op("Max", integers=True, selects=True, axes="same", folds=bounds.broadcast, errors="none")
+@onnx_op("Max", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
 def max__op(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp max."""
     return maximum(im, *xs)
 
 
-@onnx_op("Min", integers=True, selects=True, axes="same", folds=bounds.broadcast, errors="none")
+@onnx_op("Min", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
 def min__op(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp min."""
     return minimum(im, *xs)
 
 
-@onnx_op("Mean", axes="same", folds=bounds.broadcast)
+@onnx_op("Mean", axes="each", folds=bounds.broadcast)
 def mean(im: ImportContext, *xs: Value) -> Value:
     """A chain of BinaryOp add, and a division by the number of operands."""
     return binary(im, BinaryOp.DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 
-@onnx_op("Identity", integers=True, moves=(0,), axes="same", folds=bounds.first)
+@onnx_op("Identity", integers=True, moves=(0,), axes="each", folds=bounds.first)
 def identity(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x

@@ -98,7 +98,7 @@ def sequence_map(
     return tuple(TensorSequence(tuple(column)) for column in columns)
 
 
-@onnx_op("Optional", since=15, integers=True, axes="same")
+@onnx_op("Optional", since=15, integers=True, axes="each")
 def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndShape | None = None) -> Item:
     """Nothing; refused where it is empty."""
     if x is None:
@@ -112,7 +112,7 @@ def optional_has_element(im: ImportContext, x: Item | None = None) -> Constant:
     return Constant(np.array(x is not None))
 
 
-@onnx_op("OptionalGetElement", since=15, integers=True, axes="same")
+@onnx_op("OptionalGetElement", since=15, integers=True, axes="each")
 def optional_get_element(im: ImportContext, x: Item) -> Item:
     """Nothing."""
     return x

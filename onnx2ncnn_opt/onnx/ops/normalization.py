@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.norm import deviation, layer_norm, rms_norm
@@ -26,7 +28,14 @@ def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
 
-@onnx_op("BatchNormalization", since=7, batch=0)
+def _by_running_statistics(seen: Seen) -> int:
+    if seen.number("training_mode", 0):
+        raise Mixed
+    items.batch(0)(seen)
+    return 0
+
+
+@onnx_op("BatchNormalization", since=7, batch=0, items=_by_running_statistics)
 def batch_norm(
     im: ImportContext,
     x: Tensor,
@@ -138,8 +147,8 @@ def _of_each(im: ImportContext, param: Value, count: int) -> Value:
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 
 
-onnx_op("LayerNormalization", since=17, axes="same", errors="input")(layer_norm)
-onnx_op("RMSNormalization", since=23, axes="same")(rms_norm)
+onnx_op("LayerNormalization", since=17, axes="same", items=items.from_axis(-1), errors="input")(layer_norm)
+onnx_op("RMSNormalization", since=23, axes="same", items=items.from_axis(-1))(rms_norm)
 
 
 @onnx_op("LRN", batch=0)

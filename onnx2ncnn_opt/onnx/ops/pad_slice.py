@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.crop import slice_count, sliced
@@ -12,13 +14,18 @@ from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor, Value
 
 
-@onnx_op("Slice", integers=True, moves=(0,), axes="same", folds=bounds.first)
+def _cut(seen: Seen) -> int:
+    axes = seen.ints("axes", 3)
+    return items.kept(seen, range(len(seen.shape(0))) if axes is None else axes, sizes=(1, 2))
+
+
+@onnx_op("Slice", integers=True, moves=(0,), axes="same", items=_cut, folds=bounds.first)
 def slice1(im: ImportContext, x: Tensor, *, starts: Ints, ends: Ints, axes: Ints = ()) -> Value:
     """Crop."""
     return slice10(im, x, starts, ends, axes or None)
 
 
-@onnx_op("Slice", since=10, integers=True, moves=(0,), axes="same", folds=bounds.first)
+@onnx_op("Slice", since=10, integers=True, moves=(0,), axes="same", items=_cut, folds=bounds.first)
 def slice10(
     im: ImportContext, x: Tensor, starts: Sizes, ends: Sizes, axes: Ints | None = None, steps: Ints | None = None
 ) -> Value:
@@ -38,13 +45,22 @@ def slice10(
     return x
 
 
-@onnx_op("Pad", axes="same", folds=bounds.pad)
+def _padded(seen: Seen) -> int:
+    axis, rank, pads = items.kept(seen, ()), len(seen.shape(0)), seen.ints("pads", 1) or ()
+    axes = [at % rank for at in seen.ints("axes", 3) or range(rank)]
+    padded = axes.index(axis) if axis in axes else None
+    if padded is not None and any(pads[padded :: len(axes)]):
+        raise Mixed
+    return axis
+
+
+@onnx_op("Pad", axes="same", items=_padded, folds=bounds.pad)
 def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Value:
     """Padding; the amounts are attributes before opset 11."""
     return pad(im, x, pads, mode, value, None)
 
 
-@onnx_op("Pad", since=11, integers=True, axes="same", folds=bounds.pad)
+@onnx_op("Pad", since=11, integers=True, axes="same", items=_padded, folds=bounds.pad)
 def pad11(
     im: ImportContext,
     x: Tensor,

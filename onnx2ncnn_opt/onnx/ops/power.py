@@ -21,7 +21,7 @@ _POWERS = {2.0: UnaryOp.SQUARE, 0.5: UnaryOp.SQRT, -0.5: UnaryOp.RSQRT}
 _LARGEST_PRODUCT = 4
 
 
-@onnx_op("Pow", since=7, integers=True, axes="same", folds=bounds.broadcast)
+@onnx_op("Pow", since=7, integers=True, axes="each", folds=bounds.broadcast)
 def pow_(im: ImportContext, a: Value, b: Value) -> Value:
     """UnaryOp for squares and roots, products for small whole exponents, else Power; BinaryOp for a positive base.
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -26,20 +27,20 @@ from onnx2ncnn_opt.onnx.lower.functional.window import ConvAttributes
 from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float
 
-onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="same", folds=bounds.first)(
-    onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="same")(quantize_linear)
+onnx_op("QuantizeLinear", since=10, integers=True, divisor=1, quantises=True, axes="each", folds=bounds.first)(
+    onnx_op("QuantizeLinear", domain=MICROSOFT, integers=True, divisor=1, quantises=True, axes="each")(quantize_linear)
 )
 
 
-onnx_op("DequantizeLinear", since=10, integers=True, axes="same", folds=bounds.first)(
-    onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="same")(dequantize_linear)
+onnx_op("DequantizeLinear", since=10, integers=True, axes="each", folds=bounds.first)(
+    onnx_op("DequantizeLinear", domain=MICROSOFT, integers=True, axes="each")(dequantize_linear)
 )
 
 
 onnx_op("DynamicQuantizeLinear", since=11, quantises=True)(dynamic_quantize_linear)
 
 
-@onnx_op("MatMulInteger", since=10, integers=True)
+@onnx_op("MatMulInteger", since=10, integers=True, items=items.product_of(0, 1))
 def matmul_integer(
     im: ImportContext, a: Value, b: Value, a_zero_point: Value | None = None, b_zero_point: Value | None = None
 ) -> Value:
@@ -88,7 +89,7 @@ def qlinear_conv(
     return quantized(im, binary(im, BinaryOp.MUL, sums, factor), y_zero_point, type_of(y_zero_point))
 
 
-@onnx_op("QLinearMatMul", since=10, integers=True, quantises=True)
+@onnx_op("QLinearMatMul", since=10, integers=True, quantises=True, items=items.product_of(0, 3))
 def qlinear_matmul(
     im: ImportContext,
     a: Value,

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Direction
-from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.dim import known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Unrolled
 from onnx2ncnn_opt.onnx.registry import onnx_op
@@ -55,7 +56,18 @@ _GRU = _Kind("GRU", (1, 0, 2), ("sigmoid", "tanh"))  # z r h -> r z h
 _RNN = _Kind("RNN", (0,), ("tanh",))
 
 
-@onnx_op("LSTM", since=7)
+def _states(seen: Seen) -> tuple[int, ...]:
+    """The batch axis of the operand and the initial states, then that of the results."""
+    outer, outputs = (0, (0, 0, 0)) if seen.number("layout", 0) else (1, (2, 1, 1))
+    initial = [i for i in (5, 6) if i < len(seen.operands)]
+    seen.only(0, *initial)
+    if {seen.axis(i) for i in (0, *initial)} - {outer, None} or seen.axis(0) is None:
+        raise Mixed
+    seen.is_batch = True
+    return outputs
+
+
+@onnx_op("LSTM", since=7, items=_states)
 def lstm(
     im: ImportContext,
     x: Tensor,
@@ -84,7 +96,7 @@ def lstm(
     return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
 
 
-@onnx_op("GRU", since=7)
+@onnx_op("GRU", since=7, items=_states)
 def gru(
     im: ImportContext,
     x: Tensor,
@@ -105,7 +117,7 @@ def gru(
     return node.arranged(unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
-@onnx_op("RNN", since=7)
+@onnx_op("RNN", since=7, items=_states)
 def rnn(
     im: ImportContext,
     x: Tensor,
@@ -143,6 +155,9 @@ class _Node:
             raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
         if self.given.direction not in _DIRECTIONS:
             raise self.im.invalid(f"direction {self.given.direction} is not known")
+        items = self.x.shape[0 if self.given.layout else 1]
+        if self.lengths is not None and self.lengths.shape != (items,):
+            raise self.im.invalid(f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text((items,))}")
         hidden, size = self.r.shape[-1], self.kind.gates
         rows = hidden * len(size)
         expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onnx2ncnn_opt.ir.codes import Reduction
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_numbers
@@ -33,32 +34,39 @@ def _register(name: str, operation: Reduction, axes_input: int) -> None:
     for function, since in functions:
         function.__doc__ = f"Reduction {operation.name.lower()}; constant axes."
         domains = {0: _DOMAINS[name]} if name in _DOMAINS else None
-        onnx_op(name, since=since, integers=name in _OF_INTEGERS, domains=domains, folds=bounds.first)(function)
+        onnx_op(
+            name,
+            since=since,
+            integers=name in _OF_INTEGERS,
+            domains=domains,
+            items=items.reduced(None, "axes", 1),
+            folds=bounds.first,
+        )(function)
 
 
 for _name, (_operation, _axes_input) in OPERATIONS.items():
     _register(_name, _operation, _axes_input)
 
 
-@onnx_op("Softmax", axes="same")
+@onnx_op("Softmax", axes="same", items=items.from_axis(1))
 def softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """Softmax over the flattened axes from `axis` on."""
     return flat_softmax(im, x, axis)
 
 
-@onnx_op("Softmax", since=13, axes="same", folds=bounds.first)
+@onnx_op("Softmax", since=13, axes="same", items=items.along(-1), folds=bounds.first)
 def softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """Softmax along one axis."""
     return softmax(im, x, axis)
 
 
-@onnx_op("LogSoftmax", axes="same", errors="one")
+@onnx_op("LogSoftmax", axes="same", items=items.from_axis(1), errors="one")
 def log_softmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
     """LogSoftmax over the flattened axes from `axis` on."""
     return back(im, log_softmax(im, coerced(im, x, axis), 1), x)
 
 
-@onnx_op("LogSoftmax", since=13, axes="same", folds=bounds.first, errors="one")
+@onnx_op("LogSoftmax", since=13, axes="same", items=items.along(-1), folds=bounds.first, errors="one")
 def log_softmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """LogSoftmax along one axis."""
     return log_softmax(im, x, axis)

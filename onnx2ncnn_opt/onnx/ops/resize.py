@@ -17,6 +17,8 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Interp
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
@@ -63,25 +65,34 @@ class _Axis(NamedTuple):
     scale: float | None
 
 
-@onnx_op("Upsample", since=7, batch=0, integers=True)
+def _resized(seen: Seen) -> int:
+    """Items along an axis that keeps its size: Resize works axis by axis."""
+    axis = items.kept(seen, (), sizes=(1, 2, 3))
+    if seen.result[axis] != seen.shape(0)[axis] or seen.text("coordinate_transformation_mode") == "tf_crop_and_resize":
+        raise Mixed
+    seen.is_batch = axis == 0
+    return axis
+
+
+@onnx_op("Upsample", since=7, batch=0, integers=True, items=_resized)
 def upsample7(im: ImportContext, x: Tensor, *, scales: tuple[float, ...], mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
     return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
 
 
-@onnx_op("Upsample", since=9, batch=0, integers=True)
+@onnx_op("Upsample", since=9, batch=0, integers=True, items=_resized)
 def upsample9(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp, as Resize of opset 10."""
     return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
 
 
-@onnx_op("Resize", since=10, batch=0, integers=True)
+@onnx_op("Resize", since=10, batch=0, integers=True, items=_resized)
 def resize10(im: ImportContext, x: Tensor, scales: Array, *, mode: str = "nearest") -> Value:
     """Interp; coordinates are asymmetric, nearest rounds down, or up where an axis shrinks."""
     return _by_scales(im, x, scales, _Sampling(mode, "asymmetric", _SIMPLE))
 
 
-@onnx_op("Resize", since=11, batch=0, integers=True)
+@onnx_op("Resize", since=11, batch=0, integers=True, items=_resized)
 def resize11(
     im: ImportContext,
     x: Tensor,

@@ -11,11 +11,12 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, Sample, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, known
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather_nd
+from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather_nd
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, spatial
@@ -55,13 +56,13 @@ class _RoiAttributes:
     spatial_scale: float = 1.0
 
 
-@onnx_op("GridSample", since=16, batch=0)
+@onnx_op("GridSample", since=16, batch=0, items=items.batch(0, 1))
 def grid_sample16(im: ImportContext, x: Tensor, grid: Value, *, given: _GridAttributes) -> Tensor:
     """GridSample."""
     return _grid_sample(im, x, grid, given)
 
 
-@onnx_op("GridSample", since=20, batch=0)
+@onnx_op("GridSample", since=20, batch=0, items=items.batch(0, 1))
 def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, given: _GridAttributes20) -> Tensor:
     """GridSample, of images and volumes."""
     return _grid_sample(im, x, grid, given)
@@ -148,7 +149,7 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
     return im.reshape(flat, (size[0], *size[2:], n))
 
 
-@onnx_op("DeformConv", since=19, batch=0)
+@onnx_op("DeformConv", since=19, batch=0, items=items.batch(0, 2, 4))
 def deform_conv(
     im: ImportContext,
     x: Tensor,
@@ -210,8 +211,7 @@ def _part(im: ImportContext, x: Tensor, which: int, count: int) -> Tensor:
     """One of equal groups of channels."""
     if count == 1:
         return x
-    channels = x.shape[1]
-    assert isinstance(channels, int)
+    (channels,) = fixed(im, x.shape[1:2])
     size = channels // count
     return crop(im, x, 1, which * size, (which + 1) * size)
 

@@ -10,6 +10,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.dim import Shape, axis_index, product
 from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import add, binary, maximum, minimum, mul, number
@@ -96,7 +97,7 @@ def tensor_scatter(
 ) -> Value:
     """Concat of what stays and what is new."""
     along = im.axis(axis, past_cache.rank)
-    [batch, length], new = (_size(past_cache, a) for a in (0, along)), _size(update, along)
+    [batch, length], new = (_size(im, past_cache, a) for a in (0, along)), _size(im, update, along)
     if along == 0:
         raise im.refuse("it writes along the axis of the batch", "give it another axis")
     perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
@@ -197,7 +198,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
     """The reduction of data [rows, elements, size] and of the updates [rows, count, size] for each element."""
     combine = _REDUCTIONS[reduction]
-    count = _size(updates, 1)
+    count = _size(im, updates, 1)
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
     x = im.tensor(where(im, im.tensor(im.reshape(hits, (*hits.shape, 1))), new, number(_NEUTRAL[reduction])))
     # In pairs: ncnn's Reduction begins with the largest finite number.
@@ -261,7 +262,7 @@ def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inn
 
 def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axis: int) -> Value:
     """``data[box] = updates`` from `axis` on: what the box takes of each axis, in order."""
-    partial = [a for a in range(axis, len(box)) if len(box[a]) < _size(data, a)]
+    partial = [a for a in range(axis, len(box)) if len(box[a]) < _size(im, data, a)]
     if not partial:
         return updates
     first = partial[0]
@@ -272,7 +273,7 @@ def _place(im: ImportContext, data: Value, updates: Value, box: list[Array], axi
 
 def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, axis: int) -> Value:
     """Concat of the rows of an axis that stay and of those that are new, each row of `updates` in one of `rows`."""
-    size = _size(data, axis)
+    size = _size(im, data, axis)
     source = np.arange(size)
     source[rows] = size + np.arange(rows.size)  # of two values for one element the later one stays
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
@@ -289,13 +290,12 @@ def _rows(im: ImportContext, x: Value, rows: Array, axis: int) -> Value:
     return Constant(x.array.take(rows, axis)) if isinstance(x, Constant) else pick(im, x, axis, rows)
 
 
-def _size(x: Value, axis: int) -> int:
-    size = x.shape[axis]
-    assert isinstance(size, int)
+def _size(im: ImportContext, x: Value, axis: int) -> int:
+    (size,) = fixed(im, (x.shape[axis],))
     return size
 
 
-@onnx_op("Trilu", since=14, integers=True, axes="same", folds=bounds.first)
+@onnx_op("Trilu", since=14, integers=True, axes="same", items=items.fixed(-2, -1), folds=bounds.first)
 def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1) -> Value:
     """Bounds of zero outside the triangle, for whatever number stands there."""
     shape, offset = x.shape[-2:], k[0] if k else 0
@@ -311,7 +311,7 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
 
 
-@onnx_op("CumSum", since=11, integers=True, axes="same", folds=bounds.first)
+@onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=bounds.first)
 def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """CumulativeSum, between two Flips from the end; exclusive sums are those of the shifted operand."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)
@@ -330,7 +330,7 @@ def cumsum(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reve
     return flip(im, y, along) if reverse else y
 
 
-@onnx_op("CumProd", since=26, integers=True, axes="same")
+@onnx_op("CumProd", since=26, integers=True, axes="same", items=items.along(None, index=1))
 def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """BinaryOp mul of the operand and itself shifted by 1, of that and itself shifted by 2, by 4, and so on."""
     along, x = im.axis(axis[0], x.rank), as_numbers(im, x)

@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
@@ -20,7 +22,7 @@ from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 
-@onnx_op("Reshape", since=5, integers=True, moves=(0,), folds=bounds.first)
+@onnx_op("Reshape", since=5, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
     """A regrouping of axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
@@ -43,38 +45,44 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
     return im.reshape(x, tuple(wanted))
 
 
-@onnx_op("Flatten", integers=True, moves=(0,), folds=bounds.first)
+@onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
     """A regrouping into two axes."""
     axis = axis + x.rank if axis < 0 else axis
     return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
-@onnx_op("Squeeze", integers=True, moves=(0,), folds=bounds.first)
+@onnx_op("Squeeze", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def squeeze1(im: ImportContext, x: Tensor, *, axes: Ints | None = None) -> Value:
     """Axes of size 1 go; where none are named, dynamic dimensions stay, and must not be 1."""
     return squeeze(im, x, axes)
 
 
-@onnx_op("Squeeze", since=13, integers=True, moves=(0,), folds=bounds.first)
+@onnx_op("Squeeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def squeeze13(im: ImportContext, x: Tensor, axes: Ints | None = None) -> Value:
     """Axes of size 1 go."""
     return squeeze(im, x, axes)
 
 
-@onnx_op("Unsqueeze", integers=True, moves=(0,), folds=bounds.first)
+@onnx_op("Unsqueeze", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def unsqueeze1(im: ImportContext, x: Tensor, *, axes: Ints) -> Value:
     """Axes of size 1 come."""
     return unsqueeze(im, x, axes)
 
 
-@onnx_op("Unsqueeze", since=13, integers=True, moves=(0,), folds=bounds.first)
+@onnx_op("Unsqueeze", since=13, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def unsqueeze13(im: ImportContext, x: Tensor, axes: Ints) -> Value:
     """Axes of size 1 come."""
     return unsqueeze(im, x, axes)
 
 
-@onnx_op("Transpose", integers=True, moves=(0,), folds=bounds.first)
+def _permuted(seen: Seen) -> int:
+    axis, rank = items.kept(seen, ()), len(seen.shape(0))
+    order = seen.ints("perm") or tuple(reversed(range(rank)))
+    return order.index(axis) if axis in order else -1
+
+
+@onnx_op("Transpose", integers=True, moves=(0,), items=_permuted, folds=bounds.first)
 def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     """Another order of axes; Permute when somebody needs it."""
     order = perm or tuple(reversed(range(x.rank)))
@@ -83,25 +91,33 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     return x.viewed(x.view.transpose(order))
 
 
-@onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", folds=bounds.total)
+def _joined(seen: Seen) -> int:
+    axes = {seen.axis(i) for i in range(len(seen.operands))}
+    [axis] = axes if len(axes) == 1 else (None,)
+    if axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
+        raise Mixed
+    return axis
+
+
+@onnx_op("Concat", since=4, integers=True, moves=ALL, axes="same", items=_joined, folds=bounds.total)
 def concat_op(im: ImportContext, *xs: Value, axis: int) -> Value:
     """Concat along one dim of a layout that all operands share."""
     return concat(im, *xs, axis=axis)
 
 
-@onnx_op("Split", integers=True, moves=(0,), axes="same", folds=bounds.first)
+@onnx_op("Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split, None)
 
 
-@onnx_op("Split", since=13, integers=True, moves=(0,), axes="same", folds=bounds.first)
+@onnx_op("Split", since=13, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
     return _split(im, x, axis, split or (), None)
 
 
-@onnx_op("Split", since=18, integers=True, moves=(0,), axes="same", folds=bounds.first)
+@onnx_op("Split", since=18, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
@@ -129,13 +145,26 @@ def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int,
         yield crop(im, x, axis, each * i, end)
 
 
-@onnx_op("Expand", since=8, integers=True, moves=(0,), folds=bounds.expand)
+def _grown(seen: Seen) -> int:
+    """Items that are there already, or copies of what is the same for each of them."""
+    before, after = seen.shape(0), seen.result
+    at = seen.grown() - len(after)  # counted from the last axis, as operands may get more in front
+    size = before[at] if len(before) >= -at else 1
+    given = seen.axis(0)
+    if given is None and size != 1:
+        raise Mixed
+    if given is not None and (given - len(before) != at or size != after[at]):
+        raise Mixed
+    return len(after) + at
+
+
+@onnx_op("Expand", since=8, integers=True, moves=(0,), items=_grown, folds=bounds.expand)
 def expand_op(im: ImportContext, x: Tensor, shape: Sizes) -> Value:
     """Tile of the axes that grow."""
     return expand(im, x, shape)
 
 
-@onnx_op("Tile", since=6, integers=True, moves=(0,), folds=bounds.tile)
+@onnx_op("Tile", since=6, integers=True, moves=(0,), items=_grown, folds=bounds.tile)
 def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
     """Tile."""
     if len(repeats) != x.rank:

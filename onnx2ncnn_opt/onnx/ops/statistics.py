@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
+from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN
@@ -17,7 +18,7 @@ from onnx2ncnn_opt.onnx.value import Ints, Tensor, Value
 _MVN_EPSILON = 1e-9
 
 
-@onnx_op("MeanVarianceNormalization", since=9, axes="same", errors="input")
+@onnx_op("MeanVarianceNormalization", since=9, axes="same", items=items.along((0, 2, 3), "axes"), errors="input")
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
     """What ONNX says it is: means, differences, and a square root."""
     apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
@@ -26,7 +27,7 @@ def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) 
     return binary(im, BinaryOp.DIV, apart, deviation)
 
 
-@onnx_op("LpNormalization", axes="same")
+@onnx_op("LpNormalization", axes="same", items=items.along(-1))
 def lp_norm(im: ImportContext, x: Tensor, *, axis: int = -1, p: int = 2) -> Value:
     """A division by a Reduction; zeros stay zeros."""
     if p not in (1, 2):

@@ -10,7 +10,7 @@ import stat
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from onnx2ncnn_opt.errors import ModelError
+from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind
@@ -66,6 +67,16 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
+
+    def bound(self, name: str, size: int) -> LoadedModel:
+        """The model with a number for a dynamic dimension."""
+
+        def of(shape: Shape) -> Shape:
+            return tuple(dim.subs({name: size}) if isinstance(dim, Sym) else dim for dim in shape)
+
+        inputs = tuple(replace(info, shape=of(info.shape)) for info in self.inputs)
+        outputs = tuple(info if info.shape is None else replace(info, shape=of(info.shape)) for info in self.outputs)
+        return replace(self, inputs=inputs, outputs=outputs)
 
     def initializer(self, name: str) -> Array:
         """The array of an initializer, as stored and not copied; KeyError where there is none of that name."""

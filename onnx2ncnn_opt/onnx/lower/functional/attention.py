@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.dim import Dim, exact_div, known, product
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.lower.budget import require_room
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
-from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number
+from onnx2ncnn_opt.onnx.lower.functional.binary import binary, broadcast_shape, number, spread
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
@@ -89,12 +89,11 @@ def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | No
     missing = length - mask.shape[-1]
     if missing <= 0 or mask.shape[-1] == 1:
         return mask
-    rest = Constant(np.full((*known(mask.shape[:-1]), missing), -np.inf, np.float32))
-    return (
-        Constant(np.concatenate([mask.array, rest.array], -1))
-        if isinstance(mask, Constant)
-        else concat(im, mask, rest, axis=mask.rank - 1)
-    )
+    hidden = np.full((*(1,) * (mask.rank - 1), missing), -np.inf, np.float32)
+    shape = (*mask.shape[:-1], missing)
+    if isinstance(mask, Constant):
+        return Constant(np.concatenate([mask.array, np.broadcast_to(hidden, known(shape))], -1))
+    return concat(im, mask, spread(im, Constant(hidden), shape), axis=mask.rank - 1)
 
 
 def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:

@@ -297,7 +297,8 @@ def _lines(indices: Sequence[Array]) -> list[Array] | None:
 def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
     """Constant indices along axis 0, one by one."""
     rest, shape = range(data.rank - 1), (*data.shape[1:], *targets.shape)
-    scale, shift = _coordinates(im, known(data.shape)[0], 1)
+    (count,) = known(data.shape[:1])
+    scale, shift = _coordinates(im, count, 1)
     grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
     blob = _pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
     picked = range(data.rank - 1, len(shape))

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.view import Atoms
 from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import spread
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.crop import crop, resized
 from onnx2ncnn_opt.onnx.value import Operand, SymbolicTensor, Tensor, Value
 
 
@@ -71,7 +71,10 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Symbol
                 f"an index from {start} on, whose sign depends on dynamic dimensions", "bind them with --shape"
             )
         start = start + size
-    return x if (start, count) == (0, size) else crop(im, x, axis, start, start + count)
+    if (start, count) == (0, size):
+        return x
+    cropped = crop(im, x, axis, start, start + count)
+    return Tensor(cropped.blob, resized(cropped.view, axis, count), x.dtype)
 
 
 def _placed(groups: Sequence[Atoms], runs: Sequence[_Run], rank: int) -> list[Atoms]:

@@ -50,7 +50,7 @@ def _matmul(im: ImportContext, x: Tensor, y: Tensor) -> Tensor:
         return _matmul(im, im.settled(x), im.settled(y))
     (left, right), origin = aligned
     outer, row, column = list(range(len(origin) - 2)), len(origin) - 2, len(origin) - 1
-    shared = bool(left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
+    shared = bool(outer and left.batch) and [left.batch, right.batch] == [v.axes[0] for v in (left, right)]
     batch = (0,) if shared else ()
     groups = _groups(left, right, [axis for axis in outer if axis not in batch])
     if len(groups) + 2 > MAX_DIMS:  # without broadcasting they can be merged

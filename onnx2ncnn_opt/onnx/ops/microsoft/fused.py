@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.onnx import items
+from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.activation import clip
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
@@ -15,31 +17,39 @@ from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Tensor, Value
 
 
-@onnx_op("Gelu", domain=MICROSOFT, axes="same", errors="one")
+@onnx_op("Gelu", domain=MICROSOFT, axes="each", errors="one")
 def gelu(im: ImportContext, x: Tensor) -> Tensor:
     """GELU."""
     return im.unary(x, "GELU")
 
 
-@onnx_op("BiasGelu", domain=MICROSOFT, axes="same", errors="one")
+@onnx_op("BiasGelu", domain=MICROSOFT, axes="each", errors="one")
 def bias_gelu(im: ImportContext, x: Tensor, b: Value) -> Tensor:
     """BinaryOp add and GELU."""
     return im.unary(binary(im, BinaryOp.ADD, x, b), "GELU")
 
 
-@onnx_op("FastGelu", domain=MICROSOFT, axes="same", errors="one")
+@onnx_op("FastGelu", domain=MICROSOFT, axes="each", errors="one")
 def fast_gelu(im: ImportContext, x: Tensor, b: Value | None = None) -> Tensor:
     """GELU with tanh."""
     return im.unary(x if b is None else binary(im, BinaryOp.ADD, x, b), "GELU", fast_gelu=1)
 
 
-@onnx_op("QuickGelu", domain=MICROSOFT, axes="same", errors="one")
+@onnx_op("QuickGelu", domain=MICROSOFT, axes="each", errors="one")
 def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
     """x * Sigmoid(alpha * x)."""
     return binary(im, BinaryOp.MUL, x, im.unary(binary(im, BinaryOp.MUL, x, number(alpha)), "Sigmoid"))
 
 
-@onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same", errors="input")
+def _skipped(seen: Seen) -> int:
+    """Sums of rows, each of which is normalised."""
+    axis = items.each(seen)
+    if axis == len(seen.shape(0)) - 1:
+        raise Mixed
+    return axis
+
+
+@onnx_op("SkipLayerNormalization", domain=MICROSOFT, axes="same", items=_skipped, errors="input")
 def skip_layer_norm(
     im: ImportContext,
     x: Tensor,
@@ -55,7 +65,7 @@ def skip_layer_norm(
     return *layer_norm(im, total, gamma, beta, epsilon=epsilon), total
 
 
-@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, axes="same")
+@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, axes="same", items=_skipped)
 def skip_rms_norm(
     im: ImportContext, x: Tensor, skip: Value, gamma: Value, b: Value | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Value | None, ...]:

@@ -80,7 +80,7 @@ def _between(
     return quantize_linear(im, y, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="same")
+@onnx_op("QLinearSigmoid", domain=MICROSOFT, integers=True, quantises=True, axes="each")
 def qlinear_sigmoid(
     im: ImportContext,
     x: Value,
@@ -93,7 +93,7 @@ def qlinear_sigmoid(
     return _between(im, lambda t: im.unary(t, "Sigmoid"), x, x_scale, x_zero_point, y_scale, y_zero_point)
 
 
-@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="same")
+@onnx_op("QLinearLeakyRelu", domain=MICROSOFT, integers=True, quantises=True, axes="each")
 def qlinear_leaky_relu(
     im: ImportContext,
     x: Value,

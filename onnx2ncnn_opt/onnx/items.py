@@ -1,0 +1,406 @@
+"""Whether the items of a batch stay apart: what each operator does with them, and the proof for a whole model.
+
+ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
+item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
+node, from what importers say with ``items=`` (`onnx.registry`): a rule that names the axis of the items in the results.
+
+What is known of a tensor: it is the same for each item, or, seen as ``[before, batch, after]``, its part ``[:, i]`` is
+what the model computes for item i alone. An operator without a rule leaves nothing known of its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, at_least, axis_index, exact_div, product
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor, TensorSequence
+
+if TYPE_CHECKING:  # `optimize` imports the registry, and nothing of ONNX
+    import onnx_ir
+
+
+class Mixed(Exception):
+    """Raised by a rule: the items may not stay apart."""
+
+
+class Items(NamedTuple):
+    """Where the items of a tensor lie, and whether they depend on inputs, not only on how many there are."""
+
+    before: Dim
+    fed: bool
+
+
+class Output(NamedTuple):
+    """The shape of an output, and its batch axis; None if it is the same for each item."""
+
+    shape: Shape
+    axis: int | None
+
+
+_UNKNOWN = "nothing is known"
+
+
+class Indices(NamedTuple):
+    """Known integers for each item: `cells` as in a `SymbolicTensor` of `shape`, in which `number` is the item's."""
+
+    axis: int
+    number: Sym
+    shape: Shape
+    cells: Array
+
+    def own(self, cells: Array, stride: Dim) -> list[Dim]:
+        """The cells of the first item; Mixed unless those of the others are larger by `stride` from item to item."""
+        first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
+        if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
+            raise Mixed
+        return first
+
+    def is_within(self, index: Dim, size: Dim) -> bool:
+        """Whether an index, wherever it stands, is one of an axis of `size`."""
+        last = {f"#{len(self.shape) - 1 - axis}": size - 1 for axis, size in enumerate(self.shape)}
+        if isinstance(index, Sym):
+            if any(
+                k < 0 or not all(isinstance(factor, str) for factor in factors) for factors, k in index.terms.items()
+            ):
+                return False
+            return at_least(size - 1 - index.subs(last), 0)
+        return index >= 0 and at_least(size - 1 - index, 0)
+
+
+class Seen:
+    """A node as its rule sees it."""
+
+    def __init__(
+        self, batch: Batch, node: onnx_ir.Node, operands: Sequence[Item | None], results: Sequence[Item | None]
+    ):
+        self.node = node
+        self.operands = operands
+        self.results = results
+        self.outer: set[Dim] = set()  # how many times the axes of operands have the items, one after the other
+        self.is_batch = False  # set by rules of operators for which the axis is a batch, and no other axis would do
+        self._batch = batch
+
+    def shape(self, index: int) -> Shape:
+        """The shape of an operand."""
+        operand = self.operands[index] if index < len(self.operands) else None
+        if operand is None or isinstance(operand, TensorSequence):
+            raise Mixed
+        return operand.shape
+
+    def axis(self, index: int) -> int | None:
+        """The axis of an operand that has the items; None if there is no operand, or it is the same for each item."""
+        operand = self.operands[index] if index < len(self.operands) else None
+        known = self._batch.known(operand)
+        if isinstance(known, str):
+            raise Mixed
+        if known is None:
+            return None
+        shape = self.shape(index)
+        axis = self._batch.place(shape)
+        outer = None if axis is None else exact_div(known.before, product(shape[:axis]))
+        if axis is None or outer is None or exact_div(shape[axis], self._batch.size * outer) is None:
+            raise Mixed
+        self.outer.add(outer)
+        return axis
+
+    def only(self, *indices: int) -> None:
+        """Raise Mixed if operands besides these have items."""
+        if any(self.axis(i) is not None for i in range(len(self.operands)) if i not in indices):
+            raise Mixed
+
+    def indices(self, index: int) -> Indices:
+        """An operand of known integers, of which each item has some; Mixed where it is anything else."""
+        operand = self.operands[index]
+        axis = self._batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
+        if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self._batch.size:
+            raise Mixed
+        number = axis_index(operand.rank - 1 - axis)
+        cells = np.broadcast_to(operand.cells, (1,) * (operand.rank - operand.cells.ndim) + operand.cells.shape)
+        if cells.shape[axis] != 1 or any(map(self._batch.depends, cells.flat)):
+            raise Mixed
+        return Indices(axis, number, operand.shape, cells)
+
+    def inner(self, index: int) -> Dim:
+        """How many elements of its axis each item has, one after the other."""
+        axis = self.axis(index)
+        size = None if axis is None else exact_div(self.shape(index)[axis], self._batch.size)
+        if size is None or self.outer != {1}:
+            raise Mixed
+        return size
+
+    def ints(self, attribute: str, index: int = 0) -> tuple[int, ...] | None:
+        """Integers that are an attribute or, since some opset, a constant operand; None where there are none."""
+        if attribute in self.node.attributes:
+            value = self.node.attributes[attribute]
+            return (value.as_int(),) if value.type.name == "INT" else tuple(value.as_ints())
+        operand = self.operands[index] if 0 < index < len(self.operands) else None
+        if operand is None:
+            return None
+        if not isinstance(operand, Constant):
+            raise Mixed
+        return tuple(map(int, operand.array.reshape(-1)))
+
+    def number(self, attribute: str, default: int) -> int:
+        """An attribute of one integer."""
+        return self.node.attributes.get_int(attribute, default)
+
+    def text(self, attribute: str) -> str:
+        """An attribute that is a string; empty where there is none."""
+        found = self.node.attributes.get(attribute)
+        return "" if found is None else found.as_string()
+
+    @property
+    def result(self) -> Shape:
+        """The shape of the first result."""
+        result = self.results[0]
+        if result is None or isinstance(result, TensorSequence):
+            raise Mixed
+        return result.shape
+
+    def grown(self) -> int:
+        """The axis of the first result that has the items."""
+        axis = self._batch.place(self.result)
+        if axis is None:
+            raise Mixed
+        return axis
+
+
+ItemRule: TypeAlias = Callable[[Seen], "Sequence[int | None] | int | None"]
+"""The axis of the items in all results, or in each one of them (-1: nothing is known).
+
+None says that the results have the elements of the first operand in the same order. Raises Mixed.
+"""
+
+
+class Batch:
+    """The proof for one dynamic batch, which is given the nodes in order."""
+
+    def __init__(self, size: Sym, inputs: Mapping[str, int], *, is_known: bool) -> None:
+        """`size` is one symbol, and `inputs` have the batch as this axis; `is_known` says that it surely is one."""
+        [self.name] = size.names()
+        self.size = size
+        self.inputs = inputs
+        self.outputs: dict[str, Output] = {}
+        self._is_known = is_known
+        self._known: dict[Item, Items | str | None] = {}
+
+    def feed(self, x: Item | None) -> None:
+        """An input of the model."""
+        if not isinstance(x, Tensor):
+            return
+        axis = self.place(x.shape)
+        has_items = any(map(self.depends, x.shape))
+        self._known[x] = None if not has_items else _UNKNOWN if axis is None else Items(product(x.shape[:axis]), True)
+
+    def see(
+        self, node: onnx_ir.Node, rule: ItemRule | None, operands: Sequence[Item | None], results: Sequence[Item | None]
+    ) -> None:
+        """A node, what it was given, and what came of it."""
+        new = [result for result in results if isinstance(result, Tensor) and result not in self._known]
+        if not new:
+            return
+        known = [self.known(operand) for operand in operands]
+        is_plain = not any(a.type.name == "GRAPH" for a in node.attributes.values())
+        if is_plain and not any(known) and not any(self.depends(size) for result in new for size in result.shape):
+            self._known.update(dict.fromkeys(new))
+            return
+        if rule is None:
+            return
+        seen = Seen(self, node, operands, results)
+        try:
+            axes = rule(seen)
+        except Mixed:
+            return
+        self._is_known |= seen.is_batch
+        fed = any(isinstance(each, Items) and each.fed for each in known)
+        for i, result in enumerate(results):
+            if not isinstance(result, Tensor):
+                continue
+            if axes is None:
+                first = known[0]
+                self._known[result] = first if isinstance(first, Items) else _UNKNOWN
+                continue
+            axis = axes if isinstance(axes, int) else axes[i] if i < len(axes) else -1
+            if axis is None or axis < 0 or self.place(result.shape) != axis or len(seen.outer) > 1:
+                continue
+            (outer,) = seen.outer or {1}
+            if exact_div(result.shape[axis], self.size * outer) is not None:
+                self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
+
+    def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
+        """Whether the model is that of one item, applied to each; then `self.outputs` says what its outputs are.
+
+        `minimum` are dimensions below which the net that was made is another one: then one item may be special.
+        """
+        if not self._is_known or any(map(self.depends, minimum)):
+            return False
+        try:
+            self.outputs = {name: self._output(result) for name, result in outputs.items()}
+        except Mixed:
+            return False
+        return any(output.axis is not None for output in self.outputs.values())
+
+    def _output(self, result: Item | None) -> Output:
+        if result is None or isinstance(result, TensorSequence):
+            raise Mixed
+        known = self.known(result)
+        if known is None:
+            return Output(result.shape, None)
+        axis = self.place(result.shape)
+        if isinstance(known, str) or not known.fed or axis is None or result.shape[axis] != self.size:
+            raise Mixed
+        if product(result.shape[:axis]) != known.before:
+            raise Mixed
+        return Output(result.shape, axis)
+
+    def known(self, item: Item | None) -> Items | str | None:
+        """What is known of a value; None if it is the same for each item."""
+        if item is None or isinstance(item, Constant):
+            return None
+        if isinstance(item, SymbolicTensor):
+            return self._of_symbolic(item)
+        return self._known.get(item, _UNKNOWN)
+
+    def place(self, shape: Shape) -> int | None:
+        """The axis that has the items; None if there is none, or several depend on the batch."""
+        dependent = [axis for axis, size in enumerate(shape) if self.depends(size)]
+        if len(dependent) != 1:
+            return None
+        inner = exact_div(shape[dependent[0]], self.size)
+        return None if inner is None or self.depends(inner) else dependent[0]
+
+    def depends(self, size: Dim) -> bool:
+        """Whether a size, or another number, is not the same for each batch."""
+        return isinstance(size, Sym) and self.name in size.names()
+
+    def _of_symbolic(self, x: SymbolicTensor) -> Items | str | None:
+        cells = [cell for cell in x.cells.reshape(-1).tolist() if isinstance(cell, Sym)]
+        if any(map(self.depends, cells)):
+            return _UNKNOWN
+        if not any(map(self.depends, x.shape)):
+            return None
+        axis = self.place(x.shape)
+        if axis is None:
+            return _UNKNOWN
+        varies = x.cells.ndim == x.rank and x.cells.shape[axis] != 1
+        index = str(axis_index(x.rank - 1 - axis))
+        if varies or any(index in cell.names() for cell in cells):
+            return _UNKNOWN
+        return Items(product(x.shape[:axis]), False)
+
+
+# ---- rules
+
+
+def each(seen: Seen) -> int:
+    """Of what computes each element of the elements at its place, with broadcasting."""
+    at = {axis - len(seen.shape(i)) for i in range(len(seen.operands)) if (axis := seen.axis(i)) is not None}
+    shapes = [seen.shape(i) for i, operand in enumerate(seen.operands) if operand is not None]
+    if len(at) != 1:
+        raise Mixed
+    [place] = at
+    if len({shape[place] for shape in shapes if len(shape) >= -place} - {1}) != 1:
+        raise Mixed
+    return max(map(len, shapes)) + place
+
+
+def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
+    """Of what takes an axis of these operands for a batch; of the results it is that of the first one.
+
+    Operands that are `sizes` say what the shape of the result is.
+    """
+
+    def rule(seen: Seen) -> Sequence[int]:
+        seen.only(*operands, *sizes)
+        if {seen.axis(i) for i in operands} - {axis, None} or seen.result[axis] != seen.shape(operands[0])[axis]:
+            raise Mixed
+        seen.is_batch = True
+        return (axis,)
+
+    return rule
+
+
+def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
+    """The axis of the items of the first operand; Mixed where it is one of these axes, or another operand has items.
+
+    Operands that are `sizes` say what the shape of the result is.
+    """
+    seen.only(0, *sizes)
+    axis, rank = seen.axis(0), len(seen.shape(0))
+    if axis is None or axis in {at % rank for at in mixed}:
+        raise Mixed
+    return axis
+
+
+def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[Seen], int]:
+    """Of what takes elements along axes together: those of an attribute or operand `index`; None: all by default."""
+
+    def rule(seen: Seen) -> int:
+        axes = seen.ints(attribute, index)
+        usual = range(len(seen.shape(0))) if default is None else (default,) if isinstance(default, int) else default
+        return kept(seen, axes or usual)
+
+    return rule
+
+
+def from_axis(default: int) -> ItemRule:
+    """Of what takes elements along an axis and all that come after it together."""
+
+    def rule(seen: Seen) -> int:
+        rank, first = len(seen.shape(0)), seen.number("axis", default)
+        return kept(seen, range(first + rank if first < 0 else first, rank))
+
+    return rule
+
+
+def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
+    """As `along`, of what drops these axes unless ``keepdims`` is 1."""
+
+    def rule(seen: Seen) -> int:
+        axis, rank = along(default, attribute, index)(seen), len(seen.shape(0))
+        if seen.number("keepdims", 1):
+            return axis
+        dropped = {at % rank for at in seen.ints(attribute, index) or (default or 0,)}
+        return axis - sum(at < axis for at in dropped)
+
+    return rule
+
+
+def in_order(seen: Seen) -> None:
+    """Of what keeps the order of the elements, and gives them another shape."""
+    seen.axis(0)
+
+
+def product_of(first: int = 0, second: int = 1) -> ItemRule:
+    """Of numpy.matmul of two operands; the others are scalars or the like."""
+
+    def rule(seen: Seen) -> int:
+        seen.only(first, second)
+        shapes = seen.shape(first), seen.shape(second)
+        rank = max(map(len, shapes))
+        a, b = (
+            None if (axis := seen.axis(i)) is None else axis - len(shape)
+            for i, shape in zip((first, second), shapes, strict=True)
+        )
+        if min(map(len, shapes)) < 2 or a == -1 or b == -2:
+            raise Mixed
+        if a is not None and b is not None:
+            if a != b or a > -3 or shapes[0][a] != shapes[1][b]:
+                raise Mixed
+            seen.is_batch = True
+            return rank + a
+        at, other = (a, shapes[1]) if a is not None else (b, shapes[0])
+        if at is None or (at < -2 and len(other) >= -at and other[at] != 1):
+            raise Mixed
+        return rank + at
+
+    return rule
+
+
+def fixed(*axes: int) -> ItemRule:
+    """Of what takes elements along these axes together."""
+    return along(axes, attribute="")

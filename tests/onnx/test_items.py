@@ -1,0 +1,188 @@
+"""Batches whose items stay apart: what the rules of operators say, against ONNX Runtime item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.onnx.importer import Port, import_model
+from onnx2ncnn_opt.onnx.read.load import load_model
+from onnx2ncnn_opt.param.splits import count_layers
+from testing.op_cases import Case, load_cases
+
+ITEMS = 3
+# What ONNX Runtime raises where it does not take a model or its inputs.
+REFUSED = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException)
+FILES: dict[str, list[Case]] = {}
+for _case in load_cases():
+    FILES.setdefault(_case.file, []).append(_case)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_items_that_stay_apart_are_computed_apart(file: str) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    wrong = []
+    for case in FILES[file]:
+        model = case.model()
+        for axes in choices(model):
+            changed = with_batch(model, axes)
+            outputs = free_outputs(changed, axes)
+            if outputs is None:
+                continue
+            try:
+                session = onnxruntime.InferenceSession(changed.SerializeToString(), options)
+                feeds = case.feeds(changed, {**case.sizes[0], "batch": ITEMS})
+                whole = session.run(None, feeds)
+                alone = [
+                    session.run(None, {n: x.take([i], axes[n]) if n in axes else x for n, x in feeds.items()})
+                    for i in range(ITEMS)
+                ]
+            except REFUSED:
+                continue
+            for port, together, *each in zip(outputs, whole, *alone, strict=True):
+                axis = batch_axis(port)
+                wanted = [together if axis is None else together.take([i], axis) for i in range(ITEMS)]
+                # Sums in another order may differ by some ulps.
+                if not all(
+                    a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+                    for a, b in zip(wanted, each, strict=True)
+                ):
+                    wrong.append((str(case), axes, port.name))
+    assert not wrong
+
+
+def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
+    """The model with a dynamic dimension in place of these axes of its inputs, and without the shapes of outputs."""
+    changed = onnx.ModelProto.FromString(model.SerializeToString())
+    for value in changed.graph.input:
+        if value.name in axes:
+            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = "batch"
+    for value in changed.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    changed.graph.ClearField("value_info")
+    return changed
+
+
+def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
+    """Axes that may be a batch: of one input, and of all that have as many."""
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.input}
+    for axis in range(max(ranks.values(), default=0)):
+        long = [name for name, rank in ranks.items() if axis < rank]
+        yield from ({name: axis} for name in long)
+        if len(long) > 1:
+            yield dict.fromkeys(long, axis)
+
+
+def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port, ...] | None:
+    """The outputs of a model whose batch is no part of the net; None where it is, or where the model is refused."""
+    try:
+        imported = import_model(load_model(model.SerializeToString()), batch_axes=axes)
+    except Error:
+        return None
+    is_free = all(port.blob.batch == 1 for port in imported.inputs if batch_axis(port) is not None)
+    return imported.outputs if is_free else None
+
+
+def batch_axis(port: Port) -> int | None:
+    return next((i for i, size in enumerate(port.shape) if isinstance(size, Sym) and "batch" in size.names()), None)
+
+
+def test_rules_say_that_items_stay_apart_where_they_do() -> None:
+    count = sum(
+        free_outputs(with_batch(case.model(), axes), axes) is not None
+        for case in FILES["normalization"] + FILES["reduction"]
+        for axes in choices(case.model())
+    )
+    assert count > 100
+
+
+MIXED = {
+    "the mean of all items": "m = ReduceMean <axes = [0]> (x)\n y = Sub (x, m)",
+    "softmax over the items": "y = Softmax <axis = 0> (x)",
+    "items times items": "t = Transpose <perm = [1, 0]> (x)\n y = MatMul (x, t)",
+    "sums over the items": "zero = Constant <value_int = 0> ()\n y = CumSum (x, zero)",
+    "the number of items": "s = Shape (x)\n z = Constant <value_int = 0> ()\n n = Gather (s, z)\n"
+    " f = Cast <to = 1> (n)\n y = Mul (x, f)",
+    "the number of the item": "s = Shape (x)\n z = Constant <value_int = 0> ()\n o = Constant <value_int = 1> ()\n"
+    " n = Gather (s, z)\n r = Range (z, n, o)\n a = Constant <value_ints = [1]> ()\n u = Unsqueeze (r, a)\n"
+    " f = Cast <to = 1> (u)\n y = Add (x, f)",
+    "rows across items": "s = Constant <value_ints = [2, -1]> ()\n r = Reshape (x, s)\n y = Softmax <axis = 1> (r)",
+    "the largest of all": "m = ReduceMax <keepdims = 1> (x)\n y = Sub (x, m)",
+    "items the other way round": "b = Constant <value_ints = [-1]> ()\n e = Constant <value_ints = [-1000000]> ()\n"
+    " a = Constant <value_ints = [0]> ()\n y = Slice (x, b, e, a, b)",
+    "the first item": "z = Constant <value_int = 0> ()\n g = Gather (x, z)\n y = Sub (x, g)",
+    "copies of all items": "r = Constant <value_ints = [2, 1]> ()\n y = Tile (x, r)",
+}
+
+
+@pytest.mark.parametrize("body", MIXED.values(), ids=MIXED)
+def test_items_that_are_mixed_stay_in_the_net(body: str) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> g (float[batch, 4] x) => (float[] y) {{ {body} }}'
+    )
+    assert free_outputs(model, {"x": 0}) is None
+
+
+def test_what_is_the_same_for_all_items_is_no_output_of_theirs() -> None:
+    """Zeros of as many rows as there are items would have one row."""
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("ConstantOfShape", ["s"], ["y"])]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
+    assert free_outputs(model, {"x": 0}) is None
+
+
+ATTENTION = """
+<ir_version: 9, opset_import: ["": 17]>
+vit (float[batch, 6, 8] x) => (float[] y)
+<float[1, 1, 8] token = {1, 2, 3, 4, 5, 6, 7, 8}, float[8, 24] w, float[8] g, int64[1] zero = {0}, int64[1] one = {1},
+ int64[2] ones = {1, 8}, int64[4] heads = {3, -1, 7, 4}> {
+    s = Shape (x)
+    n = Gather (s, zero)
+    shape = Concat <axis = 0> (n, ones)
+    tokens = Expand (token, shape)
+    rows = Concat <axis = 1> (tokens, x)
+    h = LayerNormalization (rows, g)
+    qkv = MatMul (h, w)
+    parts = Constant <value_ints = [0, 7, 3, 2, 4]> ()
+    five = Reshape (qkv, parts)
+    apart = Transpose <perm = [2, 0, 3, 1, 4]> (five)
+    q, k, v = Split <axis = 0> (apart)
+    axis = Constant <value_ints = [0]> ()
+    q4 = Squeeze (q, axis)
+    k4 = Squeeze (k, axis)
+    v4 = Squeeze (v, axis)
+    kt = Transpose <perm = [0, 1, 3, 2]> (k4)
+    scores = MatMul (q4, kt)
+    p = Softmax <axis = -1> (scores)
+    o = MatMul (p, v4)
+    back = Transpose <perm = [0, 2, 1, 3]> (o)
+    flat = Constant <value_ints = [0, 7, 8]> ()
+    z = Reshape (back, flat)
+    y = Add (z, rows)
+}
+"""
+
+
+def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
+    model = onnx.parser.parse_model(ATTENTION)
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (8, 24)), ("g", (8,))):
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    conversion = convert(model)
+    assert count_layers(conversion.graph) == count_layers(convert(model, shapes={"x": (1, 6, 8)}).graph)
+    report = conversion.verify()
+    assert report.ok
+    assert {run["x"][0] for run in report.shapes} == {2, 3}
