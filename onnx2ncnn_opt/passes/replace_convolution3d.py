@@ -3,7 +3,8 @@
 All depths are below each other in one tall image, with rows of zeros between them where the kernel pads. What the taps
 along the depth read are parts of that image, each some rows further down. They become channels of one convolution with
 as many times the input channels; single channels have one convolution for each tap instead, whose results are added. A
-kernel that has taps along the depth alone is a convolution of an image whose rows are the depths.
+kernel that has taps along the depth alone is a convolution of an image whose rows are the depths. With dilation each
+depth becomes several images without it, if that is faster.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 
 from onnx2ncnn_opt.ir.codes import Eltwise
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, window_params, windows
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
+from onnx2ncnn_opt.passes.replace_dilated_convolution import LEAST_INPUTS
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
@@ -33,14 +36,25 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
     chain = Chain(layer)
     if _is_one_tap(height) and _is_one_tap(width):
         _along_depth(chain, channels, depth, height, width)
-    else:
-        _tall(chain, channels, depth, height, width)
+        return chain.finish()
+    _tall(chain, channels, depth, height, width)
+    if layer.type == "Convolution3D" and channels * depth.kernel >= LEAST_INPUTS and _are_apart(depth, height, width):
+        other = Chain(layer)
+        _apart(other, channels, depth, height, width)
+        chain = min(chain, other, key=lambda each: cost(each.made))
     return chain.finish()
 
 
 def _is_one_tap(window: Window) -> bool:
     """Whether output positions are input positions."""
     return window.kernel == window.stride == 1 and not window.before and not window.after
+
+
+def _are_apart(depth: Window, height: Window, width: Window) -> bool:
+    """Whether there is a result for each element, of 3x3 taps as far apart in height as in width."""
+    apart = height.dilation
+    same = all((w.kernel, w.dilation, w.before, w.after) == (3, apart, apart, apart) for w in (height, width))
+    return same and apart > 1 and depth.stride == height.stride == width.stride == 1
 
 
 def _along_depth(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
@@ -64,7 +78,7 @@ def _tall(chain: Chain, channels: int, depth: Window, height: Window, width: Win
     parts = [_tap(chain, x, depth, k * depth.dilation, pitch) for k in range(depth.kernel)]
     image = channels, depth.outputs * pitch, width.size
     weight = weight_of(layer).swapaxes(1, 2)  # (outputs, taps, inputs of a group, kernel_h, kernel_w)
-    if len(parts) > 1 and group == channels:
+    if len(parts) > 1 and group == channels > 1:
         parts = [chain.reshape(part, image, f"tap{k}_rows") for k, part in enumerate(parts)]
         found = _summed(chain, parts, (rows, width), weight)
     else:
@@ -74,6 +88,32 @@ def _tall(chain: Chain, channels: int, depth: Window, height: Window, width: Win
     lines = rows.outputs // depth.outputs
     volume = chain.reshape(found, (layer["num_output"], depth.outputs, lines, width.outputs), "volume")
     chain.crop(volume, {2: (0, height.outputs)}, "crop")
+
+
+def _apart(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
+    """As `_tall`, of the images that dilation makes of each depth (see `replace_dilated_convolution`)."""
+    layer, apart = chain.layer, height.dilation
+    rows, columns = ceil(height.size / apart) + 1, ceil(width.size / apart)
+    whole = rows * apart, columns * apart
+    behind = max(depth.outputs + depth.extent - 1 - depth.before - depth.size, 0)
+    bottom, right = whole[0] - height.size, whole[1] - width.size
+    x = layer.input
+    x = chain.add("Padding", "pad", x, bottom=bottom, right=right, front=depth.before, behind=behind)
+    x = chain.reshape(x, (channels * x.known_shape[1], *whole), "depths")
+    x = chain.add("Reorg", "parts", x, stride=apart)
+    pitch = apart * apart * rows
+    x = chain.reshape(x, (channels, x.known_shape[0] // channels * rows, columns), "tall")
+    parts = [
+        chain.crop(x, {1: (tap * pitch, (tap + depth.outputs) * pitch)}, f"tap{tap}")
+        for tap in range(0, depth.extent, depth.dilation)
+    ]
+    sliding = Window("h", 3, 1, 1, 1, 1, depth.outputs * pitch), Window("w", 3, 1, 1, 1, 1, columns)
+    x = _convolution(chain, gathered(chain, parts, 1), sliding, weight_of(layer).swapaxes(1, 2), "conv")
+    outputs = layer["num_output"] * depth.outputs
+    x = chain.reshape(x, (outputs * apart * apart, rows, columns), "results")
+    x = chain.add("PixelShuffle", "whole", x, upscale_factor=apart)
+    x = chain.reshape(x, (layer["num_output"], depth.outputs, *whole), "volume")
+    chain.crop(x, {2: (0, height.size), 3: (0, width.size)}, "crop")
 
 
 def _rows(height: Window, depths: int) -> tuple[Window, int, int]:

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
 # With fewer the matrices of winograd are too small to gain.
-_LEAST_INPUTS = 48
+LEAST_INPUTS = 48
 _KEPT = (
     *("num_output", "kernel_w", "kernel_h", "bias_term", "weight_data_size"),
     *("activation_type", "activation_params"),
@@ -46,7 +46,7 @@ def replace_dilated_convolution(conv: Layer) -> list[Layer]:
     require(conv["pad_value"] == 0, f"'{name}' does not pad with zeros")
     require(conv.input.batch == 1, f"'{conv.input.name}' may be a batch")
     channels = fixed_size(conv.input, 0)
-    require(channels >= _LEAST_INPUTS, f"'{name}' has fewer than {_LEAST_INPUTS} input channels")
+    require(channels >= LEAST_INPUTS, f"'{name}' has fewer than {LEAST_INPUTS} input channels")
     rows, columns = -(-height.size // apart) + 1, -(-width.size // apart)
     chain = Chain(conv)
     bottom, right = rows * apart - height.size, columns * apart - width.size
