@@ -377,11 +377,13 @@ def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None 
     There is no line where it costs no layer. The model is converted once more with a batch of one, and once with the
     sizes of the others that it `ran_at`, each with the `options` that `convert` had.
     """
-    lines, layers = [], count_layers(conversion.graph)
     fixed: dict[str, Dim] = {}
     batch = {str(p.shape[0]): 1 for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
     names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
     others = {name: size for name, size in (ran_at or {}).items() if name in names - set(batch)}
+    if not batch and not others:
+        return []
+    lines, layers = [], count_layers(conversion.graph)
     for sizes in [each for each in (batch, others) if each]:
         fixed |= sizes
         shapes = {

@@ -31,6 +31,7 @@ from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_
 from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
+from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
@@ -204,7 +205,8 @@ class Optimized(Rewritten):
 
             def original(*, exact: bool) -> list[dict[str, Array]]:
                 net = runner(self.source, exact=exact)
-                before = [run_reference(net, feeds, list(asked), apart=self._is_cut) for feeds in given]
+                each = counted(given, "ncnn runs the net as it was", "runs")
+                before = [run_reference(net, feeds, list(asked), apart=self._is_cut) for feeds in each]
                 return [{asked[name]: array for name, array in results.items()} for results in before]
 
             def merged(
@@ -223,7 +225,8 @@ class Optimized(Rewritten):
             ) -> Iterator[tuple[Draw, tuple[OutputReport, ...]]]:
                 wanted = {blob.name: known[blob] for blob in outputs}
                 net = runner(paths, exact=exact and mode == "fp32", mode=mode)
-                for (draw, drawn), before in zip(runs, references, strict=True):
+                both = list(zip(runs, references, strict=True))
+                for (draw, drawn), before in counted(both, f"ncnn runs the net in {mode}", "runs"):
                     if tolerance.relative > allowed.relative and draw.scale > 1:
                         continue  # the rounding of weights is judged on ordinary inputs, the net in 32 bits on all
                     feeds = {known[blob]: array for blob, array in drawn.items()}

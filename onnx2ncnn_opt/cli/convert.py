@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -190,10 +190,10 @@ def _convert(
     if checks:
         drawn = {"feeds": checks["feeds"], "seed": checks["seed"]}
         conversion = verification.estimated(output, conversion, **drawn, masks=options["masks"], worker=worker)
-    with (
-        verification.told_without_report("converts without running the model") as reports,
-        conversion.staged(prefix) as staged,
-    ):
+    with ExitStack() as stack:
+        reports = stack.enter_context(verification.told_without_report("converts without running the model"))
+        with output.working(f"writing {prefix}"):
+            staged = stack.enter_context(conversion.staged(prefix))
         if checks:
             with output.working("verifying the net against ONNX Runtime") as step:
                 report = conversion.verify_files(staged, **checks, worker=worker, step=step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -186,8 +187,10 @@ def _optimize(
     as_binary = result.is_binary if binary is None else binary
     files = _check(param, bin, prefix, binary=as_binary)
     latency = None
-    staging = result.staged(prefix, binary=as_binary)
-    with verification.told_without_report("optimises without running the net") as reports, staging as (staged, names):
+    with ExitStack() as stack:
+        reports = stack.enter_context(verification.told_without_report("optimises without running the net"))
+        with output.working(f"writing {prefix}"):
+            staged, names = stack.enter_context(result.staged(prefix, binary=as_binary))
         size = staged.bin.stat().st_size
         if checks:
             with output.working("running the net before and after"):

@@ -45,6 +45,7 @@ from onnx2ncnn_opt.onnx.value import (
     is_float,
     is_held_as_float,
 )
+from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
 
@@ -161,7 +162,7 @@ class _Walk(ImportContext):
         constants = {name: self._initializer(v) for name, v in self._model.graph.initializers.items()}
         self._values.update(constants)
         self._budget = Budget(constant.array for constant in constants.values())
-        for node in self._model.graph:
+        for node in counted(self._model.graph, "making layers of the operators", "nodes"):
             self._import(node)
         outputs = self._outputs()
         if self._misfit:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from onnx2ncnn_opt.errors import BinError, GraphError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+from onnx2ncnn_opt.progress import Count
 
 _TAGS: Mapping[int, Encoding] = {
     0x00000000: Encoding.FP32,
@@ -156,6 +157,8 @@ def _reads_int8(layer: Layer) -> bool:
 
 def write_weights(graph: Graph, stream: BinaryIO) -> None:
     """Write the weights of all layers; GraphError where one does not fit its layer or cannot be stored there."""
+    stored = (weight for layer in graph for _, weight in layer.weights.stored_items())
+    count = Count("writing weights", "MB", sum(weight.data.nbytes for weight in stored) / 1e6)
     for layer in graph:
         blocks = weight_blocks(layer)
         if strange := set(layer.weights) - {block.name for block in blocks}:
@@ -168,6 +171,7 @@ def write_weights(graph: Graph, stream: BinaryIO) -> None:
                 raise GraphError(f"{layer.type} '{layer.name}': {block.name} {problem}")
             for part in _parts(weight, block):
                 stream.write(part)
+                count.add(len(part) / 1e6)
 
 
 def _misfit(weight: Weight, block: Block, layer: Layer) -> str | None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from onnx2ncnn_opt.progress import listening
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Table:
 
 
 Block = str | Table
+_SOON = 2.0  # seconds
 
 
 def show(blocks: Sequence[Block], stream: TextIO) -> None:
@@ -70,35 +76,57 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 
 
 @contextmanager
-def working(what: str, stream: TextIO, *, every: float = 30.0) -> Iterator[Callable[[str], None]]:
-    """Say what takes the time, and since when: with a spinner on a terminal, else in a line `every` so many seconds.
+def working(what: str, stream: TextIO) -> Iterator[Callable[[str], None]]:
+    """Say what takes the time, and since when: with a spinner on a terminal, else in a line after 2 s, 4 s, 8 s, ...
 
     What it gives takes the step that the work has come to.
     """
-    if not stream.isatty():
-        with _reminding(what, stream, every) as step:
-            yield step
-        return
-    from rich.console import Console
-    from rich.text import Text
+    line = _Line(what)
+    with listening(line.tell), _spinner(line, stream) if stream.isatty() else _reminding(line, stream):
+        yield line.tell
 
-    with Console(file=stream).status(Text(printable(what))) as status:
-        yield lambda step: status.update(Text(printable(f"{what}: {step}")))
+
+class _Line:
+    """What is being done, and for how long it has been."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.step, self.start = what, "", time.monotonic()
+
+    def tell(self, step: str) -> None:
+        self.step = step
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.start
+        since = f" ({seconds:.0f} s)" if seconds >= _SOON else ""
+        return printable(f"{self.what}: {self.step}{since}" if self.step else f"{self.what}{since}")
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
+
+
+def _spinner(line: _Line, stream: TextIO) -> AbstractContextManager[object]:
+    from rich.console import Console
+
+    return Console(file=stream).status(line)
 
 
 @contextmanager
-def _reminding(what: str, stream: TextIO, every: float) -> Iterator[Callable[[str], None]]:
-    steps, done, start = [what], threading.Event(), time.monotonic()
+def _reminding(line: _Line, stream: TextIO) -> Iterator[None]:
+    done = threading.Event()
 
     def remind() -> None:
-        while not done.wait(every):
-            stream.write(printable(f"{steps[-1]} ({time.monotonic() - start:.0f} s)") + "\n")
+        seconds = _SOON
+        while not done.wait(seconds - (time.monotonic() - line.start)):
+            stream.write(f"{line}\n")
             stream.flush()
+            seconds *= 2
 
     thread = threading.Thread(target=remind, daemon=True)
     thread.start()
     try:
-        yield lambda step: steps.append(f"{what}: {step}")
+        yield
     finally:
         done.set()
         thread.join()

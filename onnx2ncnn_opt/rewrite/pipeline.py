@@ -17,6 +17,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import GraphError, plugged
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
@@ -107,8 +108,10 @@ class _Run:
 
     def _drain(self, p: Rewrite) -> None:
         queue = self.queues[p]
+        count = Count(f"pass {p.name}", "layers", len(queue))
         while queue and not self._is_full:
             layer, _ = queue.popitem(last=False)
+            count.add()
             if layer.graph is self.graph:
                 with self._guarded(p):
                     self._try(p, layer)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, is_older
 from onnx2ncnn_opt.runtime.child import Child, Ended, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
@@ -284,7 +285,7 @@ class NcnnRunner:
             child.send(request, *(feed.array for feed in given.values()))
             self._receive(child)
             failure: RunError | None = None
-            for step in steps:
+            for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):
                 try:
                     answer = self._receive(child)
                 except RunError as error:  # the other answers come all the same

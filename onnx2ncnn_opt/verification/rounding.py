@@ -30,6 +30,7 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.param.storage import rounded
+from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model, read_model
 from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, parts
@@ -148,7 +149,7 @@ class Rounding:
                 )
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             known = set(self._runner.input_names())
-            for own, shared in _RUNS:
+            for own, shared in counted(_RUNS, "ONNX Runtime runs the model with rounding errors", "runs"):
                 errors = {_OWN: np.array(own, np.float32), _SHARED: np.array(shared, np.float32)}
                 given = {**(unsigned if own else feeds), **errors}
                 results = self._runner.run({name: array for name, array in given.items() if name in known})

@@ -1,0 +1,51 @@
+"""How far long work is: told from wherever it is done, to whoever listens. Nobody does, unless a command shows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_EACH = 0.25  # seconds between two reports
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(tell: Callable[[str], None]) -> Iterator[None]:
+    """Within the block `tell` is called with lines such as "writing weights: 120 of 353 MB, 410 a second"."""
+    token = _listener.set(tell)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+class Count:
+    """So much of a total is done; `unit` is what it is counted in."""
+
+    def __init__(self, what: str, unit: str, total: float) -> None:
+        self._what, self._unit, self._total, self._done = what, unit, total, 0.0
+        self._tell = _listener.get()
+        self._start = self._told = time.monotonic()
+
+    def add(self, amount: float = 1) -> None:
+        """So much more is done; a listener is told a few times a second."""
+        self._done += amount
+        if self._tell is None or (now := time.monotonic()) < self._told + _EACH:
+            return
+        self._told = now
+        rate = self._done / (now - self._start)
+        rate_text = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        self._tell(f"{self._what}: {self._done:,.0f} of {self._total:,.0f} {self._unit}, {rate_text} a second")
+
+
+def counted(items: Collection[T], what: str, unit: str) -> Iterator[T]:
+    """The items; each counts as done when the next is asked for."""
+    count = Count(what, unit, len(items))
+    for item in items:
+        yield item
+        count.add()

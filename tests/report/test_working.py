@@ -1,0 +1,36 @@
+"""What a command says on stderr while it works."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+
+from onnx2ncnn_opt import progress
+from onnx2ncnn_opt.progress import Count, counted
+from onnx2ncnn_opt.report import console
+from onnx2ncnn_opt.report.console import working
+
+
+def test_long_work_is_told_with_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_EACH", 0)
+    monkeypatch.setattr(console, "_SOON", 0.1)
+    stream = io.StringIO()
+    with working("converting", stream):
+        for _ in counted(range(1000), "making layers", "nodes"):
+            time.sleep(0.001)
+    lines = stream.getvalue().splitlines()
+    assert 2 <= len(lines) <= 8  # after 0.1 s, 0.2 s, 0.4 s, ...
+    pattern = r"converting: making layers: \d+ of 1,000 nodes, [\d,]+ a second \(\d s\)"
+    assert all(re.fullmatch(pattern, line) for line in lines), lines
+
+
+def test_short_work_is_not_told() -> None:
+    stream = io.StringIO()
+    with working("converting", stream) as step:
+        step("reading the model")
+        Count("writing", "MB", 2).add(1)
+    Count("writing", "MB", 2).add(2)  # nobody listens
+    assert stream.getvalue() == ""
