@@ -69,6 +69,7 @@ from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_norm_affine import fuse_norm_affine
 from onnx2ncnn_opt.passes.fuse_padding_crop import fuse_padding_crop
 from onnx2ncnn_opt.passes.fuse_parallel_convolutions import fuse_parallel_convolutions
+from onnx2ncnn_opt.passes.fuse_quickgelu import fuse_quickgelu
 from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
 from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
@@ -129,6 +130,7 @@ PASSES: tuple[Pass, ...] = (
     replace_prelu_with_leaky_relu,
     *fuse_sigmoid.PASSES,
     fuse_swish,
+    fuse_quickgelu,
     fuse_mish,
     fuse_hardsigmoid,
     fuse_hardswish,

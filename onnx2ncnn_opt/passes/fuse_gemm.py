@@ -1,4 +1,4 @@
-"""`fuse_gemm_mul`, `fuse_gemm_add`: a factor or an offset per column, computed into the weights of a Gemm."""
+"""`fuse_gemm_mul`, `fuse_gemm_add`, `fuse_mul_gemm`: factors and offsets, computed into the weights of a Gemm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._constants import per_channel, per_column
 from onnx2ncnn_opt.passes._fold import linear, require_offsets_fold
 from onnx2ncnn_opt.passes._gemm import columns_of_b, offset_per_column, require_constant_b, scaled_columns, with_c
+from onnx2ncnn_opt.passes._linear import factor, times
 from onnx2ncnn_opt.rewrite.pattern import const, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, require, rewrite
 
@@ -59,7 +60,18 @@ def _reach(gemm: Layer, scale: Array) -> Array:
     return np.asarray(np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
 
 
+@rewrite(
+    op("Gemm", "gemm")(times("x", "scaling")), exact=False, purpose="a factor that an activation leaves (QuickGELU)"
+)
+def fuse_mul_gemm(gemm: Layer, scaling: Layer) -> Layer:
+    """x ── BinaryOp mul (number) ── Gemm (constant B) ──   ⇒   x ── Gemm (constant B) ──"""
+    require_constant_b(gemm)
+    scale = np.full(gemm["constantN"], factor(scaling))
+    return gemm.having(inputs=scaling.inputs, weights={"B_data": scaled_columns(gemm, scale)})
+
+
 PASSES = (
+    fuse_mul_gemm,
     _fuse("mul", frozenset({BinaryOp.MUL, BinaryOp.DIV, BinaryOp.RDIV}), frozenset({BinaryOp.DIV, BinaryOp.RDIV})),
     _fuse("add", frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.RSUB}), frozenset({BinaryOp.SUB, BinaryOp.RSUB})),
 )
