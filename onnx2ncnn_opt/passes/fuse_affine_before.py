@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._families import WEIGHTED, types_of
 from onnx2ncnn_opt.passes._fold import (
@@ -20,7 +20,8 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
 _LAYERS = tuple(family for family in WEIGHTED if not family.name.startswith("deconvolution"))
-_LAYER = op(types_of(_LAYERS), "layer")
+_LAYER = op(types_of(WEIGHTED), "layer")
+_FACTOR = op("BinaryOp", "affine", op_type=frozenset({BinaryOp.MUL, BinaryOp.DIV}), with_scalar=1)
 
 # Factors and offsets are float32: what they lead to zero is the same number up to some roundings.
 _ROUNDING = 2.0**-21
@@ -36,19 +37,25 @@ _ROUNDING = 2.0**-21
             with_scalar=1,
         )
     ),
+    _LAYER(op("ReLU", "relu")(_FACTOR)),
     exact=False,
     covers=[f"fuse_{kind}_{family.name}" for family in _LAYERS for kind in ("batchnorm", "scale", "binaryop")],
     purpose="mean and deviation of the input; normalisation before its layer, as in DenseNet",
 )
-def fuse_affine_before(affine: Layer, layer: Layer) -> Layer:
+def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -> Layer | list[Layer]:
     """x ── BatchNorm, Scale, BinaryOp (scalar) ── Convolution ──   ⇒   x ── Convolution ──
 
     Factors and offsets per input channel go into the weights of the layer after them. Zeros that a convolution adds
     around its input become the number that leads to zero, if it is the same for all channels; a convolution has one.
+    A positive factor goes through a ReLU too.
     """
     require_own_weights(layer)
     inputs = _input_channels(layer)
     scale, shift = _affine(affine, inputs)
+    if relu is not None:
+        require(scale.min() > 0, f"'{affine.name}' turns numbers over, or makes them 0, before '{relu.name}'")
+    if layer.type.startswith("Deconvolution"):
+        require(not shift.any(), f"not all of what {layer.type} '{layer.name}' gives has as many taps")
     require("pad_value" not in layer.params or not _pads(layer), f"'{layer.name}' pads with a number of its own")
     pad_value = _before(scale, shift, layer) if shift.any() and _pads(layer) else 0.0
     weight = layer.weights["weight_data"].astype(np.float64).reshape(layer["num_output"], -1)
@@ -67,6 +74,10 @@ def fuse_affine_before(affine: Layer, layer: Layer) -> Layer:
         weights["bias_data"] = stored(layer, "bias_data", bias + moved)
     bias_term = 1 if shift.any() else layer["bias_term"]
     result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
+    if relu is not None:
+        first = relu.having(inputs=affine.inputs)
+        first.outputs = (Blob(f"{relu.output.name}_unscaled", relu.output.shape, relu.output.batch),)
+        return [first, result.having(inputs=first.outputs)]
     return result.having(pad_value=pad_value) if pad_value else result
 
 
