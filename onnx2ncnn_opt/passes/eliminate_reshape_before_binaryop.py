@@ -18,12 +18,13 @@ _BINARY = op("BinaryOp", "binary", with_scalar=0)
 def eliminate_reshape_before_binaryop(x: Blob, other: Blob, view: Layer, binary: Layer) -> Layer:
     """x, a ── Reshape (c, 1, 1) ── BinaryOp ──   ⇒   x, a ── BinaryOp ──
 
-    ncnn lays a vector along the outermost axis if it has that size.
+    ncnn lays a blob of fewer dims along the outer axes; a vector along the outermost one if it has that size.
     """
     require(isinstance(step_of(view), Regroup), f"{view.type} '{view.name}' is not a mere reshape")
-    (channels,), shape = known_shape(x, 1), known_shape(other)
-    require(view.output.shape == (channels, *(1,) * (len(shape) - 1)), f"'{view.name}' makes no channels of it")
-    fits = isinstance(channels, int) and shape[0] == channels and len(shape) > 1
-    require(fits, f"'{other.name}' does not have as many channels as '{x.name}' elements")
+    small, shape = known_shape(x), known_shape(other)
+    inner = len(shape) - len(small)
+    require(inner > 0 and view.output.shape == (*small, *(1,) * inner), f"'{view.name}' adds no inner axes alone")
+    fits = all(isinstance(size, int) for size in small) and shape[: len(small)] == small
+    require(fits, f"'{other.name}' does not have the outer axes of '{x.name}'")
     require(view.output.uses == 1, f"'{view.output.name}' is used twice")
     return binary.having(inputs=[x if blob is view.output else blob for blob in binary.inputs])
