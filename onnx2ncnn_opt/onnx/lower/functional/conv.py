@@ -55,9 +55,11 @@ def conv(
         # The items come of other axes, and Reshape to a Mat's batch would move them element by element.
         if group == x.shape[1]:
             weights = {name: np.concatenate([array] * count) for name, array in weights.items()}
-            params |= {name: params[name] * count for name in ("group", "num_output", "weight_data_size")}
+            params |= {name: params[name] * count for name in ("num_output", "weight_data_size")} | {
+                "group": group * count
+            }
             dims = [[0, 1], [2], *rest]
-            blob = im.layer(kind, im.mat(x, dims), weights=weights, **params)
+            blob = im.layer(f"ConvolutionDepthWise{_SUFFIX[n]}", im.mat(x, dims), weights=weights, **params)
             return im.wrap(blob, (count, w.shape[0], *blob.known_shape[1:]), dims)
         if set(kernel) == set(stride) == {1} and not any(begins_ends):
             dims = [[1], [0, 2], *rest]
