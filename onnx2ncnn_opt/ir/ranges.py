@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Padding, Reduction, SamplePadding, UnaryOp
+from onnx2ncnn_opt.ir.codes import Activation, BinaryOp, Eltwise, Interp, Padding, Reduction, SamplePadding, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.ir.weight import Array
@@ -452,6 +452,11 @@ def _grid_sample(layer: Layer, x: Range, grid: Range) -> Range:
     return union(x, Range(0, 0, False, False, True)) if layer["padding_mode"] == SamplePadding.ZEROS else x
 
 
+def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
+    """Of a second input only the sizes count."""
+    return x if layer["resize_type"] == Interp.NEAREST else _following(x)
+
+
 def _activated(layer: Layer, x: Range) -> Range:
     """The range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
     kind, params = layer["activation_type"], layer["activation_params"]
@@ -466,10 +471,7 @@ def _of(function: Callable[[Range], Range]) -> Callable[..., Range]:
     return lambda layer, x: function(x)
 
 
-_FOLLOWING = (
-    *("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast"),
-    *("Interp",),
-)
+_FOLLOWING = ("PReLU", "ELU", "SELU", "CELU", "Shrink", "Scale", "Bias", "BatchNorm", "Cast")
 _BENT = ("GELU", "Swish", "Mish", "HardSwish", "BNLL")  # infinity times 0, or minus itself
 
 _RULES: Mapping[str, Callable[..., Range]] = {
@@ -493,6 +495,7 @@ _RULES: Mapping[str, Callable[..., Range]] = {
     "Padding": _padding,
     "Pooling": _pooling,
     "GridSample": _grid_sample,
+    "Interp": _interp,
     **dict.fromkeys(_FOLLOWING, lambda layer, *inputs: union(*map(_following, inputs))),
     **dict.fromkeys(_BENT, _of(_bent)),
 }
