@@ -21,6 +21,8 @@ from onnx2ncnn_opt.ir.weight import Array
 Steps: TypeAlias = tuple[Step, ...]
 
 VIEWS = types_with(Trait.VIEW)
+# Views in a row that are looked at together: every part of a chain is tried. Models have a dozen.
+LONGEST = 64
 
 
 def step_of(layer: Layer) -> Step | None:
@@ -41,9 +43,9 @@ def step_of(layer: Layer) -> Step | None:
 
 
 def chain_above(blob: Blob) -> tuple[Layer, ...]:
-    """The view layers above a blob, the nearest to it last."""
+    """The view layers above a blob, the nearest to it last; up to `LONGEST`."""
     found: list[Layer] = []
-    while blob.producer is not None and step_of(blob.producer) is not None:
+    while len(found) < LONGEST and blob.producer is not None and step_of(blob.producer) is not None:
         found.append(blob.producer)
         blob = blob.producer.input
     return tuple(reversed(found))

@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.view import Reorder, Step
 from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._constants import data_params
 from onnx2ncnn_opt.passes._views import (
+    LONGEST,
     Steps,
     chain_above,
     cost,
@@ -235,13 +236,19 @@ def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
             others = True
             continue
         chain = [user]
-        while chain[-1].output.uses == 1 and chain[-1].output.users and step_of(chain[-1].output.users[0]) is not None:
-            chain.append(chain[-1].output.users[0])
+        while len(chain) < LONGEST and (below := _only_view(chain[-1].output)) is not None:
+            chain.append(below)
         last = chain[-1].output
         gemm = last.users[0] if last.uses == 1 and last.users and len(last.users[0].inputs) == 1 else None
         yield _Edge(blob, tuple(chain), steps_of(chain), gemm if _is_gemm(gemm) else None)
     if others:
         yield _Edge(blob, (), ())
+
+
+def _only_view(blob: Blob) -> Layer | None:
+    """The view layer that alone reads a blob."""
+    user = blob.users[0] if blob.uses == 1 and blob.users else None
+    return user if user is not None and step_of(user) is not None else None
 
 
 def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[Steps]:

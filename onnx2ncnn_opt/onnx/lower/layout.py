@@ -131,7 +131,8 @@ def common_layout(
         empty = layout.dims.count(()) if whole is not None else 0
         return sum(cost(layout) for cost in costs if cost is not None), empty, -tidy
 
-    return min(filter(fits, _candidates(views, costs, present, needed, whole)), key=price, default=None)
+    candidates = dict.fromkeys(_candidates(views, costs, present, needed, whole))  # each view offers much the same
+    return min(filter(fits, candidates), key=price, default=None)
 
 
 def _candidates(
