@@ -168,12 +168,14 @@ def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
     entries = {blob: _way_in(region, blob) for blob in region.incoming if not _is_constant(blob)}
     ways_in = list(entries.values())
     ways_out = [way for blob in sorted(region.inner, key=lambda b: order[_maker(b)]) for way in _ways_out(region, blob)]
+    layouts = _layouts(shape, ways_in, ways_out)
+    if not layouts:
+        return None
     own = {layer for edge in (*ways_in, *ways_out) for layer in edge.chain}
     ways_in = [edge._replace(there=_views_of_others(edge.blob, own)) for edge in ways_in]
     old = _total(
         (*(_cost(edge.steps, edge) for edge in ways_in), *(_cost(edge.steps[::-1], edge) for edge in ways_out))
     )
-    layouts = _layouts(shape, ways_in, ways_out)
     fitting = [layout for layout in layouts if not region.is_rowwise or _keeps_rows(shape, layout)]
     best = _best(fitting, old, shape, ways_in, ways_out)
     if best is None:
