@@ -7,7 +7,7 @@ one purpose, to give a tensor more than one public name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
@@ -40,6 +40,10 @@ class Blob:
     def users(self) -> tuple[Layer, ...]:
         """The layers that read the blob, each once."""
         return tuple(self._users)
+
+    def is_read_only_by(self, layers: Container[Layer]) -> bool:
+        """Whether all `users` are among these layers; there may be thousands."""
+        return all(user in layers for user in self._users)
 
     @property
     def uses(self) -> int:
@@ -265,6 +269,12 @@ class Graph:
         self._outputs = tuple(dict.fromkeys(blobs))
         for blob in self._outputs:
             blob.is_output = True
+
+    def add_output(self, blob: Blob) -> None:
+        """Promise one more blob, which is no output yet, to the net's caller."""
+        assert not blob.is_output
+        self._outputs = (*self._outputs, blob)
+        blob.is_output = True
 
     def add(self, layer: Layer, *, before: Layer | None = None) -> Layer:
         """Insert a layer, at the end or before another, and link its blobs."""

@@ -154,6 +154,7 @@ class _Walk(ImportContext):
         self._tainted: set[str] = set()  # values that depend on a refused node
         self._misfit = ""  # the first node that shows that the model does not take the sizes that were given
         self._inlined = 0
+        self._output_names = {info.name for info in model.outputs}
         self._budget = Budget(())
 
     def run(self) -> Imported:
@@ -367,7 +368,7 @@ class _Walk(ImportContext):
         """Let the blob that a node made carry the name of the node's output."""
         if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
             return
-        if value.blob.name.startswith(f"{self._label}_out") and name not in {v.name for v in self._model.outputs}:
+        if value.blob.name.startswith(f"{self._label}_out") and name not in self._output_names:
             self._rename(value.blob, self._names.new(name))
 
     # ---- the ends of the graph
@@ -432,7 +433,7 @@ class _Walk(ImportContext):
             if blob.is_input or blob.is_output or (blob.producer and blob.producer.type == "MemoryData" and blob.users):
                 blob = self.layer("Noop", blob)
             self._rename(blob, info.name)
-            self.graph.outputs = (*self.graph.outputs, blob)
+            self.graph.add_output(blob)
             dtype = x.dtype if info.dtype is onnx_ir.DataType.UNDEFINED else info.dtype.numpy()
             ports.append(Port(info.name, blob, x.shape, dtype, batch, _element(x.dtype)))
         return tuple(ports)

@@ -209,7 +209,7 @@ def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 def _way_in(region: _Region, blob: Blob) -> _Edge:
     """The views above a blob that only the region needs."""
-    if blob.is_output or any(user not in region.layers for user in blob.users):
+    if blob.is_output or not blob.is_read_only_by(region.layers):
         return _Edge(blob, (), ())
     chain: list[Layer] = []
     for layer in reversed(chain_above(blob)):
