@@ -256,6 +256,8 @@ def _is_used_alike(step: Step, piece: Piece, model: Step, wanted: Piece) -> bool
 
 
 def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | Miss]:
+    if not any(layer.type == "TanH" for layer in graph):  # no cell is without one
+        return
     missed: set[Piece] = set()
     matrices: dict[Layer, tuple[Array, Array] | None] = {}
     found = True

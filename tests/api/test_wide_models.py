@@ -1,0 +1,49 @@
+"""Models of shapes for which something once took the square of their size."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnx2ncnn_opt import convert
+
+
+def joined(count: int) -> onnx.GraphProto:
+    """A Concat of so many inputs, each of which is the layout of all."""
+    inputs = [helper.make_tensor_value_info(f"x{i}", 1, [1, 4, 5]) for i in range(count)]
+    node = helper.make_node("Concat", [value.name for value in inputs], ["y"], axis=1)
+    return helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
+
+
+def cut(count: int) -> onnx.GraphProto:
+    """A tensor in so many slices, each with readers of its own, and outputs of their own."""
+    names = [f"s{i}" for i in range(count)]
+    nodes = [helper.make_node("Split", ["x"], names, axis=1)]
+    nodes += [helper.make_node("Mul", [name, name], [f"y{name}"]) for name in names]
+    outputs = [helper.make_tensor_value_info(f"y{name}", 1, None) for name in names]
+    return helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [1, 2 * count, 5])], outputs)
+
+
+def scrambled(count: int) -> onnx.GraphProto:
+    """Views in a row of which no two are one."""
+    nodes, last = [], "x"
+    for i in range(count):
+        nodes.append(helper.make_node("Transpose", [last], [f"t{i}"], perm=[0, 2, 1]))
+        last = f"r{i}"
+        nodes.append(helper.make_node("Reshape", [f"t{i}", "shape"], [last]))
+    nodes.append(helper.make_node("Relu", [last], ["y"]))
+    inputs, outputs = [helper.make_tensor_value_info("x", 1, [1, 6, 8])], [helper.make_tensor_value_info("y", 1, None)]
+    return helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(np.array([1, 6, 8]), "shape")])
+
+
+@pytest.mark.parametrize(("graph", "layers"), [(joined(2000), 2001), (cut(2000), 2002), (scrambled(2000), 4002)])
+def test_time_is_linear(graph: onnx.GraphProto, layers: int) -> None:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    start = time.process_time()
+    conversion = convert(model)
+    assert time.process_time() - start < 5
+    assert len(conversion.graph) == layers
