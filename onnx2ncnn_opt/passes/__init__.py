@@ -54,6 +54,7 @@ from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
 from onnx2ncnn_opt.passes.fuse_clip import fuse_clip
 from onnx2ncnn_opt.passes.fuse_concat_concat import fuse_concat_concat
+from onnx2ncnn_opt.passes.fuse_concat_reduction import fuse_concat_reduction
 from onnx2ncnn_opt.passes.fuse_crop_crop import fuse_crop_crop
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
 from onnx2ncnn_opt.passes.fuse_elementwise import fuse_elementwise
@@ -124,6 +125,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_memorydata_binaryop,
     fuse_binaryop_binaryop,
     fuse_reduction_mul,
+    fuse_concat_reduction,
     replace_binaryop_with_clip,
     fuse_clip,
     *fuse_prelu.PASSES,
