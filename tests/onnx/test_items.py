@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.errors import Error
-from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.onnx.importer import Port, import_model
-from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.param.splits import count_layers
+from testing.batches import ITEMS, choices, free_outputs, mixed_outputs, with_batch
 from testing.op_cases import Case, load_cases
 
-ITEMS = 3
-# What ONNX Runtime raises where it does not take a model or its inputs.
-REFUSED = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException)
 FILES: dict[str, list[Case]] = {}
 for _case in load_cases():
     FILES.setdefault(_case.file, []).append(_case)
@@ -29,72 +21,13 @@ for _case in load_cases():
 
 @pytest.mark.parametrize("file", FILES)
 def test_items_that_stay_apart_are_computed_apart(file: str) -> None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    wrong = []
-    for case in FILES[file]:
-        model = case.model()
-        for axes in choices(model):
-            changed = with_batch(model, axes)
-            outputs = free_outputs(changed, axes)
-            if outputs is None:
-                continue
-            try:
-                session = onnxruntime.InferenceSession(changed.SerializeToString(), options)
-                feeds = case.feeds(changed, {**case.sizes[0], "batch": ITEMS})
-                whole = session.run(None, feeds)
-                alone = [
-                    session.run(None, {n: x.take([i], axes[n]) if n in axes else x for n, x in feeds.items()})
-                    for i in range(ITEMS)
-                ]
-            except REFUSED:
-                continue
-            for port, together, *each in zip(outputs, whole, *alone, strict=True):
-                axis = batch_axis(port)
-                wanted = [together if axis is None else together.take([i], axis) for i in range(ITEMS)]
-                # Sums in another order may differ by some ulps.
-                if not all(
-                    a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
-                    for a, b in zip(wanted, each, strict=True)
-                ):
-                    wrong.append((str(case), axes, port.name))
-    assert not wrong
-
-
-def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
-    """The model with a dynamic dimension in place of these axes of its inputs, and without the shapes of outputs."""
-    changed = onnx.ModelProto.FromString(model.SerializeToString())
-    for value in changed.graph.input:
-        if value.name in axes:
-            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = "batch"
-    for value in changed.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    changed.graph.ClearField("value_info")
-    return changed
-
-
-def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
-    """Axes that may be a batch: of one input, and of all that have as many."""
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.input}
-    for axis in range(max(ranks.values(), default=0)):
-        long = [name for name, rank in ranks.items() if axis < rank]
-        yield from ({name: axis} for name in long)
-        if len(long) > 1:
-            yield dict.fromkeys(long, axis)
-
-
-def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port, ...] | None:
-    """The outputs of a model whose batch is no part of the net; None where it is, or where the model is refused."""
-    try:
-        imported = import_model(load_model(model.SerializeToString()), batch_axes=axes)
-    except Error:
-        return None
-    is_free = all(port.blob.batch == 1 for port in imported.inputs if batch_axis(port) is not None)
-    return imported.outputs if is_free else None
-
-
-def batch_axis(port: Port) -> int | None:
-    return next((i for i, size in enumerate(port.shape) if isinstance(size, Sym) and "batch" in size.names()), None)
+    mixed = [
+        (str(case), axes, outputs)
+        for case in FILES[file]
+        for axes in choices(case.model())
+        if (outputs := mixed_outputs(case.model(), axes, partial(case.feeds, sizes=case.sizes[0] | {"batch": ITEMS})))
+    ]
+    assert not mixed
 
 
 def test_rules_say_that_items_stay_apart_where_they_do() -> None:

@@ -1,0 +1,60 @@
+"""Random models with a dynamic batch: where the importer proves that its items stay apart, they are computed apart.
+
+    python -m scripts.fuzz.batches [--count 1000] [--seed 0]
+
+Every axis of every input, and every axis that all inputs have, is made a dynamic batch in turn. Where the batch is then
+no part of the net (`onnx2ncnn_opt/onnx/items.py`), ONNX Runtime computes three items together and one by one. Prints
+what differs, and ends with 1 if anything does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import onnx
+
+from onnx2ncnn_opt.ir.weight import Array
+from testing.batches import ITEMS, choices, mixed_outputs
+from testing.random_steps import random_model
+
+TOLERANCE = 2e-3  # rounding errors of a whole model
+
+
+def feeds(model: onnx.ModelProto, *, known: Mapping[str, Array]) -> dict[str, Array]:
+    """Positive numbers, and integers of 0 and 1, in the shapes of `known` arrays but for the batch."""
+    rng = np.random.default_rng(0)
+    made = {}
+    for value in model.graph.input:
+        dims, like = value.type.tensor_type.shape.dim, known[value.name]
+        shape = [ITEMS if dim.dim_param == "batch" else size for dim, size in zip(dims, like.shape, strict=True)]
+        is_float = like.dtype.kind == "f"
+        made[value.name] = (rng.uniform(0.1, 1.5, shape) if is_float else rng.integers(0, 2, shape)).astype(like.dtype)
+    return made
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    counts: Counter[str] = Counter()
+    for number in range(given.count):
+        random = random_model(given.seed, number)
+        model = random.proto()
+        for axes in choices(model):
+            mixed = mixed_outputs(model, axes, partial(feeds, known=random.feeds()[0]), rel=TOLERANCE)
+            counts["not proved, or refused" if mixed is None else "WRONG" if mixed else "right"] += 1
+            if mixed:
+                print(f"{number}: a batch at {dict(axes)} mixes {', '.join(mixed)}", flush=True)
+    print(f"{given.count} models: {', '.join(f'{n} {kind}' for kind, n in counts.most_common())}")
+    return int(counts["WRONG"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Models with a dynamic batch: what the importer proves of its items, held against ONNX Runtime item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
+
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.onnx.importer import Port, import_model
+from onnx2ncnn_opt.onnx.read.load import load_model
+
+ITEMS = 3
+# What ONNX Runtime raises where it does not take a model or its inputs.
+REFUSED = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException)
+
+
+def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
+    """The model with a dynamic dimension in place of these axes of its inputs, and without the shapes of outputs."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for value in changed.graph.input:
+        if value.name in axes:
+            value.type.tensor_type.shape.dim[axes[value.name]].dim_param = "batch"
+    for value in changed.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    changed.graph.ClearField("value_info")
+    return changed
+
+
+def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
+    """Axes that may be a batch: of one input, and of all that have as many."""
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.input}
+    for axis in range(max(ranks.values(), default=0)):
+        long = [name for name, rank in ranks.items() if axis < rank]
+        yield from ({name: axis} for name in long)
+        if len(long) > 1:
+            yield dict.fromkeys(long, axis)
+
+
+def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port, ...] | None:
+    """The outputs of a model whose batch is no part of the net; None where it is, or where the model is refused."""
+    try:
+        imported = import_model(load_model(model.SerializeToString()), batch_axes=axes)
+    except Error:
+        return None
+    is_free = all(port.blob.batch == 1 for port in imported.inputs if batch_axis(port) is not None)
+    return imported.outputs if is_free else None
+
+
+def batch_axis(port: Port) -> int | None:
+    """The axis that depends on the batch; None if there is none."""
+    return next((i for i, size in enumerate(port.shape) if isinstance(size, Sym) and "batch" in size.names()), None)
+
+
+def mixed_outputs(
+    model: onnx.ModelProto,
+    axes: Mapping[str, int],
+    feeds: Callable[[onnx.ModelProto], Mapping[str, Array]],
+    *,
+    rel: float = 1e-5,
+) -> list[str] | None:
+    """The outputs of which an item is not what ONNX Runtime makes of that item alone, though it was proved.
+
+    `feeds` are inputs with `ITEMS` items. Sums in another order may differ by `rel`. None where nothing was proved, or
+    where ONNX Runtime does not take the model.
+    """
+    changed = with_batch(model, axes)
+    outputs = free_outputs(changed, axes)
+    if outputs is None:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(changed.SerializeToString(), options)
+        arrays = feeds(changed)
+        whole = session.run(None, dict(arrays))
+        alone = [
+            session.run(None, {n: x.take([i], axes[n]) if n in axes else x for n, x in arrays.items()})
+            for i in range(ITEMS)
+        ]
+    except REFUSED:
+        return None
+    return [
+        port.name
+        for port, together, *each in zip(outputs, whole, *alone, strict=True)
+        if not all(_same(_item(together, batch_axis(port), i), item, rel) for i, item in enumerate(each))
+    ]
+
+
+def _item(whole: Array, axis: int | None, index: int) -> Array:
+    return whole if axis is None else whole.take([index], axis)
+
+
+def _same(a: Array, b: Array, rel: float) -> bool:
+    return a.shape == b.shape and np.allclose(a, b, rtol=rel, atol=rel / 10, equal_nan=True)
