@@ -1,8 +1,8 @@
 """Modules that commands import and hardly ever use, loaded only when somebody asks them for something.
 
 onnx_ir imports sympy for arithmetic with symbolic sizes, which this package does itself; that import would take as long
-as all others together. onnx imports its formats of text and its tools, protobuf what it is without its extension, and
-importlib.metadata what sends mail.
+as all others together. onnx imports its formats of text and its tools, protobuf what it is without its extension,
+importlib.metadata what sends mail, and numpy its docstrings and ctypes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _NAMES = frozenset(
     (
         *("sympy", "onnx_ir._symbolic_shapes"),
         *("google.protobuf.json_format", "google.protobuf.text_format", "google.protobuf.internal.python_message"),
+        *("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars", "numpy._core._internal"),
         *("socket", "csv", "concurrent.futures", "packaging.version"),
         *(
             "onnx.checker",
