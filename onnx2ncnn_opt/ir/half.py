@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,8 +111,7 @@ _WINOGRAD: dict[int, tuple[Array, Array, Array]] = {
 }
 
 
-@dataclass(frozen=True)
-class Inner:
+class Inner(NamedTuple):
     """What a layer's own arithmetic in fp16 does to its output, as far as a sample shows.
 
     `error` is the root of the mean square of the errors, in the output's units; `spread` has that of each index of the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ EXP_LIMIT = 88.0  # from 89 on, exp is infinite in float32
 _MOST_LAYERS = 200  # that one question walks through
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Bounds of all elements that are numbers, and what else there may be.
 
     An infinite bound says that none is known; `may_be_inf` says whether an element may be infinite indeed. `is_whole`
@@ -129,7 +128,7 @@ def _rule_of(layer: Layer) -> Callable[..., Range] | None:
 
 def _tidy(x: Range) -> Range:
     bounded = x.low > -_INF and x.high < _INF
-    return replace(x, may_be_inf=False) if bounded and x.may_be_inf else x
+    return x._replace(may_be_inf=False) if bounded and x.may_be_inf else x
 
 
 def union(*ranges: Range) -> Range:
@@ -152,7 +151,7 @@ def _sum(a: Range, b: Range) -> Range:
 
 
 def _negative(x: Range) -> Range:
-    return replace(x, low=-x.high, high=-x.low)
+    return x._replace(low=-x.high, high=-x.low)
 
 
 def _both(a: Range, b: Range, low: float, high: float, *, nan: bool = False, inf: bool = False) -> Range:
@@ -174,8 +173,8 @@ def _product(a: Range, b: Range) -> Range:
 def _quotient(a: Range, b: Range) -> Range:
     if b.has(0) or b.may_be_inf:
         return Range(may_be_nan=True)
-    inverse = replace(b, low=1 / b.high, high=1 / b.low)
-    return replace(_product(a, inverse), is_whole=False)
+    inverse = b._replace(low=1 / b.high, high=1 / b.low)
+    return _product(a, inverse)._replace(is_whole=False)
 
 
 def _largest(a: Range, b: Range) -> Range:
@@ -223,7 +222,7 @@ def _binary(layer: Layer, *inputs: Range) -> Range:
         return UNKNOWN
     same = len(layer.inputs) == 2 and layer.inputs[0] is layer.inputs[1]
     if same and layer["op_type"] == BinaryOp.MUL:
-        return replace(_product(inputs[0], b), low=0.0)
+        return _product(inputs[0], b)._replace(low=0.0)
     return rule(inputs[0], b)
 
 
@@ -255,35 +254,35 @@ def _into(low: float, high: float) -> Callable[[Range], Range]:
 
 def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Range]:
     """A function that is finite between two bounds, and NaN or infinite elsewhere."""
-    known = replace(result, may_be_nan=False, may_be_inf=False)
+    known = result._replace(may_be_nan=False, may_be_inf=False)
 
     def rule(x: Range) -> Range:
         if x.within(low, high) and not x.may_be_inf:
-            return replace(known, may_be_nan=x.may_be_nan)
-        return replace(result, may_be_nan=True, may_be_inf=True)
+            return known._replace(may_be_nan=x.may_be_nan)
+        return result._replace(may_be_nan=True, may_be_inf=True)
 
     return rule
 
 
 def _rising(function: Callable[[float], float], x: Range) -> Range:
-    return replace(x, low=function(x.low), high=function(x.high), is_whole=False)
+    return x._replace(low=function(x.low), high=function(x.high), is_whole=False)
 
 
 def _rounded(function: Callable[[float], float]) -> Callable[[Range], Range]:
     def rule(x: Range) -> Range:
         low, high = (n if math.isinf(n) else float(function(n)) for n in (x.low, x.high))
-        return replace(x, low=low, high=high, is_whole=x.is_whole or x.is_finite)
+        return x._replace(low=low, high=high, is_whole=x.is_whole or x.is_finite)
 
     return rule
 
 
 def _abs(x: Range) -> Range:
     high = max(-x.low, x.high)
-    return replace(x, low=max(x.low, -x.high, 0.0), high=high)
+    return x._replace(low=max(x.low, -x.high, 0.0), high=high)
 
 
 def _square(x: Range) -> Range:
-    return replace(_product(_abs(x), _abs(x)), low=_abs(x).low ** 2)
+    return _product(_abs(x), _abs(x))._replace(low=_abs(x).low ** 2)
 
 
 def _sqrt(x: Range) -> Range:
@@ -367,15 +366,15 @@ def _unary(layer: Layer, x: Range) -> Range:
 def _relu(layer: Layer, x: Range) -> Range:
     slope = layer["slope"]
     if slope == 0:
-        return replace(x, low=max(x.low, 0.0), high=max(x.high, 0.0))
-    return replace(x, low=min(x.low, x.low * slope), is_whole=False) if 0 < slope <= 1 else _following(x)
+        return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
+    return x._replace(low=min(x.low, x.low * slope), is_whole=False) if 0 < slope <= 1 else _following(x)
 
 
 def clipped(x: Range, low: float, high: float) -> Range:
     """Within bounds: infinities become these."""
     bounds = (min(max(bound, low), high) for bound in (x.low, x.high))
     return _tidy(
-        replace(x, low=next(bounds), high=next(bounds), may_be_inf=False, is_whole=x.is_whole and low == int(low))
+        x._replace(low=next(bounds), high=next(bounds), may_be_inf=False, is_whole=x.is_whole and low == int(low))
     )
 
 
@@ -413,7 +412,7 @@ def _memory(layer: Layer) -> Range:
 
 def _dequantize(layer: Layer, x: Range) -> Range:
     plain = layer["scale_data_size"] == 1 and not layer["bias_data_size"] and layer.weights["scale_data"][0] == 1
-    return replace(ORDINARY, is_whole=bool(plain))
+    return ORDINARY._replace(is_whole=bool(plain))
 
 
 _NEVER_NEGATIVE = (Reduction.ASUM, Reduction.SUMSQ, Reduction.L1, Reduction.L2)
@@ -429,7 +428,7 @@ def _reduction(layer: Layer, x: Range) -> Range:
         return Range(x.low, x.high, nan, x.may_be_inf)
     never_negative = kind in _NEVER_NEGATIVE or (kind in _KEEPS_SIGN and x.low >= 0)
     made = Range(may_be_nan=nan, may_be_inf=x.may_be_inf)
-    return replace(made, low=0.0) if never_negative and layer["coeff"] > 0 else made
+    return made._replace(low=0.0) if never_negative and layer["coeff"] > 0 else made
 
 
 def _dropout(layer: Layer, x: Range) -> Range:
@@ -461,7 +460,7 @@ def _activated(layer: Layer, x: Range) -> Range:
     """The range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
     kind, params = layer["activation_type"], layer["activation_params"]
     if kind == Activation.RELU:
-        return replace(x, low=max(x.low, 0.0), high=max(x.high, 0.0))
+        return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))
     if kind == Activation.CLIP and len(params) >= 2:
         return clipped(x, float(params[0]), float(params[1]))
     return _into(0, 1)(x) if kind == Activation.SIGMOID else _following(x)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Flag, IntEnum, auto
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir import codes
@@ -65,8 +65,7 @@ class Param:
         return self.default(params) if callable(self.default) else self.default
 
 
-@dataclass(frozen=True)
-class WeightSpec:
+class WeightSpec(NamedTuple):
     """One weight block: number of elements, whether a 4-byte tag stands before it, and when it is there at all."""
 
     name: str

@@ -54,8 +54,7 @@ def flat(groups: Iterable[Atoms]) -> Atoms:
     return tuple(atom for group in groups for atom in group)
 
 
-@dataclass(frozen=True)
-class Regroup:
+class Regroup(NamedTuple):
     """A Reshape layer: `dims` of the result, and whether the batch is folded in (`unbatch`) or taken out (`batch`).
 
     With `batch` not None the result's Mat has that batch count, and it comes before `dims` in memory.
@@ -78,15 +77,13 @@ class Regroup:
         )
 
 
-@dataclass(frozen=True)
-class Reorder:
+class Reorder(NamedTuple):
     """A Permute layer: result dim i is dim ``perm[i]`` of the operand."""
 
     perm: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Shuffle:
+class Shuffle(NamedTuple):
     """A layer made for one regrouping of channels and image: its type, its block (or group), and its mode."""
 
     type: str

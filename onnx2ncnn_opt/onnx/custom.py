@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir
@@ -31,8 +30,7 @@ _KINDS = (
 _REQUEST = re.compile(r"(?:([^\s:=,]*)::)?([^\s:=,]+)(?:=([^\s:=,]+))?(?::(|[^\s:=,]+(?:,[^\s:=,]+)*))?")
 
 
-@dataclass(frozen=True)
-class CustomOp:
+class CustomOp(NamedTuple):
     """An operator that becomes a layer of type `layer`; `attributes` are the layer's parameters 0, 1, ... in order."""
 
     domain: str
@@ -101,7 +99,7 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
                 f"{qualified(op.domain, op.name)} has {len(attributes)} attributes, a layer {SHAPE_HINTS_ID} "
                 f"parameters; list those that matter"
             )
-        result.append(replace(op, attributes=attributes))
+        result.append(op._replace(attributes=attributes))
     return tuple(result)
 
 

@@ -51,8 +51,7 @@ class Input(NamedTuple):
     optional: bool
 
 
-@dataclass(frozen=True)
-class Traits:
+class Traits(NamedTuple):
     """What is true of an operator whoever computes it; verification draws inputs that mean something by it.
 
     `moves` are the inputs whose values the outputs have, moved about (`ALL` of them). `indexes` is the input that holds

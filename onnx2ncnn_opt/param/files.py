@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from onnx2ncnn_opt.errors import ParamError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, check_blob_counts
@@ -38,8 +39,7 @@ class NetFiles:
         return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))
 
 
-@dataclass(frozen=True)
-class LoadedNet:
+class LoadedNet(NamedTuple):
     """A net read from disk: its graph, and what `ParsedNet` has; `trailing_bytes` stand after the end of the .bin."""
 
     graph: Graph

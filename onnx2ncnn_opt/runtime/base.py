@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +15,14 @@ from onnx2ncnn_opt.errors import UsageError
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Feed:
+class Feed(NamedTuple):
     """An array for an ncnn blob. `batch_axis` is the axis that becomes the Mat's batch count, None for no batch."""
 
     array: Array
     batch_axis: int | None = None
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(NamedTuple):
     """A blob to read. `batch_axis` is where the Mat's batch count goes in the array, None if it has no batch.
 
     ncnn's Mats carry no type: `integer` reads the 32 bits of every element as an int32 instead of a float32.
@@ -40,8 +37,7 @@ class Fetch:
         return array.view(np.int32) if self.integer and array.itemsize == 4 else array
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Why one output of a net could not be had, and whether ncnn died on it."""
 
     reason: str
