@@ -17,7 +17,7 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
-from onnx2ncnn_opt.verification.compare import INFINITE, UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.rounding import Rounding
 
@@ -63,6 +63,22 @@ def float32_budget(rounding: float | None, least: float) -> float:
     That holds for ncnn's plain kernels. The faster ones have errors of their own, up to what `Tolerance` says.
     """
     return UNKNOWN_ROUNDING if rounding is None else max(_ROUNDINGS * rounding, least)
+
+
+def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
+    """What an output may be off by in float32 whatever rounding does to the model, in units of its largest value.
+
+    A GPU's exp and its like are nearly as good as a CPU's, and it has no plain kernels. But its GELU is always the one
+    with tanh (`gelu.comp`), which is off by up to 5e-4.
+    """
+    if not vulkan:
+        return LEAST_BUDGET
+    try:
+        graph = read_net(param, bin, entry_points.layer_types()).graph
+    except (ParamError, BinError, GraphError, UsageError):  # which ncnn will say more about
+        return UNKNOWN_ROUNDING
+    has_gelu = any(layer.type == "GELU" and not layer["fast_gelu"] for layer in graph)
+    return DEFAULT.relative if has_gelu else UNKNOWN_ROUNDING
 
 
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:

@@ -23,11 +23,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.budget import (
-    LEAST_BUDGET,
-    Budget,
-    budgets,
-)
+from onnx2ncnn_opt.verification.budget import Budget, budgets, least_budget
 from onnx2ncnn_opt.verification.compare import (
     DEFAULT,
     UNKNOWN_ROUNDING,
@@ -207,8 +203,7 @@ def verify_net(
         runs = iter([Run({}, None, given, model_runner.run(given))])
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
     is_fixed = (rtol, atol) != (None, None)
-    # A GPU's exp and its like are nearly as good as a CPU's, and it has no plain kernels.
-    least = UNKNOWN_ROUNDING if target.vulkan else LEAST_BUDGET
+    least = least_budget(param, bin, vulkan=target.vulkan)
     is_usual = allowed == DEFAULT and tolerance is None and not is_fixed
     rounding = Rounding(model, outputs, loaded.values, threads)
     done: list[Run] = []

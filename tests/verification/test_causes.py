@@ -14,9 +14,11 @@ from onnx2ncnn_opt.api.convert import Files
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Feed
-from onnx2ncnn_opt.verification.budget import Budget
+from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, Budget, least_budget
+from onnx2ncnn_opt.verification.compare import DEFAULT, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.runs import any_feeds
 from onnx2ncnn_opt.verification.verify import verify_net
+from testing import handmade
 from testing.exports import ROOT, refilled
 from testing.int8 import quantise
 
@@ -145,3 +147,16 @@ def test_causes() -> None:
     assert budget.cause(5e-3, "fp16", ok=False) == "conversion"
     assert Budget(1e-6, None).cause(1e-4, "fp32", ok=True) == "kernels"
     assert Budget(None, float("inf"), "fp16").cause(None, "fp16", ok=False) == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("layer", "vulkan", "budget"),
+    [
+        ("GELU g 1 1 x y", True, DEFAULT.relative),  # its shader has the one with tanh only
+        ("GELU g 1 1 x y 0=1", True, UNKNOWN_ROUNDING),
+        ("Sigmoid g 1 1 x y", True, UNKNOWN_ROUNDING),
+        ("GELU g 1 1 x y", False, LEAST_BUDGET),
+    ],
+)
+def test_what_a_gpu_may_be_off_by(tmp_path: Path, layer: str, *, vulkan: bool, budget: float) -> None:
+    assert least_budget(*handmade.write_net(tmp_path, "Input x 0 1 x 0=4", layer), vulkan=vulkan) == budget
