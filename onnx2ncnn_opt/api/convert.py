@@ -374,12 +374,16 @@ def unoptimised(conversion: Conversion) -> Conversion:
 def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
     """What it costs that dimensions are dynamic, and how to fix them: a line for the batch, and one for the others.
 
-    There is no line where it costs no layer. The model is converted once more with a batch of one, and once with the
-    sizes of the others that it `ran_at`, each with the `options` that `convert` had.
+    There is no line where it costs no layer, nor for a batch that is no part of the net. The model is converted once
+    more with a batch of one, and once with the sizes of the others that it `ran_at`, each with the `options` that
+    `convert` had.
     """
     fixed: dict[str, Dim] = {}
-    batch = {str(p.shape[0]): 1 for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
+    free = {p.free_batch for p in conversion.inputs}
+    first = {str(p.shape[0]) for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
+    batch = dict.fromkeys(sorted(first - free), 1)
     names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
+    names -= free
     others = {name: size for name, size in (ran_at or {}).items() if name in names - set(batch)}
     if not batch and not others:
         return []

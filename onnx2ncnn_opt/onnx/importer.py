@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError, Unsupported, UnsupportedError, UsageError, plugged
-from onnx2ncnn_opt.ir.dim import Dim, Shape, shape_text
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, shape_text
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -63,6 +63,12 @@ class Port(NamedTuple):
     dtype: np.dtype[np.generic]
     batch_axis: int | None
     element: str
+
+    @property
+    def free_batch(self) -> str | None:
+        """The name of a dynamic batch that is no part of the net; None if there is none."""
+        size = None if self.batch_axis is None else self.shape[self.batch_axis]
+        return str(size) if isinstance(size, Sym) and self.blob.batch == 1 else None
 
 
 class Imported(NamedTuple):

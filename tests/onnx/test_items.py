@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.convert import convert, cost_of_dynamic
 from onnx2ncnn_opt.param.splits import count_layers
 from testing.batches import ITEMS, choices, free_outputs, mixed_outputs, with_batch
 from testing.op_cases import Case, load_cases
@@ -116,6 +116,7 @@ def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
         model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
     conversion = convert(model)
     assert count_layers(conversion.graph) == count_layers(convert(model, shapes={"x": (1, 6, 8)}).graph)
+    assert not cost_of_dynamic(conversion)
     report = conversion.verify()
     assert report.ok
     assert {run["x"][0] for run in report.shapes} == {2, 3}
