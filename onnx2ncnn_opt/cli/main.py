@@ -97,6 +97,8 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
 
 
 def _prepare_process() -> None:
+    # NumPy's matrix products are few here; its threads would spin for a tenth of a second in each process.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
     gc.set_threshold(_COLLECT_AFTER)
     atexit.register(gc.freeze)  # nor at the end, which takes as long again
