@@ -15,6 +15,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from onnx2ncnn_opt.errors import UsageError, bounded, check_options
+from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
@@ -67,11 +68,13 @@ def check(
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise UsageError(f"cannot keep nets in {folder}: {error.strerror}") from error
+    count = Count("checked", "models", len(config.models))
     with Processes() as processes, ThreadPoolExecutor(max(jobs, 1)) as threads:
 
         def checked(model: Model) -> tuple[ModelResult, NetRecord | None]:
             found = _checked(config, model, record, folder, processes, looks=look is not None)
             done(found[0])
+            count.add()
             return found
 
         try:
