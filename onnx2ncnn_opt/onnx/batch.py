@@ -52,7 +52,7 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
 
     `told` are the batch axes of inputs that the caller chose, `found` those of `batch_axes`.
     """
-    tried = set()
+    tried, ranks = set(), {info.name: len(info.shape) for info in model.inputs}
     for info in model.inputs:
         axis = told.get(info.name, found.get(info.name, 0))
         size = info.shape[axis] if axis is not None and -len(info.shape) <= axis < len(info.shape) else 1
@@ -60,19 +60,25 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
         if size != symbol(name) or name in tried:
             continue
         tried.add(name)
-        inputs = {
-            other.name: [at for at, dim in enumerate(other.shape) if isinstance(dim, Sym) and name in dim.names()]
-            for other in model.inputs
-        }
-        axes = {other: at[0] for other, at in inputs.items() if at}
-        ranks = {other.name: len(other.shape) for other in model.inputs}
-        is_told = {other for other, at in axes.items() if other in told}
-        if any(len(at) > 1 for at in inputs.values()) or any(
-            (given := told[other]) is None or given % ranks[other] != axes[other] for other in is_told
-        ):
-            continue
-        is_known = bool(is_told) or any(found.get(other) == at for other, at in axes.items())
-        yield Batch(symbol(name), axes, is_known=is_known)
+        axes = _axes_of(name, model)
+        chosen = [other for other in axes if other in told]
+        if axes and all(told[other] in (axes[other], axes[other] - ranks[other]) for other in chosen):
+            is_known = bool(chosen) or any(found.get(other) == at for other, at in axes.items())
+            yield Batch(symbol(name), axes, is_known=is_known)
+
+
+def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
+    """The axis of each input that has this dimension; none where it is not one whole axis beside others everywhere.
+
+    A Mat has a dim besides its batch, and a batch of another size for another input cannot be fed.
+    """
+    axes: dict[str, int] = {}
+    for info in model.inputs:
+        at = [axis for axis, size in enumerate(info.shape) if isinstance(size, Sym) and name in size.names()]
+        if len(at) > 1 or (at and (info.shape[at[0]] != symbol(name) or len(info.shape) == 1)):
+            return {}
+        axes.update((info.name, axis) for axis in at)
+    return axes
 
 
 def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]]:

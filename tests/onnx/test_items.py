@@ -120,3 +120,24 @@ def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
     report = conversion.verify()
     assert report.ok
     assert {run["x"][0] for run in report.shapes} == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "body", "shapes"),
+    [
+        ("float[batch, 3, 4] x, float[batch] t", "r = Reshape (t, ones) y = Mul (x, r)", {}),
+        (
+            "float[batch, 3, 4] x, float[both, 3, 4] z",
+            "r = Reshape (z, pairs) m = ReduceMean <axes = [1], keepdims = 0> (r) y = Add (x, m)",
+            {"x": ("batch", 3, 4), "z": ("batch+batch", 3, 4)},
+        ),
+    ],
+    ids=["rows of one number", "two rows for each item"],
+)
+def test_inputs_that_no_batch_of_mats_can_be(inputs: str, body: str, shapes: dict[str, tuple[str, int, int]]) -> None:
+    constants = (
+        "int64[3] ones = {-1, 1, 1}, int64[4] pairs = {-1, 2, 3, 4}, float[3, 3, 1] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}"
+    )
+    graph = f"g ({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {graph}')
+    assert convert(model, shapes=shapes).verify().ok
