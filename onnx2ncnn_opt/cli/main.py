@@ -7,7 +7,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
 
@@ -72,7 +73,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
     """The exit code of a command line, and the error that it ended with, which has been told on stderr."""
     try:
-        with cli.make_context(PROGRAM, args, obj=output) as context:
+        with _interrupts(), cli.make_context(PROGRAM, args, obj=output) as context:
             cli.invoke(context)
     except click.exceptions.Exit as end:
         if not output.fields:  # --help
@@ -94,6 +95,20 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
     except KeyboardInterrupt as error:
         return _fail("interrupted", 128 + signal.SIGINT), error
     return 0, None
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Let an interrupt be one, where Python 3.11 and older make a RuntimeError of it: while a class is made."""
+    try:
+        yield
+    except (RuntimeError, Error) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt | Stop):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def _prepare_process() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -110,11 +112,15 @@ def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: 
 
 @contextmanager
 def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
-    """Temporary files to write, which are renamed only when the block has ended without an error."""
+    """Temporary files to write, which are renamed only when the block has ended without an error.
+
+    They are gone when the process ends, even where an interrupt comes before whoever entered the block knows of it.
+    """
     targets = [Path(path) for path in paths]
     staged = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
     for target in targets:
         _clear_staged(target)
+    clear = atexit.register(partial(_remove, staged))
     try:
         yield staged
         for part, target in zip(staged, targets, strict=True):
@@ -122,9 +128,14 @@ def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
     except OSError as error:
         raise UsageError(f"cannot write {' and '.join(map(str, targets))}: {error.strerror}") from error
     finally:
-        for part in staged:
-            with suppress(OSError):
-                part.unlink()
+        clear()
+        atexit.unregister(clear)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _clear_staged(target: Path) -> None:
@@ -132,8 +143,7 @@ def _clear_staged(target: Path) -> None:
     for part in target.parent.glob(f".{escape(target.name)}.*.part"):
         process = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
         if process.isdigit() and not _is_alive(int(process)):
-            with suppress(OSError):
-                part.unlink()
+            _remove([part])
 
 
 def _is_alive(process: int) -> bool:

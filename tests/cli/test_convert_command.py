@@ -324,41 +324,61 @@ def test_an_interrupted_conversion_leaves_nothing(
     assert names(tmp_path) == {"model.onnx", "python"}
 
 
-BUSY = """
+PASS = """
+import os, signal
 from onnx2ncnn_opt.rewrite.rule import graph_pass
 
+class Told:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.{number})
+
 @graph_pass(exact=True)
-def busy(graph):
+def mine(graph):
     open("begun", "w").close()
-    sum(range(10**12))  # in C, which looks at no signal
+    {body}
     yield
 """
 
 
-def test_a_signal_ends_c_code_as_well(tmp_path: Path) -> None:
-    site = tmp_path / "site" / "busy-1.0.dist-info"
+def start_conversion_with_pass(folder: Path, body: str, number: str) -> subprocess.Popen[str]:
+    """A conversion that comes to this pass."""
+    site = folder / "site" / "own-1.0.dist-info"
     site.mkdir(parents=True)
-    (site.parent / "busy.py").write_text(BUSY)
-    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: busy\nVersion: 1.0\n")
-    (site / "entry_points.txt").write_text("[onnx2ncnn_opt.passes]\nmine = busy:busy\n")
-    write_model(tmp_path, SMALL)
+    (site.parent / "own.py").write_text(PASS.format(body=body, number=number))
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (site / "entry_points.txt").write_text("[onnx2ncnn_opt.passes]\nmine = own:mine\n")
+    write_model(folder, SMALL)
     paths = os.pathsep.join([str(site.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     process = subprocess.Popen(
         [*COMMAND, "convert", "model.onnx", "--no-verify"],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    while process.poll() is None and "begun" not in names(tmp_path):
+    while process.poll() is None and "begun" not in names(folder):
         time.sleep(0.01)
+    return process
+
+
+def test_a_signal_ends_c_code_as_well(tmp_path: Path) -> None:
+    process = start_conversion_with_pass(tmp_path, "sum(range(10**12))  # in C, which looks at no signal", "SIGTERM")
     process.send_signal(signal.SIGTERM)
     try:
-        output, _ = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=10)
     finally:
         process.kill()  # without the watchdog it goes on for hours
-    assert process.returncode == -signal.SIGKILL
-    assert b"Traceback" not in output
+    assert (process.returncode, err) == (-signal.SIGKILL, "")
+    assert names(tmp_path) == {"model.onnx", "begun", "site"}
+
+
+@pytest.mark.parametrize(("number", "code", "message"), [("SIGINT", 130, "Error: interrupted\n"), ("SIGTERM", 143, "")])
+def test_a_signal_while_a_class_is_made(tmp_path: Path, number: str, code: int, message: str) -> None:
+    process = start_conversion_with_pass(tmp_path, "type('Made', (), {'x': Told()})", number)
+    _, err = process.communicate(timeout=60)
+    seen = 128 - process.returncode if process.returncode < 0 else process.returncode
+    assert (seen, err) == (code, message)
     assert names(tmp_path) == {"model.onnx", "begun", "site"}
 
 

@@ -92,6 +92,27 @@ def test_an_exception_in_between_leaves_nothing(tmp_path: Path) -> None:
     assert folder_of(tmp_path) == {}
 
 
+ENTERED = """
+import gc
+from onnx2ncnn_opt.param.files import all_or_nothing
+manager = all_or_nothing("a")
+manager.cycle = [manager]
+(staged,) = manager.__enter__()
+staged.touch()
+gc.freeze()
+raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupt_before_the_block_is_known_leaves_nothing(tmp_path: Path) -> None:
+    paths = os.pathsep.join([os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    ended = subprocess.run(
+        [sys.executable, "-c", ENTERED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
+    )
+    assert ended.stderr.endswith(b"KeyboardInterrupt\n")
+    assert folder_of(tmp_path) == {}
+
+
 def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder, reason in ((tmp_path / "none", "No such file or directory"), (tmp_path / "file", "Not a directory")):
