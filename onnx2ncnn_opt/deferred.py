@@ -2,24 +2,29 @@
 
 onnx_ir imports sympy for arithmetic with symbolic sizes, which this package does itself; that import would take as long
 as all others together. onnx imports its formats of text and its tools, protobuf what it is without its extension,
-importlib.metadata what sends mail, and numpy its docstrings and ctypes.
+importlib.metadata what sends mail and unpacks archives, and numpy its docstrings and ctypes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
+from threading import RLock
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 _NAMES = frozenset(
     (
         *("sympy", "onnx_ir._symbolic_shapes"),
         *("google.protobuf.json_format", "google.protobuf.text_format", "google.protobuf.internal.python_message"),
-        *("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars", "numpy._core._internal"),
-        *("socket", "csv", "concurrent.futures", "packaging.version"),
+        *("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars"),
+        *("numpy._core._internal", "packaging.version"),
+        *("bz2", "concurrent.futures", "csv", "ctypes", "difflib", "ipaddress", "lzma", "pickle", "random"),
+        *("calendar", "socket", "tempfile", "tokenize"),
         *(
             "onnx.checker",
             "onnx.compose",
@@ -33,7 +38,41 @@ _NAMES = frozenset(
 )
 
 
-class _Finder(MetaPathFinder):
+class _Later:
+    """Makes modules that wait for their `loader`."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Waiting
+
+
+class _Waiting(ModuleType):
+    """A module that runs when somebody asks it for something.
+
+    One of `importlib.util.LazyLoader` runs when a second module imports it, too.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        spec = super().__getattribute__("__spec__")
+        if name == "__spec__":
+            return spec
+        with _LOCK:
+            if isinstance(spec.loader, _Later):
+                spec.loader = spec.loader.loader
+                spec.loader.exec_module(self)
+                self.__class__ = ModuleType  # type: ignore[assignment]
+        return super().__getattribute__(name)
+
+
+_LOCK = RLock()
+
+
+class _Finder:
     """Finds these modules where they are, and lets them wait."""
 
     def find_spec(
@@ -41,7 +80,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname in _NAMES else None
         if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
+            spec.loader = _Later(spec.loader)  # type: ignore[assignment]  # to inherit from Loader would import much
         return spec
 
 

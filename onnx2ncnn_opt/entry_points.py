@@ -96,9 +96,15 @@ def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass
     return tuple(p for p in passes.select(skip, every) if p not in others)
 
 
+@cache
+def _declared() -> Any:
+    """The entry points of all packages, which are read once: that takes a part of a small model's time."""
+    return entry_points()
+
+
 def _items(group: str) -> Iterator[tuple[EntryPoint, Any]]:
     """Each object of a group; an entry point may be one, or a list or tuple of them."""
-    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+    for point in sorted(_declared().select(group=group), key=lambda point: (point.name, point.value)):
         with plugged(f"{_origin(point)} cannot be loaded: its import"):
             loaded = point.load()
         for item in loaded if isinstance(loaded, (list, tuple)) else (loaded,):

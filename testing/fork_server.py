@@ -29,6 +29,9 @@ def _become(folder: str, args: list[str], paths: str, out: str, err: str) -> Non
 
 def main() -> None:
     """Serve until stdin ends."""
+    import click
+
+    from onnx2ncnn_opt.cli.main import cli
     from onnx2ncnn_opt.cli.main import main as command
     from onnx2ncnn_opt.deferred import defer_imports
 
@@ -37,6 +40,8 @@ def main() -> None:
     for name in package.__all__:
         getattr(package, name)
     importlib.import_module("onnx2ncnn_opt.report.console")
+    for name in cli.list_commands(click.Context(cli)):
+        cli.get_command(click.Context(cli), name)
     gc.freeze()
     while line := sys.stdin.readline():
         request = json.loads(line)

@@ -172,7 +172,7 @@ def _convert(
 ) -> None:
     """Convert one model; without `checks` it is not verified. `worker` runs nets, where it is given."""
     from onnx2ncnn_opt.api import convert as api
-    from onnx2ncnn_opt.onnx.read.pt2 import is_pt2
+    from onnx2ncnn_opt.onnx.read.exported import is_pt2
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
 
     start = time.perf_counter()

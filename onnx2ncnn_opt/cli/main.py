@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 
 import click
 
-from onnx2ncnn_opt.cli.bisect import bisect
-from onnx2ncnn_opt.cli.check import check
-from onnx2ncnn_opt.cli.convert import convert
-from onnx2ncnn_opt.cli.diff import diff
-from onnx2ncnn_opt.cli.example import example
-from onnx2ncnn_opt.cli.inspect import inspect
-from onnx2ncnn_opt.cli.mixed import mixed
-from onnx2ncnn_opt.cli.ops import ops
-from onnx2ncnn_opt.cli.optimize import optimize
 from onnx2ncnn_opt.cli.output import Output, message_of
-from onnx2ncnn_opt.cli.passes import passes
-from onnx2ncnn_opt.cli.report import report
-from onnx2ncnn_opt.cli.verify import verify
 from onnx2ncnn_opt.cli.watchdog import watch
 from onnx2ncnn_opt.deferred import defer_imports
 from onnx2ncnn_opt.errors import Error, Stop
@@ -32,10 +20,29 @@ from onnx2ncnn_opt.version import __version__
 
 PROGRAM = "onnx2ncnn-opt"
 _COLLECT_AFTER = 500_000  # objects
+_COMMANDS = (
+    *("bisect", "check", "convert", "diff", "example", "inspect"),
+    *("mixed", "ops", "optimize", "passes", "report", "verify"),
+)
 _COMPLETE = "_ONNX2NCNN_OPT_COMPLETE"  # the variable that click's completion scripts set
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Each in its file, which is imported when somebody asks for the command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for name in (
+            [cmd_name] if cmd_name in _COMMANDS else _COMMANDS
+        ):  # all: click says which one an unknown one is like
+            if name not in self.commands:
+                self.add_command(getattr(import_module(f"onnx2ncnn_opt.cli.{name}"), name))
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__)
 def cli() -> None:
     """Turn ONNX models exported from PyTorch into optimised ncnn models, and prove that they compute the same.
@@ -43,10 +50,6 @@ def cli() -> None:
     \b
     Exit codes: 0 done, 1 cannot convert, 2 wrong usage, 3 verification failed.
     """
-
-
-for _command in (convert, optimize, verify, check, bisect, mixed, diff, inspect, report, example, passes, ops):
-    cli.add_command(_command)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -80,7 +83,7 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
             output.command = None
         return end.exit_code, None
     except click.ClickException as error:
-        if "--json" in args[1:] and args[0] in cli.commands:  # it may not have been read when another option was wrong
+        if "--json" in args[1:] and args[0] in _COMMANDS:  # it may not have been read when another option was wrong
             output.command, output.as_json = args[0], True
         error.show()
         return error.exit_code, error
@@ -116,7 +119,6 @@ def _prepare_process() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
     gc.set_threshold(_COLLECT_AFTER)
-    atexit.register(gc.freeze)  # nor at the end, which takes as long again
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  for ``>&-``; open until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

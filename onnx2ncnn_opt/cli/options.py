@@ -263,9 +263,11 @@ def _mode(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    if value is None:
+        return ()
     from onnx2ncnn_opt.runtime.targets import check_modes
 
-    return check_modes(value.split(",")) if value is not None else ()
+    return check_modes(value.split(","))
 
 
 def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -118,11 +118,14 @@ class OnnxOp:
         return list(inspect.signature(self.function).parameters.values())[1:]
 
     @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self.function)
+
+    @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """The fixed inputs, in order."""
-        hints = get_type_hints(self.function)
         return tuple(
-            Input(p.name, *_optional(hints[p.name]))
+            Input(p.name, *_optional(self._hints[p.name]))
             for p in self._parameters
             if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         )
@@ -130,9 +133,8 @@ class OnnxOp:
     @cached_property
     def variadic(self) -> Any | None:
         """The type of all further inputs, None where there are no more."""
-        hints = get_type_hints(self.function)
         names = [p.name for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
-        return hints[names[0]] if names else None
+        return self._hints[names[0]] if names else None
 
     @property
     def unannotated(self) -> str | None:
@@ -143,9 +145,8 @@ class OnnxOp:
     @cached_property
     def groups(self) -> dict[str, type]:
         """The parameters that are dataclasses of attributes."""
-        hints = get_type_hints(self.function)
         names = (p.name for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
-        return {name: hints[name] for name in names if is_dataclass(hints.get(name))}
+        return {name: self._hints[name] for name in names if is_dataclass(self._hints.get(name))}
 
     @cached_property
     def attributes(self) -> dict[str, Any]:

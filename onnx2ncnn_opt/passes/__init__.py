@@ -10,8 +10,8 @@ runs to a fixpoint, so that no pass depends on another having run before, only o
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Sequence
-from difflib import get_close_matches
 from functools import partial
 
 from onnx2ncnn_opt.errors import UsageError
@@ -184,7 +184,7 @@ def select(skip: Collection[str], passes: Sequence[Pass] = PASSES) -> tuple[Pass
     """The passes without those named in `skip`, or covering such a name; UsageError for a name that none has."""
     names = {name: p for p in passes for name in (p.name, *p.covers)}
     for unknown in sorted(set(skip) - set(names)):
-        close = get_close_matches(unknown, list(names), n=1)
+        close = difflib.get_close_matches(unknown, list(names), n=1)
         meant = f"did you mean {close[0]}?" if close else "`onnx2ncnn-opt passes` lists them"
         raise UsageError(f"there is no pass called {unknown}; {meant}")
     skipped = {names[name] for name in skip}

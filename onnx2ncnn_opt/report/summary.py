@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.verification import checked_lines, latency_lines
 from onnx2ncnn_opt.report.words import file_size
 from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.outputs import Latency, OutputReport
 
 
 @dataclass(frozen=True, kw_only=True)

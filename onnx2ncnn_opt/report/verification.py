@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from onnx2ncnn_opt.outputs import Latency, OutputReport
 from onnx2ncnn_opt.report.console import Table
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.outputs import Latency, OutputReport
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:

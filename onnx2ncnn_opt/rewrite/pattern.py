@@ -7,8 +7,8 @@ name that occurs twice stands for one and the same thing. Operators that commute
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.errors import PatternError
@@ -92,7 +92,7 @@ def _spec(type: str | LayerSpec) -> LayerSpec:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -7,7 +7,7 @@ is taken out of the message first, and stands in it as external data of a locati
 from __future__ import annotations
 
 import mmap
-import secrets
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -45,7 +45,7 @@ class Embedded(NamedTuple):
     @classmethod
     def of(cls, data: Bytes) -> Embedded:
         """The message as it is where it cannot be read here: protobuf will say why."""
-        location = f"embedded:{secrets.token_hex(16)}"
+        location = f"embedded:{os.urandom(16).hex()}"
         try:
             return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST, _MESSAGES), data, location)
         except _Malformed:

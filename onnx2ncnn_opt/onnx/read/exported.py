@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
-from onnx2ncnn_opt.onnx.read.pt2 import is_pt2, write_safe_copy
 from onnx2ncnn_opt.onnx.read.structure import root_cause
 
 _NEEDED = ("torch", "onnxscript")
+
+
+def is_pt2(path: Path) -> bool:
+    """Whether a file is meant to be one of PyTorch's, by its name."""
+    return path.suffix == ".pt2"
 
 
 def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Any:
@@ -112,6 +116,8 @@ def _kind(model: Any) -> str:
 
 def _loaded(path: Path) -> Any:
     import torch
+
+    from onnx2ncnn_opt.onnx.read.pt2 import write_safe_copy
 
     if not path.is_file():
         raise ModelError(f"{path} {'is not a plain file' if path.exists() else 'does not exist'}")

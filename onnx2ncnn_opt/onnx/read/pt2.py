@@ -42,11 +42,6 @@ _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collec
 _LONGEST = 1000  # characters of an expression or name
 
 
-def is_pt2(path: Path) -> bool:
-    """Whether a file is meant to be one, by its name."""
-    return path.suffix == ".pt2"
-
-
 def write_safe_copy(path: Path, to: IO[bytes]) -> None:
     """Write what belongs to the graph and the weights of a .pt2 file to another; ModelError where one is not plain."""
     try:
