@@ -58,7 +58,7 @@ class _Waiting(ModuleType):
     """
 
     def __getattribute__(self, name: str) -> Any:
-        spec = super().__getattribute__("__spec__")
+        spec = ModuleType.__getattribute__(self, "__spec__")
         if name == "__spec__":
             return spec
         with _LOCK:
@@ -66,7 +66,7 @@ class _Waiting(ModuleType):
                 spec.loader = spec.loader.loader
                 spec.loader.exec_module(self)
                 self.__class__ = ModuleType  # type: ignore[assignment]
-        return super().__getattribute__(name)
+        return ModuleType.__getattribute__(self, name)
 
 
 _LOCK = RLock()
