@@ -8,7 +8,7 @@ name that occurs twice stands for one and the same thing. Operators that commute
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.errors import PatternError
@@ -60,6 +60,15 @@ class Op(NamedTuple):
             if value not in wanted if isinstance(wanted, frozenset) else value != wanted:
                 return False
         return self.where is None or self.where(layer)
+
+    def may_read(self, blobs: Sequence[Blob]) -> bool:
+        """Whether its inputs may be these, in some order: so many, and of layers of their types."""
+        if self.inputs is None:
+            return True
+        made = {blob.producer.type for blob in blobs if blob.producer is not None}
+        return len(self.inputs) == len(blobs) and all(
+            isinstance(pattern, str) or not pattern.types.isdisjoint(made) for pattern in self.inputs
+        )
 
 
 Pattern: TypeAlias = Op | str
@@ -138,11 +147,16 @@ _NOTHING = Match({})
 
 def matches(pattern: Op, root: Layer) -> Iterator[Match]:
     """All ways in which the pattern fits with `root` as its last layer."""
-    return _match_layer(pattern, root, _NOTHING) if pattern.fits(root) else iter(())
+    return matches_above(pattern, root) if pattern.fits(root) else iter(())
+
+
+def matches_above(pattern: Op, root: Layer) -> Iterator[Match]:
+    """As `matches`, for a root that fits."""
+    return _match_layer(pattern, root, _NOTHING)
 
 
 def _match_layer(pattern: Op, layer: Layer, found: Match) -> Iterator[Match]:
-    if pattern.inputs is not None and len(pattern.inputs) != len(layer.inputs):
+    if not pattern.may_read(layer.inputs):
         return
     bound = found._bound(pattern.capture, layer)
     if bound is None:

@@ -109,11 +109,11 @@ class _Run:
     def _drain(self, p: Rewrite) -> None:
         queue = self.queues[p]
         count = Count(f"pass {p.name}", "layers", len(queue))
-        while queue and not self._is_full:
-            layer, _ = queue.popitem(last=False)
-            count.add()
-            if layer.graph is self.graph:
-                with self._guarded(p):
+        with self._guarded(p):
+            while queue and not self._is_full:
+                layer, _ = queue.popitem(last=False)
+                count.add()
+                if layer.graph is self.graph:
                     self._try(p, layer)
 
     def _try(self, p: Rewrite, root: Layer) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.rewrite.pattern import Match, Op, matches
+from onnx2ncnn_opt.rewrite.pattern import Match, Op, matches_above
 
 Result: TypeAlias = Layer | Blob | Sequence[Layer] | Sequence[Blob]
 
@@ -104,7 +104,7 @@ class Rewrite:
         for head, patterns in self._by_root_type.get(root.type, ()):
             if head.fits(root):
                 for pattern in patterns:
-                    yield from matches(pattern, root)
+                    yield from matches_above(pattern, root)
 
     def result(self, match: Match) -> Result:
         """What the function returns for a match; raises Refused."""
