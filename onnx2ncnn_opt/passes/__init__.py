@@ -55,6 +55,7 @@ from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
 from onnx2ncnn_opt.passes.fuse_clip import fuse_clip
 from onnx2ncnn_opt.passes.fuse_concat_concat import fuse_concat_concat
 from onnx2ncnn_opt.passes.fuse_concat_reduction import fuse_concat_reduction
+from onnx2ncnn_opt.passes.fuse_convolution_convolution import fuse_convolution_convolution
 from onnx2ncnn_opt.passes.fuse_crop_crop import fuse_crop_crop
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
 from onnx2ncnn_opt.passes.fuse_elementwise import fuse_elementwise
@@ -79,7 +80,10 @@ from onnx2ncnn_opt.passes.fuse_softmax import eliminate_shift_before_softmax, fu
 from onnx2ncnn_opt.passes.fuse_swish import fuse_swish
 from onnx2ncnn_opt.passes.limit_mask_fill import limit_mask_fill
 from onnx2ncnn_opt.passes.merge_equal_layers import merge_equal_layers
+from onnx2ncnn_opt.passes.move_convolution_after_pooling import move_convolution_after_pooling
+from onnx2ncnn_opt.passes.move_convolution_before_interp import move_convolution_before_interp
 from onnx2ncnn_opt.passes.move_crop_before_concat import move_crop_before_concat
+from onnx2ncnn_opt.passes.move_crop_up import move_crop_up
 from onnx2ncnn_opt.passes.move_views import move_views
 from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_binaryop_with_clip import replace_binaryop_with_clip
@@ -155,6 +159,8 @@ PASSES: tuple[Pass, ...] = (
     *fuse_gemm.PASSES,
     fuse_innerproduct_dropout,
     fuse_affine_before,
+    move_convolution_after_pooling,
+    move_convolution_before_interp,
     fuse_activation,
     fuse_rotaryembed,
     fuse_binaryop_eltwise,
@@ -166,8 +172,10 @@ PASSES: tuple[Pass, ...] = (
     limit_mask_fill,
     move_views,
     fuse_multiheadattention,
+    move_crop_up,
     move_views_before_slice,
     *fuse_permute_matrix.PASSES,
+    fuse_convolution_convolution,
     replace_products.replace_gemm_with_innerproduct,
     merge_equal_layers,
     share_products,

@@ -30,11 +30,14 @@ class Chain:
         **params: Any,
     ) -> Blob:
         """One more layer with one output; `what` it does is the end of its name."""
-        blob = Blob(f"{self.layer.output.name}_{what}")
-        new = Layer(type, f"{self.layer.name}_{what}", inputs, (blob,), params, weights).without_defaults()
-        assign_shapes(new)
-        self.made.append(new)
-        return blob
+        return self.put(Layer(type, self.layer.name, inputs, (), params, weights).without_defaults(), what)
+
+    def put(self, layer: Layer, what: str) -> Blob:
+        """A layer of the caller's, as `add` would have made it."""
+        layer.name, layer.outputs = f"{self.layer.name}_{what}", (Blob(f"{self.layer.output.name}_{what}"),)
+        assign_shapes(layer)
+        self.made.append(layer)
+        return layer.output
 
     def reshape(self, blob: Blob, shape: Sequence[Dim], what: str) -> Blob:
         """The same elements in another shape; the blob itself where it has that."""
@@ -51,16 +54,23 @@ class Chain:
         starts, ends = zip(*cut.values(), strict=True)
         return self.add("Crop", what, blob, starts=starts, ends=ends, axes=tuple(cut))
 
-    def finish(self) -> list[Layer]:
-        """The layers for a rewrite to return; refused where they would be no faster than the layer."""
-        before, after = cost([self.layer]), cost(self.made)
-        require(after < before, f"{self.layer.type} '{self.layer.name}' is too small to gain by it")
-        last = self.made[-1]
-        assert last.output.shape == self.layer.output.shape
-        last.outputs = ()
+    def finish(self, *after: Layer) -> list[Layer]:
+        """The layers for a rewrite to return, which replaces those `after` the layer, too.
+
+        Refused where they would be no faster.
+        """
+        replaced = [self.layer, *after]
+        name = f"{self.layer.type} '{self.layer.name}'"
+        require(cost(self.made) < cost(replaced), f"{name} is too small to gain by it")
+        assert self.made[-1].output.shape == replaced[-1].output.shape
+        return self.result()
+
+    def result(self) -> list[Layer]:
+        """The layers for a rewrite to return, whatever they cost."""
         # What the layer was called is what it does.
         main = next(layer for layer in self.made if layer.weights)
         main.name = self.layer.name
+        self.made[-1].outputs = ()
         return self.made
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.rewrite.pattern import Op, kept, op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
 _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
+
+
+def of_vector(conv: Layer, x: Blob) -> Layer:
+    """The InnerProduct that does to a vector what a convolution does to a pixel; refused where it reads several."""
+    name = f"Convolution '{conv.name}'"
+    require(conv["kernel_w"] == conv["kernel_h"] == 1, f"{name} has a larger kernel")
+    require(not any(conv[pad] for pad in _PADS), f"{name} pads")
+    kept = ("num_output", "bias_term", "weight_data_size", "activation_type")
+    params = {name: conv[name] for name in kept}
+    if conv["activation_type"]:
+        params["activation_params"] = conv["activation_params"]
+    return Layer("InnerProduct", conv.name, [x], (), params, conv.weights)
 
 
 def _replace(what: str, picture: str, above: Op) -> Rewrite:
@@ -19,20 +31,9 @@ def _replace(what: str, picture: str, above: Op) -> Rewrite:
         purpose="squeeze-and-excitation in nets of other converters; ncnn gives up convolutions of vectors",
     )
     def replace(layer: Layer) -> Layer:
-        name = f"Convolution '{layer.name}'"
         require_own_weights(layer)
         known_shape(layer.input, 1)
-        require(layer["kernel_w"] == layer["kernel_h"] == 1, f"{name} has a larger kernel")
-        require(not any(layer[pad] for pad in _PADS), f"{name} pads")
-        params = {
-            "num_output": layer["num_output"],
-            "bias_term": layer["bias_term"],
-            "weight_data_size": layer["weight_data_size"],
-            "activation_type": layer["activation_type"],
-        }
-        if layer["activation_type"]:
-            params["activation_params"] = layer["activation_params"]
-        return Layer("InnerProduct", layer.name, layer.inputs, (), params, layer.weights)
+        return of_vector(layer, layer.input)
 
     return replace
 

@@ -181,7 +181,8 @@ CONVOLUTIONS = (
     "Input data 0 1 data 0=4 1=3 2=2",
     "Convolution a 1 1 data p 0=4 1=1 5=1 6=8",
     "BatchNorm n 1 1 p q 0=4",
-    "Convolution b 1 1 q r 0=2 1=1 5=1 6=8",
+    "AbsVal c 1 1 q t",
+    "Convolution b 1 1 t r 0=2 1=1 5=1 6=8",
     "ReLU s 1 1 r out",
 )
 NORM = raw(values(4), values(4, seed=1), values(4, seed=2) ** 2 + 1, values(4, seed=3))
@@ -192,10 +193,10 @@ def test_folded_weights_are_stored_like_the_others(tmp_path: Path, kind: str) ->
     weights = short(values(8), kind) + raw(values(4)) + NORM + short(values(8, seed=4), kind) + raw(values(2))
     files = write_net(tmp_path, *CONVOLUTIONS, weights=weights)
     result = optimize(*files)
-    assert [layer.type for layer in result.graph] == ["Input", "Convolution", "Convolution"]
+    assert [layer.type for layer in result.graph] == ["Input", "Convolution", "AbsVal", "Convolution"]
     assert {kind for name, kind in stored_kinds(result.graph).items() if "weight" in name} == {Encoding(kind)}
-    untouched = read_net(*files).graph.layers[3].weights.stored("weight_data")
-    assert result.graph.layers[2].weights.stored("weight_data").same_bits(untouched)
+    untouched = read_net(*files).graph.layers[4].weights.stored("weight_data")
+    assert result.graph.layers[3].weights.stored("weight_data").same_bits(untouched)
     assert result.storage is not None
     assert (result.storage.count, result.storage.kept, result.storage.is_own) == (1, (), True)
     assert result.verify().ok

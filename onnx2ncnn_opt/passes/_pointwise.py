@@ -1,0 +1,39 @@
+"""Convolutions of 1x1 taps: a matrix for each pixel, which is the same before and after pixels are weighed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import Interp
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._gemm import Linear
+from onnx2ncnn_opt.passes._windows import SIDES
+
+_PLAIN = {f"{name}_{axis}": 1 for name in ("kernel", "stride") for axis in "wh"}
+_NO_PADS = {f"pad_{side}": 0 for axis in "wh" for side in SIDES[axis]}
+
+
+def is_pointwise(layer: Layer) -> bool:
+    """Whether a layer is a convolution of images that computes each pixel from that pixel alone."""
+    return layer.type == "Convolution" and all(layer[name] == value for name, value in (_PLAIN | _NO_PADS).items())
+
+
+def is_resize(layer: Layer) -> bool:
+    """Whether a layer is an Interp of one image, to sizes that its channels have no part in."""
+    return (
+        layer.type == "Interp"
+        and layer["resize_type"] in list(Interp)
+        and len(layer.inputs) == 1
+        and not layer["size_expr"]
+    )
+
+
+def matrix_of(conv: Layer) -> Linear:
+    """What a convolution does to the inputs of each output pixel, taps included; refused where it is not constant."""
+    require_own_weights(conv)
+    outputs = int(conv["num_output"])
+    weight = conv.weights["weight_data"].astype(np.float64).reshape(outputs, -1)
+    bias: Array = conv.weights["bias_data"].astype(np.float64) if conv["bias_term"] else np.zeros(outputs)
+    return Linear(weight, bias)

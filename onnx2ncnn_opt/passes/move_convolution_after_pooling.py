@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from math import prod
+
+from onnx2ncnn_opt.ir.codes import PadMode, Pooling
+from onnx2ncnn_opt.ir.dim import known
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.passes._chain import Chain
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize
+from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
+
+_PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
+_CONV = op("Convolution", "conv", is_pointwise, activation_type=0)
+
+
+def _shrinks(layer: Layer) -> bool:
+    """Whether a layer is an Interp that makes an image smaller for certain."""
+    before, after = layer.inputs[0].shape or (), layer.output.shape or ()
+    fixed = all(isinstance(size, int) for size in (*before, *after))
+    return is_resize(layer) and fixed and prod(known(after)) < prod(known(before))
+
+
+@rewrite(
+    op("Pooling", "smaller", pooling_type=Pooling.AVG)(_CONV),
+    op("Interp", "smaller", _shrinks)(_CONV),
+    exact=False,
+    purpose="the transitions of DenseNets",
+)
+def move_convolution_after_pooling(conv: Layer, smaller: Layer) -> list[Layer]:
+    """x ── Convolution 1x1 ── Pooling (average) ──   ⇒   x ── Pooling (average) ── Convolution 1x1 ──
+
+    A mean of pixels, or an Interp of them, has the same weights in every channel; a convolution of 1x1 taps mixes the
+    channels of each pixel in the same way. So it may wait for the smaller image.
+    """
+    require_own_weights(conv)
+    known_shape(conv.input, 3)
+    require(not conv["bias_term"] or not _counts_zeros(smaller), f"'{smaller.name}' would pad without the bias")
+    chain = Chain(conv)
+    x = chain.put(smaller.having(inputs=[conv.input]), "smaller")
+    chain.put(of_vector(conv, x).without_defaults() if len(x.known_shape) == 1 else conv.having(inputs=[x]), "mixed")
+    return chain.finish(smaller)
+
+
+def _counts_zeros(smaller: Layer) -> bool:
+    """Whether a Pooling takes zeros around the image into its means."""
+    if smaller.type != "Pooling" or smaller["global_pooling"] or smaller["adaptive_pooling"]:
+        return False
+    pads = smaller["pad_mode"] != PadMode.VALID or any(smaller[pad] for pad in _PADS)
+    return bool(smaller["avgpool_count_include_pad"] and pads)

@@ -1,0 +1,96 @@
+"""`move_convolution_before_interp`: 1x1 convolutions of the small image in place of the enlarged one.
+
+What an Interp makes is a weighted mean of pixels, with the same weights in every channel; a 1x1 convolution mixes the
+channels of each pixel in the same way. So either may come first. A Concat of channels between them is a sum after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.kernels import cost
+from onnx2ncnn_opt.ir.weight import Array
+from onnx2ncnn_opt.passes._chain import Chain
+from onnx2ncnn_opt.passes._gemm import stored
+from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
+from onnx2ncnn_opt.passes.fuse_activation import separate_activation
+from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
+
+
+@graph_pass(exact=False, purpose="heads of segmentation and necks of detection, which enlarge maps and mix them")
+def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]:
+    """x ── Interp ── Convolution 1x1 ──   ⇒   x ── Convolution 1x1 ── Interp ──
+
+    Also where a Concat puts the enlarged image together with others: its channels of the weights go before the Interp,
+    and the results are added up.
+    """
+    for layer in graph.layers:
+        if layer.graph is graph and (layer.type == "Concat" or is_resize(layer)):
+            convs = layer.output.users
+            if convs and all(map(is_pointwise, convs)) and (is_resize(layer) or any(map(_source, layer.inputs))):
+                yield from attempt(convs[0], _moved, layer, convs)
+
+
+def _source(blob: Blob) -> Layer | None:
+    """The Interp that makes a blob for one layer alone."""
+    layer = blob.producer
+    return layer if layer is not None and is_resize(layer) and blob.uses == 1 and not blob.is_output else None
+
+
+def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
+    """The layers in place of an Interp, or of a Concat with some, and of all convolutions that read it."""
+    parts = source.inputs if source.type == "Concat" else source.outputs
+    known_shape(source.output, 3)
+    require(source.type == "Interp" or source["axis"] % 3 == 0, f"'{source.name}' does not put channels together")
+    interps = [interp for blob in parts if (interp := source if source.type == "Interp" else _source(blob))]
+    replaced = dict.fromkeys([*interps, source, *convs])
+    chains = [_mixed(Chain(conv), parts, interps) for conv in convs]
+    made = [layer for chain in chains for layer in chain.made]
+    require(cost(made) < cost(replaced), f"'{source.name}' is too small, or enlarges too little, to gain by it")
+    takes, added = {}, []
+    for chain in chains:
+        *first, takes[chain.layer] = chain.result()
+        added += [(layer, chain.layer) for layer in first]
+    return Replacement(tuple(replaced), takes=takes, added=added)
+
+
+def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer]) -> Chain:
+    """The layers for one convolution of the `parts` together, some of which come from `interps`."""
+    conv = chain.layer
+    weight, bias = matrix_of(conv)
+    ends = np.cumsum([fixed_size(blob, 0) for blob in parts])
+    require(ends[-1] == weight.shape[1], f"'{conv.name}' has weights for {weight.shape[1]} channels, not {ends[-1]}")
+    columns = dict(zip(parts, np.split(weight, ends[:-1], axis=1), strict=True))
+    require(len(columns) == len(parts), "a part is there twice")
+    enlarged = {interp.output: interp for interp in interps}
+    plain = [blob for blob in parts if blob not in enlarged]
+    results = []
+    if plain:
+        x = plain[0] if len(plain) == 1 else chain.add("Concat", "rest", *plain)
+        results.append(_convolution(chain, "rest", x, np.hstack([columns[blob] for blob in plain]), bias))
+    for k, (blob, interp) in enumerate(enlarged.items()):
+        at = f"part{k}" if len(parts) > 1 else "small"
+        small = _convolution(chain, at, interp.input, columns[blob], bias if not results else np.zeros_like(bias))
+        results.append(chain.put(interp.having(inputs=[small]), f"{at}_enlarged"))
+    if len(results) > 2:
+        results = [chain.add("Eltwise", "sum", *results, op_type=Eltwise.SUM)]
+    elif len(results) == 2:
+        results = [chain.add("BinaryOp", "sum", *results, op_type=BinaryOp.ADD)]
+    activation = separate_activation(conv)
+    if activation:
+        kind, params = activation
+        chain.add(kind, "activation", *results, **params)
+    return chain
+
+
+def _convolution(chain: Chain, what: str, x: Blob, weight: Array, bias: Array) -> Blob:
+    params: dict[str, Any] = {"num_output": len(weight), "kernel_w": 1, "weight_data_size": weight.size}
+    weights = {"weight_data": stored(chain.layer, "weight_data", weight).reshape(-1)}
+    if bias.any():
+        params["bias_term"], weights["bias_data"] = 1, stored(chain.layer, "bias_data", bias)
+    return chain.add("Convolution", what, x, weights=weights, **params)

@@ -1,0 +1,105 @@
+"""`move_crop_up`: rows that nobody reads are not computed.
+
+A classifier of a transformer reads one row of the last block, that of its class token. All layers that compute each row
+from the same row of what they read need that one alone; attention needs all keys and values, but one query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.layers import types_with
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.passes._crops import cropped, part
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._gemm import linear_of
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
+
+_Operands = Iterator[tuple[Blob, int | None]]
+"""What a layer reads, and the axis of it that the Crop may cut there, if any."""
+
+
+def _elementwise(layer: Layer, axis: int) -> _Operands:
+    """Operands of the output's shape are cropped, and those with one slice along the axis are read as they are."""
+    rank, size = len(layer.output.known_shape), layer.output.known_shape[axis]
+    for blob in layer.inputs:
+        shape = known_shape(blob, rank)
+        require(shape[axis] in (1, size), f"'{blob.name}' has another size along axis {axis}")
+        yield blob, axis if shape[axis] == size else None
+
+
+def _norm(layer: Layer, axis: int) -> _Operands:
+    shape = fixed_shape(layer.input)
+    inside = [prod(shape[k:]) for k in range(axis + 1, len(shape))]
+    require(layer["affine_size"] in inside, f"'{layer.name}' normalises along axis {axis}")
+    yield layer.input, axis
+
+
+def _product(layer: Layer, axis: int) -> _Operands:
+    known_shape(layer.input, 2)
+    require(axis == 0, f"'{layer.name}' computes every column from all of them")
+    if layer.type == "Gemm":
+        linear_of(layer)
+    else:
+        require_own_weights(layer)
+    yield layer.input, axis
+
+
+def _attention(layer: Layer, axis: int) -> _Operands:
+    require(axis == 0, f"'{layer.name}' computes every column from all of them")
+    require(layer["quantize_term"] == 0, f"'{layer.name}' is quantised to int8")
+    count = len(layer.inputs) - layer["attn_mask"]
+    q, *others = layer.inputs[:count]
+    yield q, axis
+    for blob in others or [q]:
+        yield blob, None
+    for mask in layer.inputs[count:]:
+        yield mask, len(known_shape(mask)) - 2
+
+
+_OPERANDS: Mapping[str, Callable[[Layer, int], _Operands]] = {
+    **dict.fromkeys((*types_with(Trait.ELEMENTWISE), "BinaryOp", "Eltwise"), _elementwise),
+    **dict.fromkeys(("LayerNorm", "RMSNorm"), _norm),
+    **dict.fromkeys(("Gemm", "InnerProduct"), _product),
+    "MultiHeadAttention": _attention,
+}
+
+
+def _keeps_few(crop: Layer) -> bool:
+    """Whether at most every second slice of an axis is left."""
+    found = part(crop)
+    if found is None:
+        return False
+    axis, start, end = found
+    size = crop.input.known_shape[axis]
+    return isinstance(size, int) and 2 * (end - start) <= size
+
+
+@rewrite(
+    op("Crop", "crop", _keeps_few)(op(_OPERANDS, "layer")),
+    exact=False,
+    purpose="transformers of which the class token or the last token is read alone",
+)
+def move_crop_up(layer: Layer, crop: Layer) -> list[Layer]:
+    """x ── Gemm, LayerNorm, BinaryOp, ... ── Crop ──   ⇒   x ── Crop ── Gemm, LayerNorm, BinaryOp, ... ──
+
+    Of attention, the queries alone are cropped.
+    """
+    found = part(crop)
+    assert found is not None
+    axis, start, end = found
+    crops: list[Layer] = []
+    inputs = []
+    for blob, at in _OPERANDS[layer.type](layer, axis):
+        if at is not None:
+            new = cropped(crop, blob, {at: (start, end)})
+            new.name = f"{layer.name}_crop{len(crops)}"
+            new.outputs = (Blob(f"{blob.name}_crop"),)
+            assign_shapes(new)
+            crops.append(new)
+        inputs.append(blob if at is None else new.output)
+    return [*crops, layer.having(inputs=inputs)]
