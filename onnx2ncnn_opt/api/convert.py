@@ -303,7 +303,8 @@ def convert(
         source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
     )
     if source is not model and isinstance(model, (str, os.PathLike)):
-        loaded = replace(loaded, source_sha256=file_hash(Path(model)))
+        sha256 = file_hash(Path(model))
+        loaded = replace(loaded, digest=lambda: sha256)
     step("making layers of the operators")
     imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}

@@ -11,17 +11,15 @@ stay what they are. A name that starts with "#" is not a size but an index along
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, islice
 from itertools import product as choices
 from math import ceil
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """``a // b`` that does not divide evenly term by term, or the ``min`` or ``max`` of sizes that do not tell."""
 
     operator: str

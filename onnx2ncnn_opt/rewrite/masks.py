@@ -10,7 +10,7 @@ written (`param.splits`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ _EXP_LIMIT = 11.0  # exp(11.09) is 65504
 _HARMLESS = frozenset({BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MAX, BinaryOp.MIN, BinaryOp.RSUB})
 
 
-@dataclass(frozen=True)
-class Mask:
+class Mask(NamedTuple):
     """Features that a layer does without, and why; `largest` is the largest number seen there, None if nothing ran."""
 
     layer: str

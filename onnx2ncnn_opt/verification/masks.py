@@ -155,7 +155,7 @@ class _Found:
             return
         known = self.masks.get(layer)
         if known is not None:
-            mask = replace(known, features=known.features | features, reason=f"{known.reason}; {reason}")
+            mask = known._replace(features=known.features | features, reason=f"{known.reason}; {reason}")
         else:
             mask = Mask(layer.name, layer.type, missing, reason, largest)
         self.masks[layer] = mask

@@ -11,7 +11,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -231,7 +231,7 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
             step(f"the time of {layer.type} '{layer.name}'")
             without = judge.seconds({each: mask for each, mask in masks.items() if each is not layer})
         cost = None if seconds is None or without is None else seconds - without
-        chosen.append(Chosen(replace(mask, features=features), alone.get(layer, math.nan), cost))
+        chosen.append(Chosen(mask._replace(features=features), alone.get(layer, math.nan), cost))
     put_masks(graph, masks.items())
     return Mixed(graph, tuple(chosen), before, after, judge.checked, seconds)
 

@@ -8,10 +8,11 @@ import mmap
 import os
 import stat
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import onnx
@@ -46,8 +47,8 @@ class LoadedModel:
 
     `graph` is sorted, without function calls, Constant nodes (unless they are outputs), dead nodes or unused
     initializers; every constant in it is an array that was checked against its data. `inputs` are the graph's inputs
-    that are not constants. `opsets` holds a version for each domain ('' is ONNX's own). `source_sha256` is that of the
-    main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
+    that are not constants. `opsets` holds a version for each domain ('' is ONNX's own). `digest` gives the SHA-256 of
+    the main file or bytes, None for an onnx_ir.Model, which has none. `folder` is where the model lies, None if it came
     from memory. `producer` is the exporter, with version. `values` are the inputs that the caller bound to a value,
     which are constants of the graph. `lost` are the model's outputs that nothing of the graph leads to, as the caller
     chose others. `given` are the sizes that the caller gave.
@@ -57,7 +58,7 @@ class LoadedModel:
     inputs: tuple[InputInfo, ...]
     outputs: tuple[TensorInfo, ...]
     opsets: Mapping[str, int]
-    source_sha256: str | None
+    digest: Callable[[], str | None]
     folder: Path | None
     name: str
     producer: str
@@ -67,6 +68,11 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {len(self.graph)} nodes, {'; '.join(map(str, self.inputs))})"
+
+    @property
+    def source_sha256(self) -> str | None:
+        """What `digest` gives."""
+        return self.digest()
 
     def bound(self, name: str, size: int) -> LoadedModel:
         """The model with a number for a dynamic dimension."""
@@ -87,7 +93,7 @@ class LoadedModel:
 
 class _Source(NamedTuple):
     model: onnx_ir.Model
-    sha256: str | None = None
+    digest: Callable[[], str | None] = lambda: None
     folder: Path | None = None
     stem: str = ""
     embedded: Embedded | None = None
@@ -129,7 +135,7 @@ def load_model(
         inputs=inputs,
         outputs=results,
         opsets=dict(model.opset_imports),
-        source_sha256=opened.sha256,
+        digest=opened.digest,
         folder=opened.folder,
         name=opened.stem or model.graph.name or "model",
         producer=f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip(),
@@ -144,7 +150,7 @@ def _open(source: Any) -> _Source:
         return _open_path(Path(source))
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
-        return _Source(_from_proto(_parse(data, "the bytes"), None), hashlib.sha256(data).hexdigest())
+        return _Source(_from_proto(_parse(data, "the bytes"), None), _hashed(data))
     if isinstance(source, onnx.ModelProto):
         return _Source(_from_proto(source, None), _digest(source))
     model = source if isinstance(source, onnx_ir.Model) else getattr(source, "model", None)
@@ -180,11 +186,11 @@ def _open_path(path: Path) -> _Source:
         raise ModelError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ModelError(f"{path} cannot be read: {error}") from None
-    sha256 = hashlib.sha256(data).hexdigest()
+    digest = _hashed(data)
     embedded = Embedded.of(data)
     proto = _parse(embedded.message, str(path))
     folder = path.absolute().parent
-    return _Source(_from_proto(proto, folder), sha256, folder, path.stem, embedded)
+    return _Source(_from_proto(proto, folder), digest, folder, path.stem, embedded)
 
 
 def _parse(data: Bytes, where: str) -> onnx.ModelProto:
@@ -206,11 +212,24 @@ def _parse(data: Bytes, where: str) -> onnx.ModelProto:
     return proto
 
 
-def _digest(proto: onnx.ModelProto) -> str | None:
+def _hashed(data: Bytes) -> Callable[[], str]:
+    """The SHA-256 of the data, found beside other work: it takes as long as all else does that needs the data."""
+    total = hashlib.sha256()
+    thread = Thread(target=total.update, args=(data,), daemon=True)
+    thread.start()
+
+    def digest() -> str:
+        thread.join()
+        return total.hexdigest()
+
+    return digest
+
+
+def _digest(proto: onnx.ModelProto) -> Callable[[], str | None]:
     try:
-        return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+        return _hashed(proto.SerializeToString(deterministic=True))
     except (EncodeError, ValueError):  # more than 2 GB
-        return None
+        return lambda: None
 
 
 def _from_proto(proto: onnx.ModelProto, folder: Path | None) -> onnx_ir.Model:

@@ -16,7 +16,6 @@ import onnx_ir
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx_ir.passes import PreconditionError
-from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
 
@@ -204,6 +203,8 @@ def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] =
         del model.functions[key]
     if not model.functions:
         return
+    from onnx_ir.passes.common import InlinePass  # with all others, which few models need
+
     inliner = InlinePass()
     try:
         inliner.requires(model)
@@ -235,6 +236,10 @@ def _inlined_size(model: onnx_ir.Model) -> int:
 
 def lift_constants(model: onnx_ir.Model) -> None:
     """Turn Constant nodes into initializers, except those that are outputs of the graph. Raises ModelError."""
+    if all(node.op_type != "Constant" for node in model.graph.all_nodes()):
+        return
+    from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
     try:
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     except (ValueError, TypeError) as error:
