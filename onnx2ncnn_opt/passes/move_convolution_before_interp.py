@@ -21,6 +21,9 @@ from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
+# What it saves has to be worth the layers that there are more: up to four for each convolution.
+_MOST_OF_COST = 0.8
+
 
 @graph_pass(exact=False, purpose="heads of segmentation and necks of detection, which enlarge maps and mix them")
 def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]:
@@ -51,7 +54,10 @@ def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
     replaced = dict.fromkeys([*interps, source, *convs])
     chains = [_mixed(Chain(conv), parts, interps) for conv in convs]
     made = [layer for chain in chains for layer in chain.made]
-    require(cost(made) < cost(replaced), f"'{source.name}' is too small, or enlarges too little, to gain by it")
+    require(
+        cost(made) < _MOST_OF_COST * cost(replaced),
+        f"'{source.name}' is too small, or enlarges too little, to gain by it",
+    )
     takes, added = {}, []
     for chain in chains:
         *first, takes[chain.layer] = chain.result()
