@@ -52,21 +52,20 @@ def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
     require(source.type == "Interp" or source["axis"] % 3 == 0, f"'{source.name}' does not put channels together")
     interps = [interp for blob in parts if (interp := source if source.type == "Interp" else _source(blob))]
     replaced = dict.fromkeys([*interps, source, *convs])
-    chains = [_mixed(Chain(conv), parts, interps) for conv in convs]
-    made = [layer for chain in chains for layer in chain.made]
-    require(
-        cost(made) < _MOST_OF_COST * cost(replaced),
-        f"'{source.name}' is too small, or enlarges too little, to gain by it",
-    )
-    takes, added = {}, []
-    for chain in chains:
-        *first, takes[chain.layer] = chain.result()
-        added += [(layer, chain.layer) for layer in first]
+    first = Chain(convs[0])
+    plain = [blob for blob in parts if blob not in [interp.output for interp in interps]]
+    rest = first.add("Concat", "rest", *plain) if len(plain) > 1 else plain[0] if plain else None
+    chains = [_mixed(Chain(conv), parts, interps, rest) for conv in convs]
+    made = [layer for chain in (first, *chains) for layer in chain.made]
+    gains = cost(made) < _MOST_OF_COST * cost(replaced)
+    require(gains, f"'{source.name}' is too small, or enlarges too little, to gain by it")
+    takes = {chain.layer: chain.result()[-1] for chain in chains}
+    added = [(layer, source) for layer in made if layer not in takes.values()]
     return Replacement(tuple(replaced), takes=takes, added=added)
 
 
-def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer]) -> Chain:
-    """The layers for one convolution of the `parts` together, some of which come from `interps`."""
+def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: Blob | None) -> Chain:
+    """The layers for one convolution of the `parts` together: some come from `interps`, and `rest` is all others."""
     conv = chain.layer
     weight, bias = matrix_of(conv)
     ends = np.cumsum([fixed_size(blob, 0) for blob in parts])
@@ -74,11 +73,10 @@ def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer]) -> Cha
     columns = dict(zip(parts, np.split(weight, ends[:-1], axis=1), strict=True))
     require(len(columns) == len(parts), "a part is there twice")
     enlarged = {interp.output: interp for interp in interps}
-    plain = [blob for blob in parts if blob not in enlarged]
     results = []
-    if plain:
-        x = plain[0] if len(plain) == 1 else chain.add("Concat", "rest", *plain)
-        results.append(_convolution(chain, "rest", x, np.hstack([columns[blob] for blob in plain]), bias))
+    if rest is not None:
+        weight = np.hstack([columns[blob] for blob in parts if blob not in enlarged])
+        results.append(_convolution(chain, "rest", rest, weight, bias))
     for k, (blob, interp) in enumerate(enlarged.items()):
         at = f"part{k}" if len(parts) > 1 else "small"
         small = _convolution(chain, at, interp.input, columns[blob], bias if not results else np.zeros_like(bias))
