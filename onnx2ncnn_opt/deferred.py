@@ -22,7 +22,7 @@ _NAMES = frozenset(
         *("sympy", "onnx_ir._symbolic_shapes"),
         *("google.protobuf.json_format", "google.protobuf.text_format", "google.protobuf.internal.python_message"),
         *("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars"),
-        *("numpy._core._internal", "packaging.version"),
+        *("numpy._core._internal", "onnx_ir.schemas", "onnx_ir.tape", "packaging.version"),
         *("bz2", "concurrent.futures", "csv", "ctypes", "difflib", "ipaddress", "lzma", "pickle", "random"),
         *("calendar", "socket", "tempfile", "tokenize"),
         *(
@@ -61,6 +61,8 @@ class _Waiting(ModuleType):
         spec = ModuleType.__getattribute__(self, "__spec__")
         if name == "__spec__":
             return spec
+        if name == "__module__":  # which modules do not have, as onnx_ir asks of all that it exports
+            raise AttributeError(name)
         with _LOCK:
             if isinstance(spec.loader, _Later):
                 spec.loader = spec.loader.loader

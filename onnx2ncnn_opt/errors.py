@@ -102,7 +102,7 @@ def lines_by_reason(nodes: Sequence[Unsupported]) -> list[str]:
     """A line for each reason, up to the names, numbers and shapes in it."""
     groups: dict[tuple[str, str], list[Unsupported]] = {}
     for node in nodes:
-        groups.setdefault((_DETAILS.sub("", node.reason), node.hint), []).append(node)
+        groups.setdefault((re.sub(_DETAILS, "", node.reason), node.hint), []).append(node)
     return [str(group[0]) if len(group) == 1 else _together(group) for group in groups.values()]
 
 
@@ -114,7 +114,7 @@ def _together(nodes: Sequence[Unsupported]) -> str:
     return f"{text}; {nodes[0].hint}" if nodes[0].hint else text
 
 
-_DETAILS = re.compile(r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?")
+_DETAILS = r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?"
 
 
 def check_options(**options: object) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.spec import CUSTOM, SHAPE_HINTS_ID, LayerSpec, Param, Params, WeightSpec
 
-_DECLARATION = re.compile(r"([^\s:]+):([^\s:]*)")
-_WEIGHT = re.compile(r"((?:p?[0-9]{1,9})(?:\*p?[0-9]{1,9})*)(@tagged)?", re.ASCII)
+_DECLARATION = r"([^\s:]+):([^\s:]*)"
+_WEIGHT = r"((?:p?[0-9]{1,9})(?:\*p?[0-9]{1,9})*)(@tagged)?"
 
 
 def custom_layer(text: str) -> LayerSpec:
@@ -19,8 +19,8 @@ def custom_layer(text: str) -> LayerSpec:
     integer parameters (``p0*9``). ``@tagged`` stands after a weight that the layer loads with ``mb.load(n, 0)``, which
     has a tag before it in the file; ``mb.load(n, 1)`` reads bare float32. Raises UsageError for anything else.
     """
-    match = _DECLARATION.fullmatch(text)
-    weights = [_WEIGHT.fullmatch(part) for part in match[2].split(",")] if match and match[2] else []
+    match = re.fullmatch(_DECLARATION, text)
+    weights = [re.fullmatch(_WEIGHT, part) for part in match[2].split(",")] if match and match[2] else []
     if not match or None in weights:
         raise UsageError(f"'{text}' does not declare a custom layer; an example is MyLayer:p6@tagged,p0")
     ids = sorted({int(id) for weight in weights if weight for id in re.findall(r"p([0-9]+)", weight[1])})

@@ -27,7 +27,7 @@ _KINDS = (
     onnx_ir.AttributeType.FLOATS,
     onnx_ir.AttributeType.STRING,
 )
-_REQUEST = re.compile(r"(?:([^\s:=,]*)::)?([^\s:=,]+)(?:=([^\s:=,]+))?(?::(|[^\s:=,]+(?:,[^\s:=,]+)*))?")
+_REQUEST = r"(?:([^\s:=,]*)::)?([^\s:=,]+)(?:=([^\s:=,]+))?(?::(|[^\s:=,]+(?:,[^\s:=,]+)*))?"
 
 
 class CustomOp(NamedTuple):
@@ -61,7 +61,7 @@ def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
     """
     found: dict[tuple[str, str], CustomOp] = {}
     for request in requests:
-        match = _REQUEST.fullmatch(request)
+        match = re.fullmatch(_REQUEST, request)
         if not match:
             raise UsageError(f"'{request}' names no operator; an example is my.domain::MyOp=MyLayer:alpha,beta")
         domain, name, layer, listed = match.groups()
