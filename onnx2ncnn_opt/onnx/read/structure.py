@@ -236,14 +236,30 @@ def _inlined_size(model: onnx_ir.Model) -> int:
 
 def lift_constants(model: onnx_ir.Model) -> None:
     """Turn Constant nodes into initializers, except those that are outputs of the graph. Raises ModelError."""
-    if all(node.op_type != "Constant" for node in model.graph.all_nodes()):
-        return
-    from onnx_ir.passes.common import LiftConstantsToInitializersPass
-
     try:
-        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        others = [node for node in list(model.graph.all_nodes()) if node.op_type == "Constant" and not _lift(node)]
+        if any(not node.outputs[0].is_graph_output() for node in others):
+            from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
+            LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     except (ValueError, TypeError) as error:
         raise ModelError(f"a Constant node is malformed: {root_cause(error)}") from None
+
+
+def _lift(node: onnx_ir.Node) -> bool:
+    """Put an initializer in the place of a Constant node that has a tensor; onnx_ir's pass is slow with such."""
+    (result,), graph, attribute = node.outputs, node.graph, node.attributes.get("value")
+    if attribute is None or attribute.type != onnx_ir.AttributeType.TENSOR or attribute.is_ref() or graph is None:
+        return False
+    if len(node.attributes) > 1 or node.domain or result.is_graph_output():
+        return False
+    tensor = attribute.value
+    kind = onnx_ir.TensorType(tensor.dtype)
+    constant = onnx_ir.Value(name=result.name, shape=tensor.shape, type=kind, const_value=tensor)
+    graph.register_initializer(constant)
+    result.replace_all_uses_with(constant)
+    graph.remove(node, safe=True)
+    return True
 
 
 def strip(graph: onnx_ir.Graph) -> None:
