@@ -7,8 +7,8 @@ clipped gates, and sequences that end early. Every step is unrolled, so the numb
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,8 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
 }
 
 
-class Unrolled(NamedTuple):
+@dataclass(frozen=True)
+class Unrolled:
     """A node whose steps are written out: its weights, and how it computes.
 
     `w` is [directions, gates * hidden, inputs], `r` [directions, gates * hidden, hidden], `b` [directions,
