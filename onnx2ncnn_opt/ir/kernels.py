@@ -53,10 +53,12 @@ _NS_PER_PRODUCT = {
 # With so few inputs and outputs a convolution runs without a matrix product, be it of an image or of a sequence.
 _FEW_CHANNELS = 16
 _NS_PER_PRODUCT_OF_FEW = 0.06
-# 3x3 taps, one result for each pixel: side by side they have winograd, apart they have not, and with other numbers of
-# outputs than multiples of 16 are slower still.
-_NS_PER_PRODUCT_OF_3X3 = 0.0085
-_NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN = 0.0155, 0.03
+# 3x3 taps, one result for each pixel. Side by side they have winograd. It transforms what it reads, which takes longer
+# where that does not fit into a cache, what it makes, and the weights. Apart, what they read is copied for each tap;
+# other numbers of outputs than multiples of 16 are slower still.
+_NS_PER_PRODUCT_OF_WINOGRAD, _NS_PER_NUMBER_MADE, _NS_PER_WEIGHT = 0.0055, 1.0, 0.5
+_NS_PER_NUMBER_READ, _NS_PER_NUMBER_FROM_MEMORY, _CACHED = 1.5, 3.0, 2**21
+_NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN, _NS_PER_NUMBER_COPIED = 0.0145, 0.03, 1.8
 # A convolution in groups that are not single channels runs one small convolution for each of them.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
@@ -93,12 +95,22 @@ def _products_cost(layer: Layer) -> float:
         return 0.0
     blob = layer.inputs[0] if layer.type.startswith("Deconvolution") else layer.outputs[0]
     products = layer["weight_data_size"] * _size((blob.shape or ())[1:])
+    groups = layer["group"] * _NS_PER_GROUP if is_grouped else 0.0
     if layer.type in ("Convolution", "Convolution1D") and _has_few_channels(layer):
         rate = _NS_PER_PRODUCT_OF_FEW
     elif kind == "Convolution" and has_3x3_taps(layer):
-        apart = _NS_PER_PRODUCT_OF_UNEVEN if layer["num_output"] % 16 else _NS_PER_PRODUCT_OF_DILATED
-        rate = _NS_PER_PRODUCT_OF_3X3 if layer["dilation_w"] == layer["dilation_h"] == 1 else apart
-    return float(products * rate + (layer["group"] * _NS_PER_GROUP if is_grouped else 0.0))
+        return _cost_of_3x3(layer, products) + groups
+    return float(products * rate + groups)
+
+
+def _cost_of_3x3(layer: Layer, products: int) -> float:
+    read, made = (_size(blob.shape or ()) for blob in (layer.inputs[0], layer.outputs[0]))
+    if not layer["dilation_w"] == layer["dilation_h"] == 1:
+        rate = _NS_PER_PRODUCT_OF_UNEVEN if layer["num_output"] % 16 else _NS_PER_PRODUCT_OF_DILATED
+        return products * rate + read * _NS_PER_NUMBER_COPIED
+    transforms = read * (_NS_PER_NUMBER_READ if read <= _CACHED else _NS_PER_NUMBER_FROM_MEMORY)
+    transforms += made * _NS_PER_NUMBER_MADE + layer["weight_data_size"] * _NS_PER_WEIGHT
+    return float(products * _NS_PER_PRODUCT_OF_WINOGRAD + transforms)
 
 
 def _has_few_channels(layer: Layer) -> bool:
@@ -117,7 +129,8 @@ def _is_depthwise(layer: Layer) -> bool:
 
 
 def _bytes(layer: Layer) -> int:
-    return sum(4 * _size((*(blob.shape or ()), blob.batch)) for blob in (*layer.inputs, *layer.outputs))
+    blobs = 2 * layer.outputs if layer.type == "Crop" else (*layer.inputs, *layer.outputs)
+    return sum(4 * _size((*(blob.shape or ()), blob.batch)) for blob in blobs)
 
 
 def _size(shape: Shape | tuple[Dim, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onnx2ncnn_opt.ir.dim import Dim
@@ -20,17 +20,27 @@ class Chain:
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.made: list[Layer] = []
+        self._weights: list[tuple[Layer, str, Callable[[], Weight]]] = []
 
     def add(
         self,
         type: str,
         what: str,
         *inputs: Blob,
-        weights: Mapping[str, Array | Weight] | None = None,
+        weights: Mapping[str, Array | Weight | Callable[[], Weight]] | None = None,
         **params: Any,
     ) -> Blob:
-        """One more layer with one output; `what` it does is the end of its name."""
-        return self.put(Layer(type, self.layer.name, inputs, (), params, weights).without_defaults(), what)
+        """One more layer with one output; `what` it does is the end of its name.
+
+        Weights may be functions that make them, which are called if the layers are not too slow.
+        """
+        layer = Layer(type, self.layer.name, inputs, (), params).without_defaults()
+        for name, weight in (weights or {}).items():
+            if callable(weight):
+                self._weights.append((layer, name, weight))
+            else:
+                layer.weights[name] = weight
+        return self.put(layer, what)
 
     def put(self, layer: Layer, what: str) -> Blob:
         """A layer of the caller's, as `add` would have made it."""
@@ -67,6 +77,8 @@ class Chain:
 
     def result(self) -> list[Layer]:
         """The layers for a rewrite to return, whatever they cost."""
+        for layer, name, make in self._weights:
+            layer.weights[name] = make()
         # What the layer was called is what it does.
         main = next(layer for layer in self.made if layer.weights)
         main.name = self.layer.name

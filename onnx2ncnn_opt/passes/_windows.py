@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.weight import Array, Weight
+from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require
 
 # ncnn's names of the axes, outermost first, by the last letters of the layer's type.
@@ -118,6 +118,15 @@ def weight_of(layer: Layer) -> Array:
     data, rows = layer.weights.stored("weight_data").data, int(layer["num_output"])
     require(data.size % (rows * prod(sizes)) == 0, f"the weights of '{layer.name}' do not divide into taps")
     return data.reshape(rows, -1, *sizes)
+
+
+def weight_with_zeros(layer: Layer) -> tuple[Weight, Array]:
+    """As `weight_of`, with the block that it is from, in an encoding that has a zero: a table need not have one."""
+    stored, weight = layer.weights.stored("weight_data"), weight_of(layer)
+    if stored.encoding is not Encoding.TABLE:
+        return stored, weight
+    weight = layer.weights["weight_data"].reshape(weight.shape)
+    return Weight(weight), weight
 
 
 def reordered(weight: Weight, array: Array) -> Weight:

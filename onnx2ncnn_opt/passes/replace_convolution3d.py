@@ -1,17 +1,26 @@
 """`replace_convolution3d`: convolutions of volumes, for which ncnn has a plain loop alone, as 2-D ones.
 
-All depths are below each other in one tall image, with rows of zeros between them where the kernel pads. What the taps
-along the depth read are parts of that image, each some rows further down. They become channels of one convolution with
-as many times the input channels; single channels have one convolution for each tap instead, whose results are added. A
-kernel that has taps along the depth alone is a convolution of an image whose rows are the depths. With dilation each
-depth becomes several images without it, if that is faster.
+All depths are below each other in one tall image, with rows of zeros between them where the kernel pads. With dilation
+each depth may become several images without it. The taps along the depth have three forms, and the cheapest is taken:
+
+- Inputs: what a tap reads is a part of that image, some rows further down. The parts become channels of one convolution
+  with as many times the inputs.
+- Outputs: one convolution has as many times the outputs, and its parts are added.
+- Weights: the depths are channels, and an output has zeros for those that it does not read.
+
+Single channels have one convolution for each tap instead, whose results are added. A kernel that has taps along the
+depth alone may be a convolution of an image whose rows are the depths.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any
+
+import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Eltwise
 from onnx2ncnn_opt.ir.graph import Blob, Layer
@@ -19,30 +28,70 @@ from onnx2ncnn_opt.ir.kernels import cost
 from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, window_params, windows
+from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, weight_with_zeros, window_params, windows
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
 from onnx2ncnn_opt.passes.replace_dilated_convolution import LEAST_INPUTS
 from onnx2ncnn_opt.rewrite.pattern import op
-from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
+
+# The zeros among the weights are in the file: a layer may have so many weights, or so many times those that it had.
+_FEW_WEIGHTS, _MORE_WEIGHTS = 2**18, 1.5
 
 
 @rewrite(op(("Convolution3D", "ConvolutionDepthWise3D"), "layer"), exact=False, purpose="video and volumes")
 def replace_convolution3d(layer: Layer) -> list[Layer]:
-    """x ── Convolution3D ──   ⇒   x ── Padding ── Reshape ── Crops ── Concat ── Convolution ── Reshape ── Crop ──"""
+    """x ── Convolution3D ──   ⇒   x ── Padding ── Reshape ── Convolution ── Reshape ── Crops ── Eltwise ──"""
     require_own_weights(layer)
     depth, height, width = windows(layer)
     require(layer["pad_value"] == 0, f"'{layer.name}' does not pad with zeros")
-    channels = fixed_size(layer.input, 0)
-    chain = Chain(layer)
-    if _is_one_tap(height) and _is_one_tap(width):
-        _along_depth(chain, channels, depth, height, width)
-        return chain.finish()
-    _tall(chain, channels, depth, height, width)
-    if layer.type == "Convolution3D" and channels * depth.kernel >= LEAST_INPUTS and _are_apart(depth, height, width):
-        other = Chain(layer)
-        _apart(other, channels, depth, height, width)
-        chain = min(chain, other, key=lambda each: cost(each.made))
-    return chain.finish()
+    group = layer["group"] if "DepthWise" in layer.type else 1
+    weight = weight_of(layer).swapaxes(1, 2)
+    volume = _Volume(layer, fixed_size(layer.input, 0), group, weight, depth, height, width)
+    return min(_forms(volume), key=lambda chain: cost(chain.made)).finish()
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """What a layer computes; the weight is (outputs, taps, inputs of a group, kernel_h, kernel_w)."""
+
+    layer: Layer
+    channels: int
+    group: int
+    weight: Array
+    depth: Window
+    height: Window
+    width: Window
+
+    @property
+    def outputs(self) -> int:
+        """The channels of the result."""
+        return len(self.weight)
+
+    @property
+    def bias(self) -> Array | None:
+        """A number for each output, where the layer has any."""
+        return self.layer.weights["bias_data"] if self.layer["bias_term"] else None
+
+    def stored(self, weight: Array) -> Callable[[], Weight]:
+        """What makes some of the weights, in this order, a block of the file."""
+        return partial(reordered, self.layer.weights.stored("weight_data"), weight)
+
+
+def _forms(volume: _Volume) -> Iterator[Chain]:
+    """The nets that may replace a layer."""
+    depth, along_depth = volume.depth, _is_one_tap(volume.height) and _is_one_tap(volume.width)
+    if along_depth:
+        yield _along_depth(volume)
+    for apart in (1, volume.height.dilation) if _are_apart(volume) else (1,):
+        if not along_depth:
+            yield _taps_as_inputs(volume, apart)
+        if depth.kernel > 1 and volume.group == 1:
+            if not along_depth and depth.stride == 1:
+                yield _taps_as_outputs(volume, apart)
+            classes = _classes(depth)
+            growth = ceil(depth.size / classes) * ceil(depth.outputs / classes) / depth.kernel
+            if growth * volume.weight.size <= max(_FEW_WEIGHTS, _MORE_WEIGHTS * volume.weight.size):
+                yield _taps_as_weights(volume, apart)
 
 
 def _is_one_tap(window: Window) -> bool:
@@ -50,70 +99,160 @@ def _is_one_tap(window: Window) -> bool:
     return window.kernel == window.stride == 1 and not window.before and not window.after
 
 
-def _are_apart(depth: Window, height: Window, width: Window) -> bool:
+def _are_apart(volume: _Volume) -> bool:
     """Whether there is a result for each element, of 3x3 taps as far apart in height as in width."""
-    apart = height.dilation
+    depth, height, width, apart = volume.depth, volume.height, volume.width, volume.height.dilation
     same = all((w.kernel, w.dilation, w.before, w.after) == (3, apart, apart, apart) for w in (height, width))
-    return same and apart > 1 and depth.stride == height.stride == width.stride == 1
+    steady = depth.stride == height.stride == width.stride == volume.group == 1
+    return same and steady and apart > 1 and volume.channels * depth.kernel >= LEAST_INPUTS
 
 
-def _along_depth(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
-    layer, area = chain.layer, height.size * width.size
-    image = chain.reshape(layer.input, (channels, depth.size, area), "rows")
-    sliding = replace(depth, axis="h"), Window("w", 1, 1, 1, 0, 0, area)
-    found = _convolution(chain, image, sliding, weight_of(layer), "conv")
-    chain.reshape(found, (layer["num_output"], depth.outputs, height.size, width.size), "volume")
+def _classes(depth: Window) -> int:
+    """How many depths in a row have nothing to do with each other: what one of them reads, the others do not."""
+    return depth.dilation if depth.stride == 1 and depth.before % depth.dilation == 0 else 1
 
 
-def _tall(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
-    layer = chain.layer
-    group = layer["group"] if "DepthWise" in layer.type else 1
-    rows, top, pitch = _rows(height, depth.outputs)
+class _Images:
+    """Depths of a volume as one tall image: below each other, or those of each of `apart` x `apart` images."""
+
+    def __init__(self, volume: _Volume, depths: int, apart: int) -> None:
+        height, width = volume.height, volume.width
+        self.chain, self.depths, self.apart = Chain(volume.layer), depths, apart
+        self.sets = apart * apart
+        if apart == 1:
+            rows, top, self.rows = _rows(height, depths)
+            self.columns, self.lines, self.results = width.size, rows.outputs // depths, width.outputs
+            self.pads = {"top": top, "bottom": self.rows - top - height.size}
+            self.sliding = rows, width
+        else:
+            # A row of zeros below each image keeps it apart from the next one.
+            self.rows, self.columns = ceil(height.size / apart) + 1, ceil(width.size / apart)
+            self.lines, self.results = self.rows * apart, self.columns * apart
+            self.pads = {"bottom": self.lines - height.size, "right": self.results - width.size}
+            tall = self.sets * depths * self.rows
+            self.sliding = Window("h", 3, 1, 1, 1, 1, tall), Window("w", 3, 1, 1, 1, 1, self.columns)
+
+    def padded(self, front: int, behind: int) -> Blob:
+        """The layer's input with zeros around it."""
+        sides: dict[str, Any] = {**self.pads, "front": front, "behind": behind}
+        x = self.chain.layer.input
+        return self.chain.add("Padding", "pad", x, **sides) if any(sides.values()) else x
+
+    def entered(self, x: Blob, channels: int, depths: int) -> Blob:
+        """A padded volume as images without dilation: (channels, sets, rows of all depths, columns)."""
+        if self.apart == 1:
+            return x
+        x = self.chain.reshape(x, (channels, depths * self.rows * self.apart, self.columns * self.apart), "depths")
+        x = self.chain.add("Reorg", "parts", x, stride=self.apart)
+        return self.chain.reshape(x, (channels, self.sets, depths * self.rows, self.columns), "sets")
+
+    def part(self, first: int, count: int, lines: tuple[int, int]) -> dict[int, tuple[int, int]]:
+        """The ranges that some depths are, of images, or of a volume and of some `lines` of each depth."""
+        if self.apart == 1:
+            return {1: (first, first + count), 2: lines}
+        return {2: (first * self.rows, (first + count) * self.rows)}
+
+    def convolved(self, x: Blob, channels: int, weight: Callable[[], Weight], size: int, **params: Any) -> Blob:
+        """The convolution of all images as one."""
+        x = self.chain.reshape(x, (channels, self.sets * self.depths * self.rows, self.columns), "tall")
+        return _convolution(self.chain, x, self.sliding, weight, size, **params)
+
+    def left(self, x: Blob, depths: int) -> Chain:
+        """The net, which ends with the layer's result: `depths` depths of images, or the result itself."""
+        outputs, whole = self.chain.layer["num_output"], fixed_shape(self.chain.layer.output)
+        if x.shape == whole:
+            return self.chain
+        if self.apart > 1:
+            channels = x.known_shape[0]
+            x = self.chain.reshape(
+                x, (channels * self.sets, outputs * depths // channels * self.rows, self.columns), "results"
+            )
+            x = self.chain.add("PixelShuffle", "whole", x, upscale_factor=self.apart)
+        x = self.chain.reshape(x, (outputs, depths, self.lines, self.results), "volume")
+        self.chain.crop(x, {axis: (0, size) for axis, size in enumerate(whole)}, "crop")
+        return self.chain
+
+
+def _along_depth(volume: _Volume) -> Chain:
+    chain, depth = Chain(volume.layer), volume.depth
+    height, width = volume.height.size, volume.width.size
+    x = chain.reshape(volume.layer.input, (volume.channels, depth.size, height * width), "rows")
+    sliding = replace(depth, axis="h"), Window("w", 1, 1, 1, 0, 0, height * width)
+    weight = volume.stored(volume.weight.swapaxes(1, 2))
+    x = _convolution(chain, x, sliding, weight, volume.weight.size, outputs=volume.outputs, bias=volume.bias)
+    chain.reshape(x, (volume.outputs, depth.outputs, height, width), "volume")
+    return chain
+
+
+def _taps_as_inputs(volume: _Volume, apart: int) -> Chain:
+    depth, channels, outputs = volume.depth, volume.channels, volume.outputs
+    images = _Images(volume, depth.outputs, apart)
     # The depths in steps of the stride: a tap reads one of each step.
     steps = ceil(max((depth.outputs - 1) * depth.stride + depth.extent, depth.before + depth.size) / depth.stride)
-    after = steps * depth.stride - depth.before - depth.size
-    sides: dict[str, Any] = {"top": top, "bottom": pitch - top - height.size, "front": depth.before, "behind": after}
-    x = chain.add("Padding", "pad", layer.input, **sides) if any(sides.values()) else layer.input
-    x = chain.reshape(x, (channels, steps, depth.stride * pitch, width.size), "steps")
-    parts = [_tap(chain, x, depth, k * depth.dilation, pitch) for k in range(depth.kernel)]
-    image = channels, depth.outputs * pitch, width.size
-    weight = weight_of(layer).swapaxes(1, 2)  # (outputs, taps, inputs of a group, kernel_h, kernel_w)
-    if len(parts) > 1 and group == channels > 1:
-        parts = [chain.reshape(part, image, f"tap{k}_rows") for k, part in enumerate(parts)]
-        found = _summed(chain, parts, (rows, width), weight)
-    else:
-        x = gathered(chain, parts, group)
-        x = chain.reshape(x, (len(parts) * channels, *image[1:]), "taps_rows")
-        found = _convolution(chain, x, (rows, width), weight, "conv")
-    lines = rows.outputs // depth.outputs
-    volume = chain.reshape(found, (layer["num_output"], depth.outputs, lines, width.outputs), "volume")
-    chain.crop(volume, {2: (0, height.outputs)}, "crop")
+    x = images.padded(depth.before, steps * depth.stride - depth.before - depth.size)
+    x = images.entered(x, channels, steps * depth.stride)
+    if depth.stride > 1:
+        x = images.chain.reshape(x, (channels, steps, depth.stride * images.rows, images.columns), "steps")
+    parts = []
+    for tap in range(0, depth.extent, depth.dilation):
+        step, within = divmod(tap, depth.stride)
+        lines = within * images.rows, (within + 1) * images.rows
+        parts.append(images.chain.crop(x, images.part(step, depth.outputs, lines), f"tap{tap}"))
+    if len(parts) > 1 and volume.group == channels > 1:
+        for k, part in enumerate(parts):
+            weight, bias = volume.weight[:, k], None if k else volume.bias
+            params: dict[str, Any] = {"outputs": outputs, "bias": bias, "is_part": True, "what": f"conv{k}"}
+            parts[k] = images.convolved(part, channels, volume.stored(weight), weight.size, **params)
+        return images.left(_sum(images.chain, parts), depth.outputs)
+    x, weight = gathered(images.chain, parts, volume.group), volume.weight
+    channels *= len(parts)
+    x = images.convolved(x, channels, volume.stored(weight), weight.size, outputs=outputs, bias=volume.bias)
+    return images.left(x, depth.outputs)
 
 
-def _apart(chain: Chain, channels: int, depth: Window, height: Window, width: Window) -> None:
-    """As `_tall`, of the images that dilation makes of each depth (see `replace_dilated_convolution`)."""
-    layer, apart = chain.layer, height.dilation
-    rows, columns = ceil(height.size / apart) + 1, ceil(width.size / apart)
-    whole = rows * apart, columns * apart
-    behind = max(depth.outputs + depth.extent - 1 - depth.before - depth.size, 0)
-    bottom, right = whole[0] - height.size, whole[1] - width.size
-    x = layer.input
-    x = chain.add("Padding", "pad", x, bottom=bottom, right=right, front=depth.before, behind=behind)
-    x = chain.reshape(x, (channels * x.known_shape[1], *whole), "depths")
-    x = chain.add("Reorg", "parts", x, stride=apart)
-    pitch = apart * apart * rows
-    x = chain.reshape(x, (channels, x.known_shape[0] // channels * rows, columns), "tall")
-    parts = [
-        chain.crop(x, {1: (tap * pitch, (tap + depth.outputs) * pitch)}, f"tap{tap}")
-        for tap in range(0, depth.extent, depth.dilation)
-    ]
-    sliding = Window("h", 3, 1, 1, 1, 1, depth.outputs * pitch), Window("w", 3, 1, 1, 1, 1, columns)
-    x = _convolution(chain, gathered(chain, parts, 1), sliding, weight_of(layer).swapaxes(1, 2), "conv")
-    outputs = layer["num_output"] * depth.outputs
-    x = chain.reshape(x, (outputs * apart * apart, rows, columns), "results")
-    x = chain.add("PixelShuffle", "whole", x, upscale_factor=apart)
-    x = chain.reshape(x, (layer["num_output"], depth.outputs, *whole), "volume")
-    chain.crop(x, {2: (0, height.size), 3: (0, width.size)}, "crop")
+def _taps_as_outputs(volume: _Volume, apart: int) -> Chain:
+    depth, outputs, weight = volume.depth, volume.outputs, volume.weight.swapaxes(0, 1)
+    depths, all_outputs = depth.before + depth.size + depth.after, depth.kernel * outputs
+    images = _Images(volume, depths, apart)
+    x = images.entered(images.padded(depth.before, depth.after), volume.channels, depths)
+    # Every result has one part of the first tap.
+    bias = None if volume.bias is None else np.pad(volume.bias, (0, all_outputs - outputs))
+    params: dict[str, Any] = {"outputs": all_outputs, "bias": bias, "is_part": True}
+    x = images.convolved(x, volume.channels, volume.stored(weight), weight.size, **params)
+    _, lines, results = fixed_shape(x)
+    sets = depths if apart == 1 else images.sets
+    x = images.chain.reshape(x, (all_outputs, sets, lines // sets, results), "taps")
+    parts = []
+    for k in range(depth.kernel):
+        ranges = images.part(k * depth.dilation, depth.outputs, (0, volume.height.outputs))
+        parts.append(images.chain.crop(x, {0: (k * outputs, (k + 1) * outputs), **ranges}, f"tap{k}"))
+    return images.left(_sum(images.chain, parts), depth.outputs)
+
+
+def _taps_as_weights(volume: _Volume, apart: int) -> Chain:
+    depth, classes, channels = volume.depth, _classes(volume.depth), volume.channels
+    reads, gives = ceil(depth.size / classes), ceil(depth.outputs / classes)
+    images = _Images(volume, classes, apart)
+    x = images.entered(images.padded(0, reads * classes - depth.size), channels * reads, classes)
+    bias = None if volume.bias is None else np.repeat(volume.bias, gives)
+    weight = partial(_dense_weight, volume, reads, gives)
+    size = volume.weight[:, 0].size * reads * gives
+    x = images.convolved(x, channels * reads, weight, size, outputs=volume.outputs * gives, bias=bias)
+    return images.left(x, gives * classes)
+
+
+def _dense_weight(volume: _Volume, reads: int, gives: int) -> Weight:
+    """The weights of each output and depth for each input and depth; there are `reads` and `gives` of a class."""
+    depth, classes = volume.depth, _classes(volume.depth)
+    stored, weight = weight_with_zeros(volume.layer)
+    outputs, channels, _, *kernel = weight.shape
+    found = np.zeros((outputs, gives, channels, reads, *kernel), weight.dtype)
+    for given in range(gives):
+        for tap in range(depth.kernel):
+            read = given * depth.stride + (tap * depth.dilation - depth.before) // classes
+            if 0 <= read < reads:
+                found[:, given, :, read] = weight[:, :, tap]
+    return reordered(stored, found)
 
 
 def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
@@ -133,20 +272,9 @@ def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
     return replace(height, size=depths * pitch, before=before, after=after), top, pitch
 
 
-def _tap(chain: Chain, x: Blob, depth: Window, offset: int, pitch: int) -> Blob:
-    """What the tap `offset` depths further on reads, for every depth of the output."""
-    step, within = divmod(offset, depth.stride)
-    ranges = {1: (step, step + depth.outputs), 2: (within * pitch, (within + 1) * pitch)}
-    return chain.crop(x, ranges, f"tap{offset}")
-
-
-def _summed(chain: Chain, parts: list[Blob], sliding: tuple[Window, Window], weight: Array) -> Blob:
-    """A convolution of each tap, added; the first has the bias, and the activation comes after the sum."""
-    found = [
-        _convolution(chain, part, sliding, weight[:, k], f"conv{k}", has_bias=k == 0, is_whole=False)
-        for k, part in enumerate(parts)
-    ]
-    total = chain.add("Eltwise", "sum", *found, op_type=Eltwise.SUM)
+def _sum(chain: Chain, parts: list[Blob]) -> Blob:
+    """What parts of the result add up to, with the layer's activation."""
+    total = chain.add("Eltwise", "sum", *parts, op_type=Eltwise.SUM)
     activation = separate_activation(chain.layer)
     return chain.add(activation[0], "activation", total, **activation[1]) if activation else total
 
@@ -155,19 +283,21 @@ def _convolution(
     chain: Chain,
     x: Blob,
     sliding: tuple[Window, Window],
-    weight: Array,
-    what: str,
-    has_bias: bool = True,
-    is_whole: bool = True,
+    weight: Callable[[], Weight],
+    size: int,
+    outputs: int,
+    bias: Array | None,
+    what: str = "conv",
+    is_part: bool = False,
 ) -> Blob:
-    """The 2-D convolution with some of the stored weights, and with the layer's activation if it `is_whole`."""
+    """The 2-D convolution with `size` weights; with the layer's activation, unless the result `is_part` of a sum."""
     layer = chain.layer
-    params: dict[str, Any] = {"num_output": layer["num_output"], "weight_data_size": weight.size}
-    weights: dict[str, Array | Weight] = {"weight_data": reordered(layer.weights.stored("weight_data"), weight)}
+    params: dict[str, Any] = {"num_output": outputs, "weight_data_size": size}
+    weights: dict[str, Array | Callable[[], Weight]] = {"weight_data": weight}
     if "DepthWise" in layer.type:
         params["group"] = layer["group"]
-    if layer["bias_term"] and has_bias:
-        params["bias_term"], weights["bias_data"] = 1, layer.weights.stored("bias_data")
-    if is_whole:
+    if bias is not None:
+        params["bias_term"], weights["bias_data"] = 1, bias
+    if not is_part:
         params |= {name: layer[name] for name in ("activation_type", "activation_params")}
     return chain.add(layer.type.removesuffix("3D"), what, x, weights=weights, **params, **window_params(sliding))

@@ -13,10 +13,10 @@ import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.permute import order_type
-from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
+from onnx2ncnn_opt.ir.weight import Array, Weight
 from onnx2ncnn_opt.passes._chain import Chain, gathered
 from onnx2ncnn_opt.passes._fold import require_own_weights
-from onnx2ncnn_opt.passes._windows import Window, reordered, weight_of, windows
+from onnx2ncnn_opt.passes._windows import Window, reordered, weight_with_zeros, windows
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, fixed_size, require, rewrite
 
@@ -93,10 +93,7 @@ def _image(
 
 def _weight(layer: Layer, taps: dict[int, dict[int, int]], ways: int, group: int) -> Weight:
     """For each group, way and output the taps of all inputs, with zeros where a way does not read an offset."""
-    stored, weight = layer.weights.stored("weight_data"), weight_of(layer)
-    if stored.encoding is Encoding.TABLE:  # a table need not have a zero
-        weight = layer.weights["weight_data"].reshape(weight.shape)
-        stored = Weight(weight)
+    stored, weight = weight_with_zeros(layer)
     outputs, inputs, _, *kernel = weight.shape
     found = np.zeros((group, ways, outputs // group, len(taps), inputs, *kernel), weight.dtype)
     for i, of_offset in enumerate(taps.values()):
