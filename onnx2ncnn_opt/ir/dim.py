@@ -52,10 +52,7 @@ class Sym:
         return " + ".join(_term(factors, k) for factors, k in self.terms.items())
 
     def __add__(self, other: Dim) -> Dim:
-        total = dict(self.terms)
-        for factors, k in _terms(other).items():
-            total[factors] = total.get(factors, 0) + k
-        return _dim(total)
+        return sum_of((self, other))
 
     def __mul__(self, other: Dim) -> Dim:
         total: dict[_Monomial, int] = {}
@@ -128,6 +125,15 @@ def symbol(name: str) -> Sym:
 def axis_index(axis: int) -> Sym:
     """Where an element stands along an axis, counted from the last one, which is 0."""
     return symbol(f"#{axis}")
+
+
+def sum_of(sizes: Iterable[Dim]) -> Dim:
+    """The sum of sizes, which may be thousands."""
+    terms: dict[_Monomial, int] = {}
+    for size in sizes:
+        for factors, k in _terms(size).items():
+            terms[factors] = terms.get(factors, 0) + k
+    return _dim(terms)
 
 
 def product(sizes: Iterable[Dim]) -> Dim:

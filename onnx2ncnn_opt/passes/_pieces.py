@@ -6,8 +6,10 @@ the same terms are equal whatever the numbers at run time are.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -94,13 +96,20 @@ def count(blob: Blob) -> int:
     return prod(known(blob.shape))
 
 
+class Read:
+    """What was read of layers, once for all traces that come by."""
+
+    def __init__(self) -> None:
+        self.matrices: dict[Layer, tuple[Array, Array] | None] = {}  # of `_matrix`
+        self.cuts: dict[Layer, _Cut | None] = {}
+
+
 class Tracer:
     """Traces pieces; `seen` are the layers on the way, and no layer with a feature mask is among them."""
 
-    def __init__(self, matrices: dict[Layer, tuple[Array, Array] | None]) -> None:
-        """`matrices` are those that were read before, of `_matrix`."""
+    def __init__(self, read: Read) -> None:
         self.seen: set[Layer] = set()
-        self._matrices = matrices
+        self._read = read
         self._left = _MOST_LAYERS
 
     def source(self, piece: Piece) -> Piece:
@@ -118,7 +127,7 @@ class Tracer:
             raise Unlike
         if layer["featmask"] or not layer.inputs:
             return (piece,)
-        moved = _before_move(piece)
+        moved = _before_move(piece, self._read.cuts)
         if moved is None:
             return (piece,)
         self.seen.add(layer)
@@ -159,9 +168,9 @@ class Tracer:
             return Linear(np.zeros(piece.size), {}, {piece: 1.0})
         key = layer.inputs[1].producer if layer.type == "MatMul" else layer
         assert key is not None
-        if key not in self._matrices:
-            self._matrices[key] = _matrix(layer)
-        matrix = self._matrices[key]
+        if key not in self._read.matrices:
+            self._read.matrices[key] = _matrix(layer)
+        matrix = self._read.matrices[key]
         if matrix is None:
             return Linear(np.zeros(piece.size), {}, {piece: 1.0})
         self.seen.add(layer)
@@ -275,7 +284,15 @@ def is_state(blob: Blob) -> bool:
     return False
 
 
-def _before_move(piece: Piece) -> list[Piece] | None:
+class _Cut(NamedTuple):
+    """The axis along which a layer cuts or joins, and where along it each of its blobs begins."""
+
+    axis: int
+    starts: tuple[int, ...]
+    by_blob: Mapping[Blob, int]
+
+
+def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | None:
     """What a piece was before a layer that moves numbers; None for other layers, and where it is not a run before."""
     layer = piece.layer
     if step_of(layer) is not None:
@@ -287,36 +304,42 @@ def _before_move(piece: Piece) -> list[Piece] | None:
     whole = layer.outputs[0].shape if layer.type == "Concat" else layer.input.shape
     if whole is None:
         return None
-    cut = _cut(layer)
+    if layer not in cuts:
+        cuts[layer] = _cut(layer)
+    cut = cuts[layer]
     if cut is None:
         return None
-    axis, starts = cut
-    if any(size != 1 for size in whole[:axis]) or not all(isinstance(size, int) for size in whole[axis + 1 :]):
+    after = whole[cut.axis + 1 :]
+    if any(size != 1 for size in whole[: cut.axis]) or not all(isinstance(size, int) for size in after):
         return None
-    inner = prod(known(whole[axis + 1 :]))
+    inner = prod(known(after))
     if layer.type == "Concat":
         found = []
-        for blob, start in zip(layer.inputs, (at * inner for at in starts), strict=True):
+        first = bisect_right(cut.starts, piece.start // inner) - 1
+        for blob, at in islice(zip(layer.inputs, cut.starts, strict=True), first, None):
+            start = at * inner
+            if start >= piece.stop:
+                break
             low, high = max(piece.start, start), min(piece.stop, start + count(blob))
             if low < high:
                 found.append(Piece(blob, low - start, high - start))
         return found
-    offset = starts[layer.outputs.index(piece.blob)] * inner
+    offset = cut.by_blob[piece.blob] * inner
     return [Piece(layer.input, offset + piece.start, offset + piece.stop)]
 
 
-def _cut(layer: Layer) -> tuple[int, list[int]] | None:
-    """The axis along which a layer cuts or joins, and where each part begins."""
+def _cut(layer: Layer) -> _Cut | None:
     if layer.type == "Crop":
         one = part(layer)
-        return None if one is None else (one[0], [one[1]])
-    parts = [blob.shape for blob in (layer.inputs if layer.type == "Concat" else layer.outputs)]
+        return None if one is None else _Cut(one[0], (one[1],), {layer.output: one[1]})
+    blobs = layer.inputs if layer.type == "Concat" else layer.outputs
+    parts = [blob.shape for blob in blobs]
     shapes = [known(shape) for shape in parts if shape is not None and all(isinstance(n, int) for n in shape)]
     if len(shapes) < len(parts) or len({len(shape) for shape in shapes}) != 1:
         return None
     axis = layer["axis"] % len(shapes[0])
-    starts = np.cumsum([0, *(shape[axis] for shape in shapes)])
-    return axis, [int(start) for start in starts[:-1]]
+    starts = tuple(accumulate((shape[axis] for shape in shapes[:-1]), initial=0))
+    return _Cut(axis, starts, dict(zip(blobs, starts, strict=True)))
 
 
 def _is_row(shape: Shape | None) -> bool:

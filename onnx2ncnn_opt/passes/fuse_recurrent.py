@@ -21,7 +21,7 @@ from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.view import Regroup
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.passes._gemm import stored
-from onnx2ncnn_opt.passes._pieces import Linear, Piece, Tracer, Unlike, count
+from onnx2ncnn_opt.passes._pieces import Linear, Piece, Read, Tracer, Unlike, count
 from onnx2ncnn_opt.passes._views import end_of, view_layers
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Replacement, attempt, fixed_size, graph_pass, require
 
@@ -259,11 +259,11 @@ def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | M
     if not any(layer.type == "TanH" for layer in graph):  # no cell is without one
         return
     missed: set[Piece] = set()
-    matrices: dict[Layer, tuple[Array, Array] | None] = {}
+    read = Read()
     found = True
     while found:
         found = False
-        for chain in _chains(_steps(graph, matcher, matrices)):
+        for chain in _chains(_steps(graph, matcher, read)):
             last = chain[-1].step.hidden
             if last in missed:
                 continue
@@ -275,13 +275,13 @@ def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | M
                 break  # the others may begin or end at blobs that are no more
 
 
-def _steps(graph: Graph, matcher: Matcher, matrices: dict[Layer, tuple[Array, Array] | None]) -> dict[Piece, Step]:
+def _steps(graph: Graph, matcher: Matcher, read: Read) -> dict[Piece, Step]:
     steps = {}
     for layer in graph.layers:
         if layer.type not in ("BinaryOp", "TanH") or layer["featmask"] or layer.output.shape is None:
             continue
         try:
-            step = matcher(layer, Tracer(matrices))
+            step = matcher(layer, Tracer(read))
         except Unlike:
             continue
         steps[step.hidden] = step

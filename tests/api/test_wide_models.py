@@ -12,18 +12,20 @@ from onnx import helper, numpy_helper
 from onnx2ncnn_opt import convert
 
 
-def joined(count: int) -> onnx.GraphProto:
-    """A Concat of so many inputs, each of which is the layout of all."""
-    inputs = [helper.make_tensor_value_info(f"x{i}", 1, [1, 4, 5]) for i in range(count)]
+def joined(count: int, *, is_dynamic: bool = False) -> onnx.GraphProto:
+    """A Concat of so many inputs, each of which is the layout of all, and perhaps of a size of its own."""
+    sizes = [f"n{i}" if is_dynamic else 4 for i in range(count)]
+    inputs = [helper.make_tensor_value_info(f"x{i}", 1, [1, size, 5]) for i, size in enumerate(sizes)]
     node = helper.make_node("Concat", [value.name for value in inputs], ["y"], axis=1)
     return helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
 
 
 def cut(count: int) -> onnx.GraphProto:
-    """A tensor in so many slices, each with readers of its own, and outputs of their own."""
+    """A tensor in so many slices, each with readers of its own, as a gate may have, and outputs of their own."""
     names = [f"s{i}" for i in range(count)]
     nodes = [helper.make_node("Split", ["x"], names, axis=1)]
-    nodes += [helper.make_node("Mul", [name, name], [f"y{name}"]) for name in names]
+    nodes += [helper.make_node("Tanh", [name], [f"t{name}"]) for name in names]
+    nodes += [helper.make_node("Mul", [f"t{name}", f"t{name}"], [f"y{name}"]) for name in names]
     outputs = [helper.make_tensor_value_info(f"y{name}", 1, None) for name in names]
     return helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [1, 2 * count, 5])], outputs)
 
@@ -40,7 +42,10 @@ def scrambled(count: int) -> onnx.GraphProto:
     return helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(np.array([1, 6, 8]), "shape")])
 
 
-@pytest.mark.parametrize(("graph", "layers"), [(joined(2000), 2001), (cut(2000), 2002), (scrambled(2000), 4002)])
+@pytest.mark.parametrize(
+    ("graph", "layers"),
+    [(joined(2000), 2001), (joined(5000, is_dynamic=True), 5001), (cut(2500), 5002), (scrambled(2000), 4002)],
+)
 def test_time_is_linear(graph: onnx.GraphProto, layers: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     start = time.process_time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.codes import Padding
-from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, exact_div, product, smaller
+from onnx2ncnn_opt.ir.dim import AXES, Dim, Shape, Sym, exact_div, product, smaller, sum_of
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.permute import permutation
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -179,10 +179,9 @@ def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
     for other in others:
         need_rank(layer, other, len(first))
         for i, size in enumerate(other):
-            if i == axis:
-                result[i] = result[i] + size
-            else:
+            if i != axis:
                 result[i] = equal(layer, result[i], size, f"sizes along axis {i}")
+    result[axis] = sum_of(shape[axis] for shape in (first, *others))
     return tuple(result)
 
 
