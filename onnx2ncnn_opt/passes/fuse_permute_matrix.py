@@ -1,8 +1,11 @@
-"""`fuse_permute_gemm`, `fuse_gemm_permute`, `fuse_permute_matmul`: matrix products read and write either way round."""
+"""`fuse_permute_*`, `fuse_gemm_permute`: matrix products read and write either way round."""
 
 from __future__ import annotations
 
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.ir.view import Reorder
+from onnx2ncnn_opt.passes._gemm import require_constant_b
+from onnx2ncnn_opt.passes._views import end_of, shortest, steps_of, view_layers
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import Rewrite, known_shape, require, rewrite
 
@@ -35,6 +38,22 @@ def fuse_permute_gemm(x: Blob, permute: Layer, gemm: Layer) -> Layer:
     return new
 
 
+@rewrite(
+    GEMM(op("Reshape", "view")(op("Permute", "permute")("x"))),
+    exact=False,
+    purpose="transformers with convolutions of images between linear layers (SegFormer, PVT)",
+)
+def fuse_permute_reshape_gemm(x: Blob, permute: Layer, view: Layer, gemm: Layer) -> list[Layer]:
+    """x ── Permute (channels last) ── Reshape ── Gemm ──   ⇒   x ── Reshape (pixels last) ── Gemm (transA) ──"""
+    require_constant_b(gemm)
+    known_shape(view.output, 2)
+    before = steps_of([permute, view])
+    steps = shortest(known_shape(x), (*before, Reorder((1, 0)))) if len(before) == 2 else None
+    require(steps is not None and len(steps) < 2, f"the columns of '{view.output.name}' do not lie in '{x.name}'")
+    views = view_layers(x, steps or (), like=[view])
+    return [*views, gemm.having(inputs=[end_of(x, views)], transA=1 - gemm["transA"]).without_defaults()]
+
+
 @rewrite(_SWAP(GEMM), exact=False, purpose="MLP-Mixer and models with channels last; one blob less")
 def fuse_gemm_permute(gemm: Layer) -> Layer:
     """x ── Gemm ── Permute ──   ⇒   x ── Gemm (output_transpose) ──"""
@@ -50,4 +69,9 @@ def fuse_permute_matmul(a: Blob, b: Blob, matmul: Layer) -> Layer:
     return matmul.having(inputs=[a, b], transB=1 - matmul["transB"])
 
 
-PASSES: tuple[Rewrite, ...] = (fuse_permute_gemm, fuse_gemm_permute, fuse_permute_matmul)
+PASSES: tuple[Rewrite, ...] = (
+    fuse_permute_gemm,
+    fuse_permute_reshape_gemm,
+    fuse_gemm_permute,
+    fuse_permute_matmul,
+)
