@@ -25,10 +25,11 @@ def listening(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 class Count:
-    """So much of a total is done; `unit` is what it is counted in."""
+    """So much is done, of a total if it is known; `unit` is what it is counted in."""
 
-    def __init__(self, what: str, unit: str, total: float) -> None:
-        self._what, self._unit, self._total, self._done = what, unit, total, 0.0
+    def __init__(self, what: str, unit: str, total: float | None = None) -> None:
+        self._what, self._done = what, 0.0
+        self._of = f" {unit}" if total is None else f" of {total:,.0f} {unit}"
         self._tell = _listener.get()
         self._start = self._told = time.monotonic()
 
@@ -40,7 +41,7 @@ class Count:
         self._told = now
         rate = self._done / (now - self._start)
         rate_text = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        self._tell(f"{self._what}: {self._done:,.0f} of {self._total:,.0f} {self._unit}, {rate_text} a second")
+        self._tell(f"{self._what}: {self._done:,.0f}{self._of}, {rate_text} a second")
 
 
 def counted(items: Collection[T], what: str, unit: str) -> Iterator[T]:

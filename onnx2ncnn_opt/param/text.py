@@ -20,6 +20,7 @@ from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
 from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name
 from onnx2ncnn_opt.param.splits import Line, Listing, list_layers
 from onnx2ncnn_opt.param.values import BLANKS, excerpt, format_value, read_values
+from onnx2ncnn_opt.progress import counted
 
 MAGIC = 7767517
 MAX_LAYERS = 1_000_000  # ncnn's own limit, for layers and for blobs
@@ -65,7 +66,8 @@ def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
         counts = " ".join(token.decode() for token in header.groups()[1:])
         raise ParamError(f"{file}:{at}: the header's counts '{counts[:80]}' are not numbers from 1 to {MAX_LAYERS}")
     rest = data[header.end() :].decode().replace("\r\n", "\n").replace("\r", "\n")
-    entries = [_entry(line, number, file) for number, line in enumerate(rest.split("\n"), at) if line.strip(BLANKS)]
+    lines = counted(rest.split("\n"), "reading the net", "lines")
+    entries = [_entry(line, number, file) for number, line in enumerate(lines, at) if line.strip(BLANKS)]
     unread = len(entries) - layer_count
     if unread < 0:
         raise ParamError(f"{file}:{at}: the header says {layer_count} layers, but {len(entries)} follow")

@@ -143,7 +143,9 @@ class _Run:
             return
         misses = self.near_misses[p]
         misses.clear()
+        count = Count(f"pass {p.name}", "rewrites")
         for edit in p.sweep(self.graph):
+            count.add()
             if isinstance(edit, Miss):
                 misses[edit.layers[-1]] = NearMiss(p.name, refs(edit.layers), edit.reason)
                 continue

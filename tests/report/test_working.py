@@ -25,6 +25,10 @@ def test_long_work_is_told_with_its_rate(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 2 <= len(lines) <= 8  # after 0.1 s, 0.2 s, 0.4 s, ...
     pattern = r"converting: making layers: \d+ of 1,000 nodes, [\d,]+ a second \(\d s\)"
     assert all(re.fullmatch(pattern, line) for line in lines), lines
+    told: list[str] = []
+    with progress.listening(told.append):
+        Count("pass p", "rewrites").add(3)  # of a number that nobody knows
+    assert re.fullmatch(r"pass p: 3 rewrites, [\d,]+ a second", told[0])
 
 
 def test_short_work_is_not_told() -> None:

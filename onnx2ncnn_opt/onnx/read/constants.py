@@ -22,6 +22,7 @@ from onnx_ir import serde
 from onnx2ncnn_opt.errors import ModelError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read.embedded import Embedded
+from onnx2ncnn_opt.progress import counted
 
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 LARGEST_TENSOR = 2**40  # bytes; dims that ask for more are a lie on any machine ncnn is meant for
@@ -45,7 +46,7 @@ def settle(graph: onnx_ir.Graph, embedded: Embedded | None = None) -> None:
         return done[id(tensor)][1]
 
     for inner in (graph, *graph.subgraphs()):
-        for value in inner.initializers.values():
+        for value in counted(inner.initializers.values(), "checking the weights", "tensors"):
             if value.const_value is not None:
                 value.const_value = settled(value.const_value, f"tensor '{value.name}'")
     for node in graph.all_nodes():

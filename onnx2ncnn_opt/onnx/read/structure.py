@@ -18,6 +18,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx_ir.passes import PreconditionError
 
 from onnx2ncnn_opt.errors import ModelError, UsageError
+from onnx2ncnn_opt.progress import counted
 
 OLDEST_OPSET = 7  # older operators broadcast by attribute
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
@@ -112,7 +113,7 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
         names.add(value.name or "")
     if not all(value.name for value in (*graph.inputs, *graph.outputs)):
         raise ModelError(f"{where} has an input or output without a name")
-    for node in graph:
+    for node in counted(graph, "checking the model", "nodes"):
         for attribute in node.attributes.values():
             if attribute.is_ref() and attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
                 raise ModelError(
