@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-@dataclass
 class Output:
     """Where a command puts its results; `main` ends it.
 
     `fields` are what --json prints besides the fields that every command has; see docs/json.md.
     """
 
-    command: str | None = None
-    as_json: bool = False
-    quiet: bool = False
-    fields: dict[str, Any] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.command: str | None = None
+        self.as_json = False
+        self.quiet = False
+        self.fields: dict[str, Any] = {}
 
     def show(self, blocks: Sequence[Block]) -> None:
         """Lines and tables, for people."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.report.record import NetRecord
 
 
-@dataclass
 class ReportFile:
     """The file of --report, None where it is not given, and the records that it will show."""
 
-    path: Path | None
-    records: list[NetRecord] = field(default_factory=list)
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.records: list[NetRecord] = []
 
     @contextmanager
     def written(self, output: Output, sources: Mapping[str, Path]) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from typing import Any, get_args
 
 import onnx_ir
@@ -28,7 +27,7 @@ def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item 
         if default is inspect.Parameter.empty and name not in attributes:
             raise Refusal(f"attribute {name} is missing")
     for name, group in op.groups.items():
-        attributes[name] = group(**{f.name: attributes.pop(f.name) for f in fields(group) if f.name in attributes})
+        attributes[name] = group(**{field: attributes.pop(field) for field in group._fields if field in attributes})
     result = op.function(im, *arguments, **attributes)
     results = list(result) if isinstance(result, tuple) else [result]
     asked = [value.name for i, value in enumerate(node.outputs) if i >= len(results) and im.is_used(i)]

@@ -14,7 +14,7 @@ annotation of an input says is checked before the function runs:
     *xs: Value            all further inputs
     b: Array | None = None   may be absent
 
-Attributes that several operators have can be one keyword-only parameter: a dataclass with a field for each.
+Attributes that several operators have can be one keyword-only parameter: a NamedTuple with a field for each.
 
 `onnx2ncnn_opt.onnx.ops` registers all operators; import `find`, `fold_bound`, `all_ops` and `traits_of` from there.
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from types import NoneType, UnionType
@@ -143,10 +143,10 @@ class OnnxOp:
         return next((p.name for p in inputs if p.annotation is inspect.Parameter.empty), None)
 
     @cached_property
-    def groups(self) -> dict[str, type]:
-        """The parameters that are dataclasses of attributes."""
+    def groups(self) -> dict[str, Any]:
+        """The parameters that are NamedTuples of attributes."""
         names = (p.name for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
-        return {name: self._hints[name] for name in names if is_dataclass(self._hints.get(name))}
+        return {name: self._hints[name] for name in names if hasattr(self._hints.get(name), "_fields")}
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class OnnxOp:
         found = {p.name: p.default for p in self._parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         for name, group in self.groups.items():
             del found[name]
-            found |= {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(group)}
+            found |= dict.fromkeys(group._fields, inspect.Parameter.empty) | group._field_defaults
         return found
 
 

@@ -8,7 +8,6 @@ first and all of their numbers are equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -53,8 +52,7 @@ class Step(NamedTuple):
         return tuple(dict.fromkeys(piece for gate in self.gates if gate for piece in gate.matrices))
 
 
-@dataclass
-class Linked:
+class Linked(NamedTuple):
     """A step of a chain: what goes into it, and its hidden state before; None for zeros."""
 
     step: Step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,14 @@ _UNKNOWN_SCALE = 1 / 16  # for queries of a width of 256, which few have
 _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
 
-@dataclass
 class _Readers:
     """What a mask is added to, and the fill that this takes: sums, which input of them is the mask and the axis of the
     Softmax after them, from the last one on; and attention layers."""
 
-    sums: list[tuple[Layer, Blob, int]] = field(default_factory=list)
-    attentions: list[Layer] = field(default_factory=list)
-    fill: float = _FILL
+    def __init__(self) -> None:
+        self.sums: list[tuple[Layer, Blob, int]] = []
+        self.attentions: list[Layer] = []
+        self.fill = _FILL
 
 
 @graph_pass(exact=False, purpose="masks on phones: in fp16 the lowest float32 is -infinity, and 0 times it NaN")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +37,12 @@ _ROWWISE = frozenset({"LayerNorm", "RMSNorm", "Softmax"})
 _MOST_LAYOUTS = 12
 
 
-@dataclass
 class _Region:
     """Layers connected through blobs of one shape, the blobs that come in, and those that others read too."""
 
-    layers: dict[Layer, None] = field(default_factory=dict)
-    inner: set[Blob] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.layers: dict[Layer, None] = {}
+        self.inner: set[Blob] = set()
 
     @property
     def incoming(self) -> list[Blob]:

@@ -7,7 +7,6 @@ latter none at all. A Reshape copies, so all layers between the convolutions cha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from onnx2ncnn_opt.errors import ShapeError
@@ -49,11 +48,11 @@ def _refuse(layer: Layer) -> None:
     require(False, f"'{layer.name}' has shape hints, or blobs with several dynamic dimensions")
 
 
-@dataclass
 class _Region:
     """Layers that sequences connect, each with what does the same to images of one row, still without blobs."""
 
-    layers: dict[Layer, Layer] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.layers: dict[Layer, Layer] = {}
 
 
 def _is_sequence(blob: Blob) -> bool:

@@ -33,22 +33,15 @@ class _Kind(NamedTuple):
     activations: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Attributes:
+class _Attributes(NamedTuple):
     """The attributes that the three operators share."""
 
     activation_alpha: tuple[float, ...] = ()
     activation_beta: tuple[float, ...] = ()
-    activations: tuple[str, ...] = ()
     clip: float | None = None
     direction: str = "forward"
     hidden_size: int | None = None
     layout: int = 0
-
-
-@dataclass(frozen=True)
-class _RnnAttributes(_Attributes):
-    activations: tuple[str, ...] = ("Tanh", "Tanh")
 
 
 _LSTM = _Kind("LSTM", (0, 2, 1, 3), ("sigmoid", "tanh", "tanh"))  # i o f c -> i f o c
@@ -79,13 +72,14 @@ def lstm(
     initial_c: Operand | None = None,
     p: Value | None = None,
     *,
+    activations: tuple[str, ...] = (),
     given: _Attributes,
     input_forget: int = 0,
 ) -> tuple[Value, ...]:
     """LSTM; step by step with peepholes, other activations and whatever else ncnn's does not have."""
     if input_forget:
         raise im.refuse("input_forget is 1: ncnn's LSTM has no coupled gates", "export it with input_forget = 0")
-    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, given)
+    node = _Node(im, _LSTM, x, w, r, b, sequence_lens, activations, given)
     if p is not None and p.shape != (node.count, 3 * r.shape[-1]):
         raise im.invalid(f"input P has shape {list(p.shape)}, not {[node.count, 3 * r.shape[-1]]}")
     states = [initial_h, initial_c]
@@ -106,11 +100,12 @@ def gru(
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     *,
+    activations: tuple[str, ...] = (),
     given: _Attributes,
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
     """GRU, with linear_before_reset; step by step without, and with other activations."""
-    node = _Node(im, _GRU, x, w, r, b, sequence_lens, given)
+    node = _Node(im, _GRU, x, w, r, b, sequence_lens, activations, given)
     if linear_before_reset and node.fits:
         return node.layer([initial_h])
     unrolled = node.unrolled
@@ -127,10 +122,11 @@ def rnn(
     sequence_lens: Array | None = None,
     initial_h: Operand | None = None,
     *,
-    given: _RnnAttributes,
+    activations: tuple[str, ...] = ("Tanh", "Tanh"),
+    given: _Attributes,
 ) -> tuple[Value, ...]:
     """RNN with tanh; step by step with other activations."""
-    node = _Node(im, _RNN, x, w, r, b, sequence_lens, given)
+    node = _Node(im, _RNN, x, w, r, b, sequence_lens, activations, given)
     if node.fits:
         return node.layer([initial_h])
     unrolled = node.unrolled
@@ -148,6 +144,7 @@ class _Node:
     r: Value
     b: Value | None
     lengths: Array | None
+    activations: tuple[str, ...]
     given: _Attributes
 
     def __post_init__(self) -> None:
@@ -177,7 +174,7 @@ class _Node:
         steps = self.x.shape[1 if self.given.layout else 0]
         return (
             all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
-            and tuple(name.lower() for name in self.given.activations) in ((), defaults, self.kind.activations * 2)
+            and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
             and self.given.clip is None
             and (self.lengths is None or bool((self.lengths == steps).all()))
         )
@@ -249,7 +246,7 @@ class _Node:
     def unrolled(self) -> Unrolled:
         """The node with its steps written out."""
         given = self.given
-        names = given.activations or self.kind.activations * self.count
+        names = self.activations or self.kind.activations * self.count
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
         backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[given.direction]

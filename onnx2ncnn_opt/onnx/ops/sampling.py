@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,20 +34,12 @@ _MOST_REGIONS = 256
 _MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
 
 
-@dataclass(frozen=True)
-class _GridAttributes:
+class _GridAttributes(NamedTuple):
     align_corners: int = 0
-    mode: str = "bilinear"
     padding_mode: str = "zeros"
 
 
-@dataclass(frozen=True)
-class _GridAttributes20(_GridAttributes):
-    mode: str = "linear"
-
-
-@dataclass(frozen=True)
-class _RoiAttributes:
+class _RoiAttributes(NamedTuple):
     mode: str = "avg"
     output_height: int = 1
     output_width: int = 1
@@ -57,19 +48,21 @@ class _RoiAttributes:
 
 
 @onnx_op("GridSample", since=16, batch=0, items=items.batch(0, 1))
-def grid_sample16(im: ImportContext, x: Tensor, grid: Value, *, given: _GridAttributes) -> Tensor:
+def grid_sample16(
+    im: ImportContext, x: Tensor, grid: Value, *, mode: str = "bilinear", given: _GridAttributes
+) -> Tensor:
     """GridSample."""
-    return _grid_sample(im, x, grid, given)
+    return _grid_sample(im, x, grid, mode, given)
 
 
 @onnx_op("GridSample", since=20, batch=0, items=items.batch(0, 1))
-def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, given: _GridAttributes20) -> Tensor:
+def grid_sample20(im: ImportContext, x: Tensor, grid: Value, *, mode: str = "linear", given: _GridAttributes) -> Tensor:
     """GridSample, of images and volumes."""
-    return _grid_sample(im, x, grid, given)
+    return _grid_sample(im, x, grid, mode, given)
 
 
-def _grid_sample(im: ImportContext, x: Tensor, grid: Value, given: _GridAttributes) -> Tensor:
-    align_corners, mode, padding_mode = given.align_corners, given.mode, given.padding_mode
+def _grid_sample(im: ImportContext, x: Tensor, grid: Value, mode: str, given: _GridAttributes) -> Tensor:
+    align_corners, padding_mode = given
     n = x.rank - 2
     if n not in (2, 3) or grid.rank != x.rank or grid.shape[-1] != n:
         raise im.invalid(f"a grid of shape {list(grid.shape)} for an operand of rank {x.rank}")

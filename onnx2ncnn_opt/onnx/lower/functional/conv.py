@@ -6,7 +6,6 @@ ONNX pads are all begins, then all ends, per spatial axis outermost first; ncnn 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ def conv(
     if isinstance(w, Tensor):
         return _of_computed_weights(im, kind, x, w, b, w.shape[0], params)
     if isinstance(b, Tensor):
-        return _biased(im, conv(im, x, w, given=replace(given, auto_pad="NOTSET", pads=begins_ends)), b)
+        return _biased(im, conv(im, x, w, given=given._replace(auto_pad="NOTSET", pads=begins_ends)), b)
     weights = {"weight_data": w.array} | ({} if b is None else {"bias_data": b.array})
     params |= {"num_output": w.array.shape[0], "bias_term": int(b is not None), "weight_data_size": w.array.size}
     if group == 1 and set(kernel) == {1} and set(x.shape[2:]) == {1} and not any(begins_ends):
@@ -90,7 +89,7 @@ def conv_transpose(
         sizes = output_shape[-n:] if output_shape else None
         pads = _transposed_pads(im, x, kernel, dilation, stride, extra, given.auto_pad, sizes)
     pads = pads or (0,) * 2 * n
-    given = replace(given, auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
+    given = given._replace(auto_pad="NOTSET", pads=tuple(max(p, 0) for p in pads))
     if any(p < 0 for p in pads):
         narrow = conv_transpose(im, x, w, given=given, output_padding=output_padding)
         return _widened(im, narrow, [max(-p, 0) for p in pads], b)

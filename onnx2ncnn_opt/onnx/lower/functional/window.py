@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from onnx2ncnn_opt.ir.dim import Shape
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -15,8 +15,7 @@ AXES = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 PADS = {"w": ("pad_left", "pad_right"), "h": ("pad_top", "pad_bottom"), "d": ("pad_front", "pad_behind")}
 
 
-@dataclass(frozen=True)
-class ConvAttributes:
+class ConvAttributes(NamedTuple):
     """The attributes of ONNX's convolutions; () stands for zeros or ones along each axis."""
 
     auto_pad: str = "NOTSET"
@@ -27,8 +26,7 @@ class ConvAttributes:
     strides: Ints = ()
 
 
-@dataclass(frozen=True)
-class PoolAttributes:
+class PoolAttributes(NamedTuple):
     """The attributes that ONNX's poolings share."""
 
     kernel_shape: Ints
