@@ -68,7 +68,7 @@ class Files(NetFiles):
         return cls(net.param, net.bin, Path(f"{base}.json"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Conversion(Rewritten):
     """A converted model, in memory.
 

@@ -13,7 +13,6 @@ for rank alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise, permutations
 from typing import Any, NamedTuple, TypeAlias
@@ -30,11 +29,13 @@ _SHUFFLES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
 class Atom:
     """A factor of a tensor's axes; its identity is the object."""
 
-    size: Dim
+    __slots__ = ("size",)
+
+    def __init__(self, size: Dim) -> None:
+        self.size = size
 
     def __repr__(self) -> str:
         return f"<{self.size}>"

@@ -90,7 +90,7 @@ ALL = None  # as `moves`
 NO_TRAITS = Traits()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OnnxOp:
     """One importer: from which opset on it reads an operator, and how it wants inputs and attributes."""
 

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.report.summary import Summary, end_lines, layers_blocks, stor
 from onnx2ncnn_opt.report.verification import mask_lines, output_table, shapes_lines
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ConversionSummary(Summary):
     """A conversion that is done.
 

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.report.verification import mask_lines, output_table
 from onnx2ncnn_opt.report.words import file_size
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class OptimizationSummary(Summary):
     """An optimisation that is done.
 

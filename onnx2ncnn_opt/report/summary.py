@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency, OutputReport
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Summary:
     """A net that is done.
 

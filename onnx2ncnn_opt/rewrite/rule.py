@@ -115,7 +115,7 @@ class Rewrite:
         return tuple(inspect.signature(self.function).parameters)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Replacement:
     """Layers that go, and what replaces them.
 

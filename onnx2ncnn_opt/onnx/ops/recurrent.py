@@ -133,7 +133,7 @@ def rnn(
     return node.arranged(unrolled.rnn(node.steps_first, node.directions_first([initial_h])))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Node:
     """A node of any of the three, and the two ways to compute it."""
 

@@ -41,7 +41,7 @@ _NOT_ONNX = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadedModel:
     """A model ready to be walked.
 

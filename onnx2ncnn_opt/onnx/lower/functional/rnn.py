@@ -44,7 +44,7 @@ _ACTIVATIONS: dict[str, tuple[_Function, tuple[float, ...]]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unrolled:
     """A node whose steps are written out: its weights, and how it computes.
 
