@@ -19,6 +19,7 @@ from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.passes._pointwise import is_pointwise, is_resize, matrix_of
 from onnx2ncnn_opt.passes.fuse_activation import separate_activation
+from onnx2ncnn_opt.passes.replace_convolution_with_innerproduct import of_vector
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, fixed_size, graph_pass, known_shape, require
 
 # What it saves has to be worth the layers that there are more: up to four for each convolution.
@@ -97,4 +98,5 @@ def _convolution(chain: Chain, what: str, x: Blob, weight: Array, bias: Array) -
     weights = {"weight_data": stored(chain.layer, "weight_data", weight).reshape(-1)}
     if bias.any():
         params["bias_term"], weights["bias_data"] = 1, stored(chain.layer, "bias_data", bias)
-    return chain.add("Convolution", what, x, weights=weights, **params)
+    new = Layer("Convolution", "", [x], (), params, weights)
+    return chain.put(of_vector(new, x).without_defaults() if len(known_shape(x)) == 1 else new, what)
