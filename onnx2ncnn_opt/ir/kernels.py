@@ -59,6 +59,9 @@ _NS_PER_PRODUCT_OF_FEW = 0.06
 _NS_PER_PRODUCT_OF_WINOGRAD, _NS_PER_NUMBER_MADE, _NS_PER_WEIGHT = 0.0055, 1.0, 0.5
 _NS_PER_NUMBER_READ, _NS_PER_NUMBER_FROM_MEMORY, _CACHED = 1.5, 3.0, 2**21
 _NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN, _NS_PER_NUMBER_COPIED = 0.0145, 0.03, 1.8
+# A convolution that is a matrix product: for a number that is copied, and for a product, which takes 0.012 here, and on
+# ARM more.
+_NS_PER_COPY, _NS_PER_PRODUCT_OF_MATRIX = 0.5, 0.03
 # A convolution in groups that are not single channels runs one small convolution for each of them.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
@@ -85,6 +88,12 @@ def cost(layers: Iterable[Layer]) -> float:
 def surplus_of_attention(scores: int) -> float:
     """Nanoseconds that MultiHeadAttention takes longer than SDPA: for queries times keys of all heads."""
     return _NS_PER_SCORE * scores
+
+
+def cost_of_square(side: int, outputs: int, rows: int, columns: int) -> float:
+    """Nanoseconds for each input and result of a convolution by a matrix product, if `side`^2 results share copies."""
+    taps = (rows + side - 1) * (columns + side - 1)
+    return taps * (_NS_PER_COPY / side**2 + _NS_PER_PRODUCT_OF_MATRIX * outputs)
 
 
 def _products_cost(layer: Layer) -> float:

@@ -89,6 +89,7 @@ from onnx2ncnn_opt.passes.move_views_before_slice import move_views_before_slice
 from onnx2ncnn_opt.passes.replace_binaryop_with_clip import replace_binaryop_with_clip
 from onnx2ncnn_opt.passes.replace_convolution1d import replace_convolution1d
 from onnx2ncnn_opt.passes.replace_convolution3d import replace_convolution3d
+from onnx2ncnn_opt.passes.replace_convolution_with_pixelshuffle import replace_convolution_with_pixelshuffle
 from onnx2ncnn_opt.passes.replace_deconvolution3d import replace_deconvolution3d
 from onnx2ncnn_opt.passes.replace_dilated_convolution import replace_dilated_convolution
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
@@ -183,6 +184,7 @@ PASSES: tuple[Pass, ...] = (
     replace_convolution3d,
     replace_deconvolution3d,
     replace_dilated_convolution,
+    replace_convolution_with_pixelshuffle,
     replace_products.swap_gemm_operands,
     eliminate_orphaned_memorydata,
 )

@@ -1,0 +1,75 @@
+"""`replace_convolution_with_pixelshuffle`: few outputs of large kernels as more outputs of fewer positions.
+
+Such a convolution is a matrix product in ncnn, for which what each position reads is copied, tap by tap. With few
+outputs that takes most of the time. So one position computes a square of results: its kernel has some rows and columns
+more, each result has zeros for what it does not read, and PixelShuffle puts them side by side.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from onnx2ncnn_opt.ir.graph import Layer
+from onnx2ncnn_opt.ir.kernels import cost_of_square
+from onnx2ncnn_opt.passes._chain import Chain
+from onnx2ncnn_opt.passes._fold import require_own_weights
+from onnx2ncnn_opt.passes._windows import Window, reordered, weight_with_zeros, window_params, windows
+from onnx2ncnn_opt.rewrite.pattern import op
+from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
+
+# With fewer inputs a convolution is no matrix product, and one of 3x3 taps is none either.
+_LEAST_INPUTS, _LEAST_TAPS = 17, 4
+_SIDES = 2, 4
+_WORTH = 0.8  # of the estimated time, at most
+_KEPT = "bias_term", "activation_type", "activation_params", "pad_value"
+
+
+def _is_large(conv: Layer) -> bool:
+    """Whether a layer has a large kernel, and a result for each pixel."""
+    steps = [conv[f"{name}_{axis}"] for name in ("stride", "dilation") for axis in "hw"]
+    return min(conv["kernel_h"], conv["kernel_w"]) >= _LEAST_TAPS and steps == [1, 1, 1, 1]
+
+
+@rewrite(
+    op("Convolution", "conv", _is_large),
+    exact=False,
+    purpose="last layers of generators: style transfer, CycleGAN, SRGAN, SRCNN",
+)
+def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
+    """x ── Convolution ──   ⇒   x ── Convolution (stride 4) ── PixelShuffle ── Crop ──"""
+    require_own_weights(conv)
+    height, width = windows(conv)
+    enough = fixed_size(conv.input, 0) >= _LEAST_INPUTS
+    require(enough, f"'{conv.name}' has fewer than {_LEAST_INPUTS} input channels")
+    stored, weight = weight_with_zeros(conv)
+    outputs, inputs, rows, columns = weight.shape
+    costs = {side: cost_of_square(side, outputs, rows, columns) for side in (1, *_SIDES)}
+    side = min(_SIDES, key=costs.__getitem__)
+    require(costs[side] <= _WORTH * costs[1], f"'{conv.name}' has too many outputs to gain by it")
+    small = min(height.outputs, width.outputs) < 2 * side
+    require(not small, f"'{conv.name}' gives fewer than {2 * side} rows or columns")
+    found = np.zeros((outputs, side, side, inputs, rows + side - 1, columns + side - 1), weight.dtype)
+    for i in range(side):
+        for j in range(side):
+            found[:, i, j, :, i : i + rows, j : j + columns] = weight
+    weights: dict[str, Any] = {"weight_data": reordered(stored, found)}
+    if conv["bias_term"]:
+        weights["bias_data"] = np.repeat(conv.weights["bias_data"], side * side)
+    params: dict[str, Any] = {name: conv[name] for name in _KEPT}
+    params |= {"num_output": outputs * side * side, "weight_data_size": found.size}
+    params |= window_params([_in_steps(height, side), _in_steps(width, side)])
+    chain = Chain(conv)
+    x = chain.add("Convolution", "squares", conv.input, weights=weights, **params)
+    x = chain.add("PixelShuffle", "pixels", x, upscale_factor=side)
+    chain.crop(x, {1: (0, height.outputs), 2: (0, width.outputs)}, "crop")
+    return chain.result()
+
+
+def _in_steps(window: Window, side: int) -> Window:
+    """The window that gives `side` results at once, and at the end as many as are left."""
+    kernel, steps = window.kernel + side - 1, ceil(window.outputs / side)
+    after = (steps - 1) * side + kernel - window.size - window.before
+    return Window(window.axis, kernel, side, 1, window.before, after, window.size)
