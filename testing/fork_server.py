@@ -40,6 +40,7 @@ def main() -> None:
     for name in package.__all__:
         getattr(package, name)
     importlib.import_module("onnx2ncnn_opt.report.console")
+    importlib.import_module("onnx2ncnn_opt.onnx.ops").all_ops()
     for name in cli.list_commands(click.Context(cli)):
         cli.get_command(click.Context(cli), name)
     gc.freeze()

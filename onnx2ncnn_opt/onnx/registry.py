@@ -16,7 +16,7 @@ annotation of an input says is checked before the function runs:
 
 Attributes that several operators have can be one keyword-only parameter: a NamedTuple with a field for each.
 
-`onnx2ncnn_opt.onnx.ops` registers all operators; import `find`, `fold_bound`, `all_ops` and `traits_of` from there.
+`onnx2ncnn_opt.onnx.ops` imports what registers operators; its `find`, `fold_bound`, `all_ops` and `traits_of` do so.
 
 An operator may have several importers, each `since` an opset; the newest that the model's opset reaches is used.
 """
@@ -201,6 +201,11 @@ def onnx_op(
         return function
 
     return register
+
+
+def is_known(domain: str, name: str) -> bool:
+    """Whether this package's importers of an operator are registered."""
+    return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,29 @@ from onnx.defs import OpSchema
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from onnx2ncnn_opt.onnx import ops
 from onnx2ncnn_opt.onnx.ops import all_ops, find
 from onnx2ncnn_opt.onnx.read.structure import OLDEST_OPSET
 from onnx2ncnn_opt.onnx.registry import OnnxOp
 
 OPSETS = range(OLDEST_OPSET, onnx.defs.onnx_opset_version() + 1)
 NAMES = sorted({op.name for op in all_ops() if op.domain == ""})
+
+
+def test_a_family_has_all_versions_of_its_operators() -> None:
+    """For no other one is imported where it is found. In a process that has none of them yet."""
+    code = """
+from importlib import import_module
+from onnx2ncnn_opt.onnx import ops, registry
+for family in ops._FAMILIES:
+    before = {key: len(versions) for key, versions in registry._OPS.items()}
+    import_module(f"onnx2ncnn_opt.onnx.ops.{family}")
+    assert all(len(registry._OPS[key]) == count for key, count in before.items()), family
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    folder = Path(ops.__file__).parent
+    files = {path.stem for path in (*folder.glob("*.py"), *folder.glob("*/"))} - {"__init__", "__pycache__"}
+    assert files == set(ops._FAMILIES)
 
 
 def schemas(name: str) -> list[tuple[int, OpSchema]]:

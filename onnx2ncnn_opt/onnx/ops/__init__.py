@@ -1,42 +1,49 @@
-"""The operator families; importing this package registers all of them, and only then are they found."""
+"""The operator families. A family is imported when an operator is looked up that none before it has."""
 
-from onnx2ncnn_opt.onnx.ops import (  # noqa: F401
-    activation,
-    arg,
-    attention,
-    bitwise,
-    cast,
-    control,
-    convolution,
-    determinant,
-    division,
-    einsum,
-    elementwise,
-    gather,
-    linear_attention,
-    lists,
-    logic,
-    losses,
-    matrix,
-    microsoft,
-    normalization,
-    pad_slice,
-    pooling,
-    power,
-    quantization,
-    recurrent,
-    reduction,
-    resize,
-    sampling,
-    scatter,
-    sequences,
-    shape,
-    spectral,
-    statistics,
-    symbolic,
-    topk,
-    where,
+from __future__ import annotations
+
+from importlib import import_module
+
+from onnx2ncnn_opt.onnx import registry
+from onnx2ncnn_opt.onnx.fold.bounds import FOLDED_ONLY, Bound
+from onnx2ncnn_opt.onnx.registry import OnnxOp, Traits
+
+# What most models need comes first. Each has all versions of its operators.
+_FAMILIES = (
+    *("activation", "shape", "convolution", "elementwise", "matrix", "reduction", "pooling", "normalization"),
+    *("gather", "pad_slice", "division", "resize", "cast", "power", "where", "logic", "symbolic", "recurrent"),
+    *("sampling", "scatter", "arg", "attention", "bitwise", "control", "determinant", "einsum", "linear_attention"),
+    *("lists", "losses", "quantization", "sequences", "spectral", "statistics", "topk", "microsoft"),
 )
-from onnx2ncnn_opt.onnx.registry import all_ops, find, fold_bound, traits_of
 
-__all__ = ["all_ops", "find", "fold_bound", "traits_of"]
+
+def find(domain: str, name: str, opset: int) -> OnnxOp | None:
+    """See `registry`."""
+    _load(domain, name)
+    return registry.find(domain, name, opset)
+
+
+def traits_of(domain: str, name: str, opset: int) -> Traits:
+    """See `registry`."""
+    _load(domain, name)
+    return registry.traits_of(domain, name, opset)
+
+
+def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
+    """See `registry`."""
+    _load(domain, name)
+    return registry.fold_bound(domain, name, opset)
+
+
+def all_ops() -> tuple[OnnxOp, ...]:
+    """See `registry`."""
+    _load("", "")
+    return registry.all_ops()
+
+
+def _load(domain: str, name: str) -> None:
+    """Import families until one has the operator, or none is left."""
+    for family in _FAMILIES:
+        if registry.is_known(domain, name) or (not domain and name in FOLDED_ONLY):
+            return
+        import_module(f"{__name__}.{family}")
