@@ -59,9 +59,9 @@ _NS_PER_PRODUCT_OF_FEW = 0.06
 _NS_PER_PRODUCT_OF_WINOGRAD, _NS_PER_NUMBER_MADE, _NS_PER_WEIGHT = 0.0055, 1.0, 0.5
 _NS_PER_NUMBER_READ, _NS_PER_NUMBER_FROM_MEMORY, _CACHED = 1.5, 3.0, 2**21
 _NS_PER_PRODUCT_OF_DILATED, _NS_PER_PRODUCT_OF_UNEVEN, _NS_PER_NUMBER_COPIED = 0.0145, 0.03, 1.8
-# A convolution that is a matrix product: for a number that is copied, and for a product, which takes 0.012 here, and on
-# ARM more.
-_NS_PER_COPY, _NS_PER_PRODUCT_OF_MATRIX = 0.5, 0.03
+# Other convolutions of images with more than one row and column are a matrix product: what they read is copied for each
+# tap. A product takes longer on ARM.
+_NS_PER_COPY, _NS_PER_PRODUCT_OF_MATRIX, _NS_PER_PRODUCT_ON_ARM = 0.8, 0.014, 0.05
 # A convolution in groups that are not single channels runs one small convolution for each of them.
 _GROUPED = {"ConvolutionDepthWise": "Convolution", "DeconvolutionDepthWise": "Deconvolution"}
 _NS_PER_GROUP = 1_000.0
@@ -93,7 +93,7 @@ def surplus_of_attention(scores: int) -> float:
 def cost_of_square(side: int, outputs: int, rows: int, columns: int) -> float:
     """Nanoseconds for each input and result of a convolution by a matrix product, if `side`^2 results share copies."""
     taps = (rows + side - 1) * (columns + side - 1)
-    return taps * (_NS_PER_COPY / side**2 + _NS_PER_PRODUCT_OF_MATRIX * outputs)
+    return taps * (_NS_PER_COPY / side**2 + _NS_PER_PRODUCT_ON_ARM * outputs)
 
 
 def _products_cost(layer: Layer) -> float:
@@ -109,6 +109,9 @@ def _products_cost(layer: Layer) -> float:
         rate = _NS_PER_PRODUCT_OF_FEW
     elif kind == "Convolution" and has_3x3_taps(layer):
         return _cost_of_3x3(layer, products) + groups
+    elif kind == "Convolution" and min(layer["kernel_w"], layer["kernel_h"]) > 1:
+        group = layer["group"] if is_grouped else 1
+        rate = _NS_PER_PRODUCT_OF_MATRIX + _NS_PER_COPY * group / layer["num_output"]
     return float(products * rate + groups)
 
 
