@@ -29,13 +29,14 @@ def _become(folder: str, args: list[str], paths: str, out: str, err: str) -> Non
 
 def main() -> None:
     """Serve until stdin ends."""
+    from onnx2ncnn_opt.__main__ import prepare
+
+    prepare()
     import click
 
     from onnx2ncnn_opt.cli.main import cli
     from onnx2ncnn_opt.cli.main import main as command
-    from onnx2ncnn_opt.deferred import defer_imports
 
-    defer_imports()
     package = importlib.import_module("onnx2ncnn_opt")
     for name in package.__all__:
         getattr(package, name)

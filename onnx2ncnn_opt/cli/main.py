@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -19,7 +18,6 @@ from onnx2ncnn_opt.errors import Error, Stop
 from onnx2ncnn_opt.version import __version__
 
 PROGRAM = "onnx2ncnn-opt"
-_COLLECT_AFTER = 500_000  # objects
 _COMMANDS = (
     *("bisect", "check", "convert", "diff", "example", "inspect"),
     *("mixed", "ops", "optimize", "passes", "report", "verify"),
@@ -117,8 +115,6 @@ def _interrupts() -> Iterator[None]:
 def _prepare_process() -> None:
     # NumPy's matrix products are few here; its threads would spin for a tenth of a second in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
-    gc.set_threshold(_COLLECT_AFTER)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  for ``>&-``; open until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
