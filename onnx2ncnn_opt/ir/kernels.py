@@ -90,10 +90,10 @@ def surplus_of_attention(scores: int) -> float:
     return _NS_PER_SCORE * scores
 
 
-def cost_of_square(side: int, outputs: int, rows: int, columns: int) -> float:
-    """Nanoseconds for each input and result of a convolution by a matrix product, if `side`^2 results share copies."""
-    taps = (rows + side - 1) * (columns + side - 1)
-    return taps * (_NS_PER_COPY / side**2 + _NS_PER_PRODUCT_ON_ARM * outputs)
+def cost_of_results(shape: tuple[int, int], outputs: int, kernel: tuple[int, int]) -> float:
+    """Nanoseconds for each input and result of a matrix product, where `shape` (rows, columns) results share copies."""
+    taps = (kernel[0] + shape[0] - 1) * (kernel[1] + shape[1] - 1)
+    return taps * (_NS_PER_COPY / prod(shape) + _NS_PER_PRODUCT_ON_ARM * outputs)
 
 
 def _products_cost(layer: Layer) -> float:

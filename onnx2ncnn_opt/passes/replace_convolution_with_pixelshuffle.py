@@ -2,7 +2,8 @@
 
 Such a convolution is a matrix product in ncnn, for which what each position reads is copied, tap by tap. With few
 outputs that takes most of the time. So one position computes a square of results: its kernel has some rows and columns
-more, each result has zeros for what it does not read, and PixelShuffle puts them side by side.
+more, each result has zeros for what it does not read, and PixelShuffle puts them side by side. Of an image of one row,
+a position computes several results in a row, which a Permute puts in order.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.graph import Layer
-from onnx2ncnn_opt.ir.kernels import cost_of_square
+from onnx2ncnn_opt.ir.kernels import cost_of_results
+from onnx2ncnn_opt.ir.permute import order_type
 from onnx2ncnn_opt.passes._chain import Chain
 from onnx2ncnn_opt.passes._fold import require_own_weights
 from onnx2ncnn_opt.passes._windows import Window, reordered, weight_with_zeros, window_params, windows
@@ -22,15 +24,16 @@ from onnx2ncnn_opt.rewrite.rule import fixed_size, require, rewrite
 
 # With fewer inputs a convolution is no matrix product, and one of 3x3 taps is none either.
 _LEAST_INPUTS, _LEAST_TAPS = 17, 4
-_SIDES = 2, 4
+_SIDES, _LENGTHS = (2, 4), (4, 8)
 _WORTH = 0.8  # of the estimated time, at most
 _KEPT = "bias_term", "activation_type", "activation_params", "pad_value"
 
 
 def _is_large(conv: Layer) -> bool:
-    """Whether a layer has a large kernel, and a result for each pixel."""
+    """Whether a layer has a large kernel, of one row or of several, and a result for each pixel."""
     steps = [conv[f"{name}_{axis}"] for name in ("stride", "dilation") for axis in "hw"]
-    return min(conv["kernel_h"], conv["kernel_w"]) >= _LEAST_TAPS and steps == [1, 1, 1, 1]
+    large = conv["kernel_w"] >= _LEAST_TAPS and (conv["kernel_h"] == 1 or conv["kernel_h"] >= _LEAST_TAPS)
+    return large and steps == [1, 1, 1, 1]
 
 
 @rewrite(
@@ -46,24 +49,33 @@ def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
     require(enough, f"'{conv.name}' has fewer than {_LEAST_INPUTS} input channels")
     stored, weight = weight_with_zeros(conv)
     outputs, inputs, rows, columns = weight.shape
-    costs = {side: cost_of_square(side, outputs, rows, columns) for side in (1, *_SIDES)}
-    side = min(_SIDES, key=costs.__getitem__)
-    require(costs[side] <= _WORTH * costs[1], f"'{conv.name}' has too many outputs to gain by it")
-    small = min(height.outputs, width.outputs) < 2 * side
-    require(not small, f"'{conv.name}' gives fewer than {2 * side} rows or columns")
-    found = np.zeros((outputs, side, side, inputs, rows + side - 1, columns + side - 1), weight.dtype)
-    for i in range(side):
-        for j in range(side):
+    sequence = rows == height.size == height.outputs == 1
+    require(rows > 1 or sequence, f"'{conv.name}' has one row of taps for several of an image")
+    shapes = [(1, 1), *(((1, n) for n in _LENGTHS) if sequence else ((n, n) for n in _SIDES))]
+    costs = {shape: cost_of_results(shape, outputs, (rows, columns)) for shape in shapes}
+    down, across = shape = min(shapes, key=costs.__getitem__)
+    require(costs[shape] <= _WORTH * costs[1, 1], f"'{conv.name}' has too many outputs to gain by it")
+    few = height.outputs < 2 * down - 1 or width.outputs < 2 * across
+    require(not few, f"'{conv.name}' gives too few rows or columns to gain by it")
+    found = np.zeros((outputs, down, across, inputs, rows + down - 1, columns + across - 1), weight.dtype)
+    for i in range(down):
+        for j in range(across):
             found[:, i, j, :, i : i + rows, j : j + columns] = weight
     weights: dict[str, Any] = {"weight_data": reordered(stored, found)}
     if conv["bias_term"]:
-        weights["bias_data"] = np.repeat(conv.weights["bias_data"], side * side)
+        weights["bias_data"] = np.repeat(conv.weights["bias_data"], down * across)
     params: dict[str, Any] = {name: conv[name] for name in _KEPT}
-    params |= {"num_output": outputs * side * side, "weight_data_size": found.size}
-    params |= window_params([_in_steps(height, side), _in_steps(width, side)])
+    params |= {"num_output": outputs * down * across, "weight_data_size": found.size}
+    params |= window_params([_in_steps(height, down), _in_steps(width, across)])
     chain = Chain(conv)
     x = chain.add("Convolution", "squares", conv.input, weights=weights, **params)
-    x = chain.add("PixelShuffle", "pixels", x, upscale_factor=side)
+    if sequence:
+        length = fixed_size(x, 2)
+        x = chain.reshape(x, (outputs, across, length), "rows")
+        x = chain.add("Permute", "ordered", x, order_type=order_type((0, 2, 1)))
+        x = chain.reshape(x, (outputs, 1, length * across), "row")
+    else:
+        x = chain.add("PixelShuffle", "pixels", x, upscale_factor=down)
     chain.crop(x, {1: (0, height.outputs), 2: (0, width.outputs)}, "crop")
     return chain.result()
 
