@@ -21,8 +21,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple
 
 _MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
 
@@ -69,7 +69,8 @@ class ModelError(ConversionError):
     """An ONNX model that is broken, unsafe to open, or larger than the limits."""
 
 
-class Unsupported(NamedTuple):
+@dataclass(frozen=True)
+class Unsupported:
     """One ONNX node that cannot be expressed: where it is, why, and what helps."""
 
     node: str

@@ -56,7 +56,7 @@ class Output:
 
 def error_fields(error: BaseException) -> dict[str, Any]:
     """An error as JSON has it; `nodes` are those that ncnn cannot compute."""
-    nodes = [node._asdict() for node in error.nodes] if isinstance(error, UnsupportedError) else []
+    nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
     kind = UsageError if isinstance(error, click.ClickException) else type(error)
     return {"type": kind.__name__, "message": message_of(error), "nodes": nodes}
 
