@@ -32,9 +32,8 @@ class _Commands(click.Group):
         return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for name in (
-            [cmd_name] if cmd_name in _COMMANDS else _COMMANDS
-        ):  # all: click says which one an unknown one is like
+        # For an unknown one all of them: click says which one it is like.
+        for name in [cmd_name] if cmd_name in _COMMANDS else _COMMANDS:
             if name not in self.commands:
                 self.add_command(getattr(import_module(f"onnx2ncnn_opt.cli.{name}"), name))
         return super().get_command(ctx, cmd_name)
