@@ -1,28 +1,33 @@
 """The command, and ``python -m onnx2ncnn_opt``: a process of its own."""
 
 import atexit
-import gc
 import os
+import sys
 from typing import NoReturn
 
 from onnx2ncnn_opt.deferred import defer_imports
-
-_COLLECT_AFTER = 500_000  # objects
-
-
-def prepare() -> None:
-    """What a process of its own does before it imports anything large."""
-    # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
-    gc.set_threshold(_COLLECT_AFTER)
-    defer_imports()
+from onnx2ncnn_opt.errors import Stop
 
 
 def command() -> NoReturn:
     """Run a command line, and end the process at once: to take all apart first would be a tenth of a small model."""
-    prepare()
-    from onnx2ncnn_opt.cli.main import main  # which imports click
+    defer_imports()
+    from onnx2ncnn_opt.cli.main import interrupted, main  # which imports click
 
-    code = main()
+    def ignored(unraisable: "sys.UnraisableHookArgs") -> None:
+        """Let a signal end the process that comes in a destructor, whose exceptions Python drops."""
+        error = unraisable.exc_value
+        if isinstance(error, KeyboardInterrupt):
+            _end(interrupted())
+        if isinstance(error, Stop):
+            _end(int(error.code or 0))
+        sys.__unraisablehook__(unraisable)
+
+    sys.unraisablehook = ignored
+    _end(main())
+
+
+def _end(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     os._exit(code)
 

@@ -93,7 +93,7 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
     except MemoryError as error:
         return _fail(message_of(error), 1), error
     except KeyboardInterrupt as error:
-        return _fail("interrupted", 128 + signal.SIGINT), error
+        return interrupted(), error
     return 0, None
 
 
@@ -128,6 +128,11 @@ def _prepare_process() -> None:
 
 def _stop(number: int, frame: object) -> None:
     raise Stop(128 + number)
+
+
+def interrupted() -> int:
+    """Say so; returns the exit code."""
+    return _fail("interrupted", 128 + signal.SIGINT)
 
 
 def _fail(message: str, code: int) -> int:
