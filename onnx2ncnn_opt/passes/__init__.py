@@ -23,7 +23,6 @@ from onnx2ncnn_opt.passes import (
     fuse_normalize,
     fuse_padding,
     fuse_permute_matrix,
-    fuse_prelu,
     fuse_recurrent,
     fuse_sigmoid,
     replace_convolution_with_innerproduct,
@@ -54,11 +53,9 @@ from onnx2ncnn_opt.passes.fuse_binaryop_eltwise import fuse_binaryop_eltwise
 from onnx2ncnn_opt.passes.fuse_binaryop_scale import fuse_binaryop_scale
 from onnx2ncnn_opt.passes.fuse_clip import fuse_clip
 from onnx2ncnn_opt.passes.fuse_concat_concat import fuse_concat_concat
-from onnx2ncnn_opt.passes.fuse_concat_reduction import fuse_concat_reduction
 from onnx2ncnn_opt.passes.fuse_convolution_convolution import fuse_convolution_convolution
 from onnx2ncnn_opt.passes.fuse_crop_crop import fuse_crop_crop
 from onnx2ncnn_opt.passes.fuse_crop_slice import fuse_crop_slice
-from onnx2ncnn_opt.passes.fuse_elementwise import fuse_elementwise
 from onnx2ncnn_opt.passes.fuse_gelu import fuse_fast_gelu, fuse_gelu
 from onnx2ncnn_opt.passes.fuse_groupnorm import fuse_groupnorm
 from onnx2ncnn_opt.passes.fuse_hardsigmoid import fuse_hardsigmoid
@@ -69,11 +66,11 @@ from onnx2ncnn_opt.passes.fuse_memorydata_view import fuse_memorydata_view
 from onnx2ncnn_opt.passes.fuse_mish import fuse_mish
 from onnx2ncnn_opt.passes.fuse_multiheadattention import fuse_multiheadattention
 from onnx2ncnn_opt.passes.fuse_norm_affine import fuse_norm_affine
-from onnx2ncnn_opt.passes.fuse_padding_crop import fuse_padding_crop
 from onnx2ncnn_opt.passes.fuse_parallel_convolutions import fuse_parallel_convolutions
+from onnx2ncnn_opt.passes.fuse_prelu import fuse_prelu
 from onnx2ncnn_opt.passes.fuse_quickgelu import fuse_quickgelu
 from onnx2ncnn_opt.passes.fuse_reduction_mul import fuse_reduction_mul
-from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_l2norm, fuse_rmsnorm
+from onnx2ncnn_opt.passes.fuse_rmsnorm import fuse_rmsnorm
 from onnx2ncnn_opt.passes.fuse_rotaryembed import fuse_rotaryembed
 from onnx2ncnn_opt.passes.fuse_sdpa import fuse_sdpa, fuse_sdpa_scale
 from onnx2ncnn_opt.passes.fuse_softmax import eliminate_shift_before_softmax, fuse_softmax
@@ -95,7 +92,6 @@ from onnx2ncnn_opt.passes.replace_dilated_convolution import replace_dilated_con
 from onnx2ncnn_opt.passes.replace_prelu_with_leaky_relu import replace_prelu_with_leaky_relu
 from onnx2ncnn_opt.passes.replace_reduction_with_global_pooling import replace_reduction_with_global_pooling
 from onnx2ncnn_opt.passes.replace_slice_with_crop import replace_slice_with_crop
-from onnx2ncnn_opt.passes.share_products import share_products
 from onnx2ncnn_opt.passes.shrink_memorydata import shrink_memorydata
 from onnx2ncnn_opt.rewrite import pipeline
 from onnx2ncnn_opt.rewrite.events import Event
@@ -125,15 +121,13 @@ PASSES: tuple[Pass, ...] = (
     eliminate_slice_concat,
     move_crop_before_concat,
     fuse_crop_crop,
-    fuse_padding_crop,
     fuse_concat_concat,
     fuse_memorydata_binaryop,
     fuse_binaryop_binaryop,
     fuse_reduction_mul,
-    fuse_concat_reduction,
     replace_binaryop_with_clip,
     fuse_clip,
-    *fuse_prelu.PASSES,
+    fuse_prelu,
     replace_prelu_with_leaky_relu,
     *fuse_sigmoid.PASSES,
     fuse_swish,
@@ -143,13 +137,11 @@ PASSES: tuple[Pass, ...] = (
     fuse_hardswish,
     fuse_gelu,
     fuse_fast_gelu,
-    fuse_elementwise,
     eliminate_tile_before_binaryop,
     fuse_softmax,
     eliminate_shift_before_softmax,
     *fuse_layernorm.PASSES,
     fuse_rmsnorm,
-    fuse_l2norm,
     *fuse_normalize.PASSES,
     fuse_groupnorm,
     fuse_norm_affine,
@@ -179,7 +171,6 @@ PASSES: tuple[Pass, ...] = (
     fuse_convolution_convolution,
     replace_products.replace_gemm_with_innerproduct,
     merge_equal_layers,
-    share_products,
     replace_convolution1d,
     replace_convolution3d,
     replace_deconvolution3d,

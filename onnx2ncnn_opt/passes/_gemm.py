@@ -20,7 +20,7 @@ _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 
 
 def is_shared(size: int, products: int) -> bool:
-    """Whether so many products by a matrix of so many numbers read one constant, see `share_products`."""
+    """Whether so many products by a matrix of so many numbers read one constant."""
     return products >= _SHARED_PRODUCTS and (products - 1) * size >= _SHARED_NUMBERS
 
 

@@ -53,12 +53,6 @@ def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
     yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RSQRT)(total))
 
 
-def over_bare_root(x: Pattern, squares: Op) -> Iterator[Op]:
-    """x divided by the root of ``squares``, however it is written."""
-    yield from over(x, sqrt(squares))
-    yield _times_root(x, op("UnaryOp", op_type=UnaryOp.RSQRT)(squares))
-
-
 def sqrt(x: Pattern) -> Op:
     """The root of x."""
     return op("UnaryOp", op_type=UnaryOp.SQRT)(x)

@@ -3,19 +3,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import pi, sqrt
 
-from onnx2ncnn_opt.ir.codes import UnaryOp
+from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes._linear import add, mul, plus, times
+from onnx2ncnn_opt.passes._linear import add, mul, negated, plus, times
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import rewrite
 
 
 def _gated(gate: Op) -> Iterator[Op]:
-    """x * 0.5 * (1 + gate), in every order."""
-    gate = plus(gate, "root", 1.0)
+    """x * 0.5 * (1 + gate), in every order, with the half inside, and as a sum."""
+    whole = plus(gate, "root", 1.0)
+    yield from _halved(whole)
+    yield mul("x", plus(times(gate, by=0.5), "root", 0.5))
+    half = times("x", "root", by=0.5)
+    yield add(half, mul(half, gate))
+
+
+def _halved(gate: Op) -> Iterator[Op]:
+    """x * 0.5 * gate, in every order."""
     yield times(mul("x", gate), by=0.5)
     yield mul(times("x", by=0.5), gate)
     yield mul("x", times(gate, by=0.5))
+
+
+def _mirrored() -> Iterator[Op]:
+    """x * 0.5 * (1 - Erf(-x / sqrt(2))), in every order: the complementary error function."""
+    arguments = (times("x", by=-sqrt(0.5)), *(times(minus, by=sqrt(0.5)) for minus in negated("x")))
+    for argument in arguments:
+        yield from _halved(op("BinaryOp", "root", op_type=BinaryOp.RSUB, with_scalar=1, b=1.0)(op("Erf")(argument)))
 
 
 def _cubes() -> Iterator[Op]:
@@ -44,7 +59,7 @@ def _factored(square: Op, c: float) -> Iterator[Op]:
     yield times(mul("x", polynomial), by=c)
 
 
-_ERF = tuple(_gated(op("Erf")(times("x", by=sqrt(0.5)))))
+_ERF = (*_gated(op("Erf")(times("x", by=sqrt(0.5)))), *_mirrored())
 _TANH_VARIANTS = tuple(
     variant
     for argument in _arguments()

@@ -15,16 +15,25 @@ _ADD_ALONE = plus("x", "add")
     times(_CLIP(_ADD_ALONE), "scale"),
     _CLIP(_ADD),
     _CLIP(_ADD_ALONE),
+    _CLIP(times(_ADD_ALONE, "divided")),
     exact=False,
     purpose="models that write it out, as exports before opset 14 do",
 )
-def fuse_hardsigmoid(x: Blob, clip: Layer, add: Layer, mul: Layer | None = None, scale: Layer | None = None) -> Layer:
-    """Clip(x * a + b, 0, c) / c   ⇒   HardSigmoid(x)
+def fuse_hardsigmoid(
+    x: Blob,
+    clip: Layer,
+    add: Layer,
+    mul: Layer | None = None,
+    scale: Layer | None = None,
+    divided: Layer | None = None,
+) -> Layer:
+    """Clip(x * a + b, 0, c) / c, Clip((x + b) / c, 0, 1)   ⇒   HardSigmoid(x)
 
-    The multiplication is missing where a is 1, and the division where c is 1.
+    The multiplication may be missing if a is 1, and the division if c is 1.
     """
     top = factor(scale) if scale else 1.0
     require(close(clip["max"] * top, 1.0), f"the values of '{clip.name}' do not end at 1")
-    alpha = (factor(mul) if mul else 1.0) * top
+    slope = factor(divided) if divided else 1.0
+    alpha = (factor(mul) if mul else slope) * top
     require(alpha > 0, f"'{clip.name}' falls where HardSigmoid rises")
-    return Layer("HardSigmoid", clip.name, [x], (), {"alpha": alpha, "beta": offset(add) * top})
+    return Layer("HardSigmoid", clip.name, [x], (), {"alpha": alpha, "beta": offset(add) * slope * top})

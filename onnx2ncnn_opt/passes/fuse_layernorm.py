@@ -40,20 +40,6 @@ def fuse_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Laye
     )
 
 
-@rewrite(*_variants(), exact=False, purpose="models that write it out")
-def fuse_instancenorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> Layer:
-    """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   InstanceNorm(x)
-
-    For means over everything but the channels.
-    """
-    shape = known_shape(x, 3, 4)
-    inner = tuple(range(1, len(shape)))
-    for reduction in (mean, variance):
-        require(axes_of(reduction, len(shape)) == inner, f"'{reduction.name}' is not over all of a channel")
-    channels = fixed_size(x, 0)
-    return Layer("InstanceNorm", root.name, [x], (), {"channels": channels, "eps": offset(eps), "affine": 0})
-
-
 @rewrite(*_variants(), exact=False, purpose="hand-written LayerNorm of images, as in NAFNet and ConvNeXt")
 def fuse_channel_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root: Layer) -> list[Layer]:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ** 2) + eps)   ⇒   x ── Permute ── LayerNorm ── Permute ──
@@ -89,4 +75,4 @@ def fuse_whole_layernorm(x: Blob, mean: Layer, variance: Layer, eps: Layer, root
     return Layer("GroupNorm", root.name, [x], (), {"group": 1, "channels": channels, "eps": offset(eps), "affine": 0})
 
 
-PASSES = (fuse_layernorm, fuse_instancenorm, fuse_channel_layernorm, fuse_whole_layernorm)
+PASSES = (fuse_layernorm, fuse_channel_layernorm, fuse_whole_layernorm)

@@ -1,36 +1,19 @@
-"""`fuse_rmsnorm`, `fuse_l2norm`: what is divided by the root of its mean square, or by its length."""
-
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import sqrt
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import EpsMode
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.passes import _statistics as statistics
 from onnx2ncnn_opt.passes._linear import offset
-from onnx2ncnn_opt.passes._statistics import axes_of, over_root, sum_of_squares
-from onnx2ncnn_opt.rewrite.pattern import Op, op
+from onnx2ncnn_opt.passes._statistics import axes_of, mean, over_root, square
 from onnx2ncnn_opt.rewrite.rule import fixed_size, known_shape, require, rewrite
 
-_L2 = 8
+_VARIANTS = [variant for squares in square("x", "x") for variant in over_root("x", mean(squares, "mean"))]
 
 
-def _by_means() -> Iterator[Op]:
-    for squares in statistics.square("x", "x"):
-        yield from over_root("x", statistics.mean(squares, "mean"))
-
-
-def _by_lengths() -> Iterator[Op]:
-    for squares in sum_of_squares("x", "squares"):
-        yield from over_root("x", squares)
-        yield from statistics.over_bare_root("x", squares)
-    yield from statistics.over("x", op("Reduction", "squares", operation=_L2, coeff=1.0)("x"))
-
-
-@rewrite(*_by_means(), exact=False, purpose="language models")
+@rewrite(*_VARIANTS, exact=False, purpose="language models")
 def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     """x / sqrt(mean(x * x) + eps)   ⇒   RMSNorm(x)
 
@@ -40,17 +23,6 @@ def fuse_rmsnorm(x: Blob, mean: Layer, eps: Layer, root: Layer) -> Layer:
     axes = axes_of(mean, len(shape))
     require(len(axes) == 1, f"'{mean.name}' is over several axes")
     return normalized(x, root, axes[0], mean, offset(eps), 1 / fixed_size(x, axes[0]))
-
-
-@rewrite(*_by_lengths(), exact=False, purpose="descriptors and embeddings that are normalised by hand")
-def fuse_l2norm(x: Blob, squares: Layer, root: Layer, eps: Layer | None = None) -> Layer:
-    """x / sqrt(sum(x * x) + eps), x / L2 norm of x   ⇒   Normalize(x)
-
-    For vectors and the channels of images; for the rows of matrices it is an RMSNorm.
-    """
-    axes = axes_of(squares, len(known_shape(x)))
-    require(len(axes) == 1, f"'{squares.name}' is over several axes")
-    return normalized(x, root, axes[0], squares, offset(eps) if eps else 0.0, squares["coeff"])
 
 
 def normalized(x: Blob, root: Layer, axis: int, reduction: Layer, eps: float, factor: float) -> Layer:

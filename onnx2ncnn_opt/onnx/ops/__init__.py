@@ -12,8 +12,8 @@ from onnx2ncnn_opt.onnx.registry import OnnxOp, Traits
 _FAMILIES = (
     *("activation", "shape", "convolution", "elementwise", "matrix", "reduction", "pooling", "normalization"),
     *("gather", "pad_slice", "division", "resize", "cast", "power", "where", "logic", "symbolic", "recurrent"),
-    *("sampling", "scatter", "arg", "attention", "bitwise", "control", "determinant", "einsum", "linear_attention"),
-    *("lists", "losses", "quantization", "sequences", "spectral", "statistics", "topk", "microsoft"),
+    *("sampling", "scatter", "arg", "attention", "bitwise", "control", "einsum", "linear_attention"),
+    *("lists", "quantization", "sequences", "spectral", "statistics", "topk", "microsoft"),
 )
 
 
