@@ -250,7 +250,7 @@ class _Walk(ImportContext):
             shape, dtype = inferred
             kept = [axis for axis, size in enumerate(shape) if size != 1]
             view = View.of(shape, ([[axis] for axis in kept] if len(kept) <= MAX_DIMS else [kept]) or [[]])
-            blob = self.input(self._names.new(f"{value.name}_stand_in"), view)
+            blob = self.input(self._names.take(f"{value.name}_stand_in"), view)
             results.append(Tensor(blob, view, dtype if is_float(dtype) else held_as_float(dtype)))
         return results
 
@@ -375,7 +375,7 @@ class _Walk(ImportContext):
         if not isinstance(value, Tensor) or value.blob.producer is None or value.blob.producer.type == "Input":
             return
         if value.blob.name.startswith(f"{self._label}_out") and name not in self._output_names:
-            self._rename(value.blob, self._names.new(name))
+            self._rename(value.blob, self._names.take(name))
 
     # ---- the ends of the graph
 
@@ -465,7 +465,8 @@ class _Walk(ImportContext):
         return layout, batch
 
     def _rename(self, blob: Blob, name: str) -> None:
-        self._names.rename(blob.name, name)
+        self._names.release(blob.name)
+        self._names.add(name)
         blob.name = name
 
     def _prune(self) -> None:

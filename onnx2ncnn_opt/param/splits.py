@@ -13,7 +13,8 @@ from typing import NamedTuple
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.param.names import NamePool, clean_name
+from onnx2ncnn_opt.ir.names import NamePool
+from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name, safe_names
 
 
 class Line(NamedTuple):
@@ -54,11 +55,11 @@ def list_layers(graph: Graph) -> Listing:
     Raises GraphError for an input that is used and promised as an output under one name: ncnn has no way to return it.
     """
     tensors = _tensors(graph)
-    pool = NamePool()
+    pool = NamePool(limit=MAX_NAME_BYTES)
     public = list(dict.fromkeys((*graph.inputs, *graph.outputs)))
-    names = dict(zip(public, pool.take_all(blob.name for blob in public), strict=True))
+    names = dict(zip(public, safe_names((blob.name for blob in public), pool), strict=True))
     inner = [t.blob for blob, t in tensors.items() if blob is t.blob and not t.promised and blob not in names]
-    inner_names = dict(zip(inner, pool.take_all(blob.name for blob in inner), strict=True))
+    inner_names = dict(zip(inner, safe_names((blob.name for blob in inner), pool), strict=True))
     lines = tuple(_lines(graph, tensors, {**names, **inner_names}, pool))
     return Listing(lines, names)
 
@@ -124,9 +125,9 @@ def _name_uses(tensor: _Tensor, names: Mapping[Blob, str], pool: NamePool) -> tu
         top = base = ends[0] if ends else names[blob]
         needs_split = len(users) + len(ends) > 1
         if needs_split and ends:
-            top = pool.take(f"{base}_split")
+            top = pool.take(clean_name(f"{base}_split"))
     if not needs_split:
         tensor.bottoms = dict.fromkeys(users, top)
         return top, ()
-    tensor.bottoms = {user: pool.take(f"{base}_{i}") for i, user in enumerate(users)}
+    tensor.bottoms = {user: pool.take(clean_name(f"{base}_{i}")) for i, user in enumerate(users)}
     return top, (*tensor.bottoms.values(), *ends)

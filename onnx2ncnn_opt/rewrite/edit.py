@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.rewrite.rule import Replacement, require
 
@@ -19,37 +20,28 @@ class Names:
     """The names of a graph's layers and blobs."""
 
     def __init__(self, graph: Graph) -> None:
-        self._layers = {layer.name for layer in graph}
-        self._blobs = {blob.name for layer in graph for blob in layer.outputs}
+        self._layers = NamePool(layer.name for layer in graph)
+        self._blobs = NamePool(blob.name for layer in graph for blob in layer.outputs)
 
     def release(self, layer: Layer, blobs: Iterable[Blob]) -> None:
         """Forget the names of a layer that was removed, and of blobs that went with it."""
-        self._layers.discard(layer.name)
-        self._blobs.difference_update(blob.name for blob in blobs)
+        self._layers.release(layer.name)
+        self._blobs.release(*(blob.name for blob in blobs))
 
     def move(self, old: Blob, new: Blob, *, is_made: bool, stays: bool) -> None:
         """Give `new` the name of `old`; what it was called before is free, or goes to `old` if that one stays."""
         wanted, new.name = new.name, old.name
         if not is_made:
-            self._blobs.discard(wanted)
+            self._blobs.release(wanted)
         if stays:
-            old.name = _unique(wanted, self._blobs)
+            old.name = self._blobs.take(wanted)
 
     def give(self, layer: Layer, kept: Collection[Blob]) -> None:
         """Make the names of a new layer and of its blobs unique; those of `kept` blobs stay."""
-        layer.name = _unique(layer.name, self._layers)
+        layer.name = self._layers.take(layer.name)
         for blob in layer.outputs:
             if blob not in kept:
-                blob.name = _unique(blob.name, self._blobs)
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    found, count = name, 0
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
+                blob.name = self._blobs.take(blob.name)
 
 
 def require_private(

@@ -10,7 +10,6 @@ from compared import compare, types
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
-from onnx2ncnn_opt.onnx.lower.names import Names
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g '
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
@@ -131,10 +130,3 @@ def test_a_sequence_goes_nowhere_else() -> None:
     assert "input x is a sequence" in refusals(text)[0]
     text = """(float[2, 3] x) => (float[2, 3] y) <int64 p = {0}> { t = Neg(x) y = SequenceAt(t, p) }"""
     assert "input sequence is not a sequence" in refusals(text)[0]
-
-
-def test_names_are_numbered_from_the_lowest_that_is_free() -> None:
-    names = Names(["a"])
-    assert [names.new(name) for name in ("a", "a", "b", "a", "a_1")] == ["a_1", "a_2", "b", "a_3", "a_1_1"]
-    names.rename("a_2", "c")
-    assert [names.new(name) for name in ("a", "c", "a")] == ["a_2", "c_1", "a_4"]

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnx2ncnn_opt.param.names import clean_name, safe_names
+from onnx2ncnn_opt.ir.names import NamePool
+from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name
+from onnx2ncnn_opt.param.names import safe_names as names_from
+
+
+def safe_names(wanted: list[str]) -> list[str]:
+    return names_from(wanted, NamePool(limit=MAX_NAME_BYTES))
+
 
 names = st.lists(st.text(st.sampled_from("ab_1 \t\0ö\ud800/"), max_size=3) | st.sampled_from(["a" * 260, "ö" * 130]))
 

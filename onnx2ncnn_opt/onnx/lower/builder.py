@@ -12,6 +12,7 @@ from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, UnaryOp
 from onnx2ncnn_opt.ir.cut import input_params
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, by_axis, known, product
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
+from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.ranges import Range, Ranges, of_numbers
 from onnx2ncnn_opt.ir.shapes import infer_shapes
 from onnx2ncnn_opt.ir.spec import LayerSpec
@@ -19,7 +20,6 @@ from onnx2ncnn_opt.ir.view import MAX_DIMS, Atoms, Dims, Regroup, Step, View, fl
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.expressions import LONGEST_TEXT, SizeWriter, UntoldError
 from onnx2ncnn_opt.onnx.lower.layout import Layout, separations
-from onnx2ncnn_opt.onnx.lower.names import Names
 from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value, held_as_float, is_float
 
 _FIT = "give sizes that fit with --shape, or check how the model was exported"
@@ -48,8 +48,8 @@ class Builder:
         """`types` is the table of layers; the names of `public` are kept for the model's inputs and outputs."""
         self.graph = Graph(types)
         self._label = ""
-        self._names = Names(public)
-        self._layer_names = Names()
+        self._names = NamePool(public)
+        self._layer_names = NamePool()
         self._layouts: dict[tuple[Blob, Step], Blob] = {}
         self._memory: dict[tuple[bytes, Shape], Blob] = {}
         self._ones: dict[Sym, Blob] = {}
@@ -62,7 +62,7 @@ class Builder:
     def input(self, name: str, view: View) -> Blob:
         """Append an input of the net, in the layout of its view."""
         blob = Blob(name, view.mat_shape, product(atom.size for atom in view.batch))
-        self.graph.add(Layer("Input", self._layer_names.new(name), (), (blob,), input_params(blob.shape)))
+        self.graph.add(Layer("Input", self._layer_names.take(name), (), (blob,), input_params(blob.shape)))
         if any(isinstance(size, Sym) for size in (*view.mat_shape, blob.batch)):
             self._open_inputs.append(blob)
         return blob
@@ -117,12 +117,12 @@ class Builder:
     def _layer(
         self, kind: str, inputs: Sequence[Blob], params: Mapping[Any, Any], weights: Mapping[str, Array] | None
     ) -> Layer:
-        name = self._layer_names.new(self._label)
+        name = self._layer_names.take(self._label)
         floats = {key: self.f32(array) for key, array in (weights or {}).items()}
         return Layer(kind, name, inputs, (), params, floats, (self._label,), self.graph.types.get(kind))
 
     def _append(self, layer: Layer, results: Sequence[tuple[Shape | None, Dim]]) -> tuple[Blob, ...]:
-        layer.outputs = tuple(Blob(self._names.new(f"{self._label}_out"), shape, batch) for shape, batch in results)
+        layer.outputs = tuple(Blob(self._names.take(f"{self._label}_out"), shape, batch) for shape, batch in results)
         check_layer(layer)
         self.graph.add(layer)
         return layer.outputs
@@ -381,9 +381,9 @@ class Builder:
         if key not in self._memory:
             params = by_axis(data.shape)
             label, self._label = self._label, f"{self._label}_const"
-            name = self._layer_names.new(self._label)
+            name = self._layer_names.take(self._label)
             self._label = label
-            blob = Blob(self._names.new(name), tuple(data.shape))
+            blob = Blob(self._names.take(name), tuple(data.shape))
             self.graph.add(Layer("MemoryData", name, (), (blob,), params, {"data": data}, (self._label,)))
             self._memory[key] = blob
         return self._memory[key]
