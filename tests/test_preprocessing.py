@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,7 +33,7 @@ def model(body: str, shape: str = "1, 3, 9, 8", weights: str = WEIGHT) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def types(data: bytes, image: str, folder: Path, **options: bool) -> list[str]:
+def types(data: bytes, image: str, folder: Path, **options: Any) -> list[str]:
     """The layers of a net that takes pixels, after it has been held against the model on pixels, without our maths."""
     conversion = convert(data, images={"x": image}, **options)
     conversion.verify(worker=WORKER).check()

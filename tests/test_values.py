@@ -78,7 +78,7 @@ def test_images_are_not_taken_for_flags() -> None:
         ("int64[n]", (1, 2, 3), [1, 2, 3]),
         ("int64[1, 2]", [7, 8], [[7, 8]]),
         ("int32[2, 2]", 5, [[5, 5], [5, 5]]),
-        ("uint8[2]", np.uint8([255, 0]), [255, 0]),
+        ("uint8[2]", np.array([255, 0], np.uint8), [255, 0]),
         ("float16", 0.1, float(np.float16(0.1))),
     ],
 )

@@ -282,7 +282,7 @@ def test_the_rewrite_that_breaks_a_net_is_found(tmp_path: Path, monkeypatch: pyt
 
 def test_a_net_that_is_wrong_without_rewrites(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Sin(x) }")
-    feeds = {"x": np.float32([[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]])}
+    feeds = {"x": np.array([[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]], np.float32)}
     found = bisect_passes(model, feeds=feeds)
     assert (found.number, found.event, found.report.ok) == (0, None, False)
 

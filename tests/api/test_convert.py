@@ -251,7 +251,7 @@ def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
     """NaN goes through the passes, and not into a file."""
     graph = "(float[4] x) => (float[4] y) { y = Add(x, c) }"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(np.nan), "c"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.nan, np.float32), "c"))
     with pytest.raises(GraphError, match="NaN cannot be written"):
         convert(model).save(tmp_path / "net")
     assert not list(tmp_path.iterdir())

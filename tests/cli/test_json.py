@@ -42,7 +42,7 @@ def check(data: Mapping[str, Any], *headings: str) -> None:
     fields = {name: kind for heading in headings for name, kind in tables()[heading].items()}
     assert set(data) == set(fields)
     for name, kind in fields.items():
-        assert isinstance(data[name], tuple(KINDS[word] for word in kind.split(" or "))), (name, data[name])  # type: ignore[arg-type]
+        assert isinstance(data[name], tuple(KINDS[word] for word in kind.split(" or "))), (name, data[name])
         assert not isinstance(data[name], bool) or kind == "boolean", name
 
 

@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
         helper.make_node("Sqrt", ["s"], ["y"], "root"),
     ]
     rng = np.random.default_rng(0)
-    constants = {
+    constants: dict[str, np.ndarray] = {
         "w": rng.standard_normal((8, 1, 3, 3)).astype(np.float32),
         "k": np.array(300, np.float32),
         "axes": np.array([1], np.int64),

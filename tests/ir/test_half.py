@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ def convolution(inputs: int, outputs: int, kernel: int = 3, *, type: str = "Conv
         (16, 16, {"featmask": int(Feature.NO_FP16_ARITHMETIC)}, 0),
     ],
 )
-def test_winograd_is_where_ncnn_has_it(inputs: int, outputs: int, params: dict[str, int], tile: int) -> None:
+def test_winograd_is_where_ncnn_has_it(inputs: int, outputs: int, params: dict[str, Any], tile: int) -> None:
     assert winograd_tile(convolution(inputs, outputs, **params)) == tile
 
 
@@ -104,6 +106,6 @@ def test_features_in_words() -> None:
 )
 def test_products_of_queries_and_keys_are_scaled_too_late(size: float, remedy: Feature | None) -> None:
     rng = np.random.default_rng(0)
-    q, v = (rng.choice(np.float32([-1, 1]), (2, 6, 64)) for _ in range(2))
+    q, v = (rng.choice(np.array([-1, 1], np.float32), (2, 6, 64)) for _ in range(2))
     (way,) = inner_arithmetic(Layer("SDPA", "y", (), [Blob("y")]), [size * q, size * q, v])
     assert (way.remedy if way.overflows else None) == remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnx2ncnn_opt.ir.dim import product, symbol
+from onnx2ncnn_opt.ir.dim import Dim, symbol
 from onnx2ncnn_opt.ir.view import MAX_DIMS, Atom, Atoms, Dims, Regroup, Reorder, Shuffle, Step, View, flat, plan, sizes
 from onnx2ncnn_opt.ir.weight import Array
 
@@ -69,11 +70,16 @@ def journeys(draw: st.DrawFn) -> tuple[View, Dims, Atoms]:
     return View(batch, dims, tuple((atom,) for atom in atoms)), to_dims, to_batch
 
 
+def fixed(*sizes: Dim) -> list[int]:
+    return [size for size in sizes if isinstance(size, int)]
+
+
 def mat_of(view: View, batch: Atoms, dims: Dims) -> Array:
     atoms = flat(view.axes)
-    tensor = np.arange(int(product(a.size for a in atoms))).reshape([a.size for a in atoms])
-    lead = [int(product(a.size for a in batch))] if batch else []
-    return tensor.transpose([atoms.index(a) for a in batch + flat(dims)]).reshape([*lead, *sizes(dims)])
+    shape = fixed(*(a.size for a in atoms))
+    tensor = np.arange(math.prod(shape)).reshape(shape)
+    lead = [math.prod(fixed(*(a.size for a in batch)))] if batch else []
+    return tensor.transpose([atoms.index(a) for a in batch + flat(dims)]).reshape([*lead, *fixed(*sizes(dims))])
 
 
 @given(journeys())

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import compare, compare_nodes, model_of, types
 from onnx import helper
+
+from testing.compared import compare, compare_nodes, model_of, types
 
 # Sums of products under a softmax, in another order than ONNX Runtime's.
 REL = 3e-5

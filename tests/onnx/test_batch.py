@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import TensorProto, helper
-from onnxruntime.capi import onnxruntime_pybind11_state as state
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
 from onnx2ncnn_opt.onnx.batch import batch_axes
 from onnx2ncnn_opt.onnx.ops import all_ops, find
@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.registry import OnnxOp
 SHAPE = (2, 3, 4, 5)
 PLACES = ((0, 0, 0, 0), (1, 2, 3, 4), (0, 2, 1, 3))
 TYPES = (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64, TensorProto.UINT8)
-ATTRIBUTES = {"Cast": {"to": TensorProto.FLOAT}, "BitShift": {"direction": "LEFT"}}
+ATTRIBUTES: dict[str, dict[str, Any]] = {"Cast": {"to": TensorProto.FLOAT}, "BitShift": {"direction": "LEFT"}}
 # What ONNX Runtime raises where it does not take a model or its inputs.
 ERRORS = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented, state.RuntimeException)
 VIEWS = ("Reshape", "Squeeze", "Flatten", "Unsqueeze", "Transpose")  # these are followed as they are

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from compared import compare, types
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare, types
 
 # As TorchScript writes `x.squeeze(1)`: what is done depends on the shape.
 SQUEEZE = """

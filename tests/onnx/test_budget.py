@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compared import model_of
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
 from onnx2ncnn_opt.onnx.lower.budget import Budget
+from testing.compared import model_of
 
 BILLION = np.int64(10**9)
 IMAGE = {"x": np.zeros((1, 1, 3, 3), np.float32)}
@@ -29,23 +29,25 @@ def model(operator: str, inputs: dict[str, Any], opset: int = 21, **attributes: 
 
 
 CASES = {
-    "OneHot": model("OneHot", {"x": np.zeros(3, np.int64), "depth": BILLION, "values": np.float32([0, 1])}),
-    "OneHot of constants": model("OneHot", {"i": np.zeros(3, np.int64), "depth": BILLION, "v": np.float32([0, 1])}),
-    "ConstantOfShape": model("ConstantOfShape", {"shape": np.int64([10**9, 5])}),
-    "ConstantOfShape, less": model("ConstantOfShape", {"shape": np.int64([10**8])}),
+    "OneHot": model("OneHot", {"x": np.zeros(3, np.int64), "depth": BILLION, "values": np.array([0, 1], np.float32)}),
+    "OneHot of constants": model(
+        "OneHot", {"i": np.zeros(3, np.int64), "depth": BILLION, "v": np.array([0, 1], np.float32)}
+    ),
+    "ConstantOfShape": model("ConstantOfShape", {"shape": np.array([10**9, 5], np.int64)}),
+    "ConstantOfShape, less": model("ConstantOfShape", {"shape": np.array([10**8], np.int64)}),
     "Range": model("Range", {"start": np.int64(0), "limit": BILLION, "delta": np.int64(1)}),
     "Range of floats": model("Range", {"start": np.float32(0), "limit": np.float32(1), "delta": np.float32(1e-9)}),
-    "Tile": model("Tile", IMAGE | {"repeats": np.int64([1, 1, 10**5, 10**5])}),
-    "Expand": model("Expand", {"x": np.zeros((3, 1), np.float32), "shape": np.int64([3, 10**9])}),
-    "Pad": model("Pad", IMAGE | {"pads": np.int64([0, 0, 10**5, 10**5, 0, 0, 0, 0])}),
-    "Resize": model("Resize", IMAGE | {"roi": ROI, "scales": np.float32([1, 1, 1e5, 1e5])}),
+    "Tile": model("Tile", IMAGE | {"repeats": np.array([1, 1, 10**5, 10**5], np.int64)}),
+    "Expand": model("Expand", {"x": np.zeros((3, 1), np.float32), "shape": np.array([3, 10**9], np.int64)}),
+    "Pad": model("Pad", IMAGE | {"pads": np.array([0, 0, 10**5, 10**5, 0, 0, 0, 0], np.int64)}),
+    "Resize": model("Resize", IMAGE | {"roi": ROI, "scales": np.array([1, 1, 1e5, 1e5], np.float32)}),
     "a matrix of Resize": model(
         "Resize",
-        {"x": np.zeros((1, 1, 1, 30000), np.float32), "roi": ROI, "scales": np.float32([1, 1, 1, 2.5])},
+        {"x": np.zeros((1, 1, 1, 30000), np.float32), "roi": ROI, "scales": np.array([1, 1, 1, 2.5], np.float32)},
         mode="cubic",
         coordinate_transformation_mode="asymmetric",
     ),
-    "Upsample": model("Upsample", IMAGE | {"scales": np.float32([1, 1, 1e5, 1e5])}, opset=9),
+    "Upsample": model("Upsample", IMAGE | {"scales": np.array([1, 1, 1e5, 1e5], np.float32)}, opset=9),
     "EyeLike": model("EyeLike", {"x": np.broadcast_to(np.float32(0), (10**5, 10**5))}),
     "HannWindow": model("HannWindow", {"size": BILLION}),
     "MelWeightMatrix": model(
@@ -76,7 +78,7 @@ def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) 
     ones = [helper.make_node("ConstantOfShape", ["s"], [f"h{i}"]) for i in range(100)]
     total = helper.make_node("Concat", [f"h{i}" for i in range(100)], ["y"], axis=0)
     with pytest.raises(UnsupportedError, match="too large in all"):
-        convert(model_of([*ones, total], {}, {"s": np.int64([4 * 2**20])}))
+        convert(model_of([*ones, total], {}, {"s": np.array([4 * 2**20], np.int64)}))
 
 
 def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

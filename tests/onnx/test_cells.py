@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from compared import compare, types
+
+from testing.compared import compare, types
 
 STEPS, INPUTS, HIDDEN = 5, 3, 4
 SIZES = {"lstm": 4, "gru": 3, "rnn": 1}

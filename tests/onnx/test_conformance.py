@@ -48,12 +48,12 @@ def test_another_version_of_onnx_hides_no_change(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("actual", "reference"),
     [
-        (np.float32([1, 2]), np.float32([1, 2.001])),
-        (np.float32([1, np.nan]), np.float32([1, 2])),
-        (np.float32([1, np.inf]), np.float32([1, 2e38])),
-        (np.float32([[1, 2]]), np.float32([1, 2])),
-        (np.float32([1, 2]), np.int64([1, 3])),
-        (np.float32([1, 2]), np.float16([1, 2.05])),
+        (np.array([1, 2], np.float32), np.array([1, 2.001], np.float32)),
+        (np.array([1, np.nan], np.float32), np.array([1, 2], np.float32)),
+        (np.array([1, np.inf], np.float32), np.array([1, 2e38], np.float32)),
+        (np.array([[1, 2]], np.float32), np.array([1, 2], np.float32)),
+        (np.array([1, 2], np.float32), np.array([1, 3], np.int64)),
+        (np.array([1, 2], np.float32), np.array([1, 2.05], np.float16)),
     ],
 )
 def test_what_is_wrong_is_seen(actual: Any, reference: Any) -> None:
@@ -62,6 +62,6 @@ def test_what_is_wrong_is_seen(actual: Any, reference: Any) -> None:
 
 
 def test_numbers_and_bits_of_integers_are_both_right() -> None:
-    integers = np.int64([1, -2, 0])
+    integers = np.array([1, -2, 0], np.int64)
     assert not difference(integers.astype(np.float32), integers)
     assert not difference(integers.astype(np.int32).view(np.float32), integers)

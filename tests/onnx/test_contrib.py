@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
-from compared import compare, compare_nodes, model_of
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare, compare_nodes, model_of
 
 REL = 3e-5
 

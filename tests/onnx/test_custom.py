@@ -212,7 +212,7 @@ def test_a_program_runs_the_net(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     subprocess.run([sys.executable, "-c", PROGRAM, files.param, files.bin, tmp_path], check=True, timeout=60)
     r = np.maximum(np.tensordot(w, x, 1), 0)
-    a = (r * np.float32(0.5) + np.float32([0.5, -1.5])[:, None, None])[:, ::2]
+    a = (r * np.float32(0.5) + np.array([0.5, -1.5], np.float32)[:, None, None])[:, ::2]
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), np.concatenate([a, -a]), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.load(tmp_path / "z.npy"), np.tanh(r.sum(0)), rtol=1e-5, atol=1e-5)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import compare_nodes
 from onnx import TensorProto, helper
+
+from testing.compared import compare_nodes
 
 COUNT = 4096
 DIVISORS = (3.0, 0.1, 7.3, -1.5, 255.0, 1000003.0)

@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from compared import compare_nodes, model_of, types
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare_nodes, model_of, types
 
 SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "k": 6, "d": 7, "o": 1}
 EQUATIONS = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import compare_nodes, model_of
 from onnx import TensorProto, helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare_nodes, model_of
 
 COMPARISONS = ("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
 NUMBERS = np.array([-np.inf, -3.4e38, -2, -1, -0.5, -1e-30, -0.0, 0, 1e-30, 0.5, 1, 2, 3.4e38, np.inf, np.nan], "f4")

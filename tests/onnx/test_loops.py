@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from compared import compare, types
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
+from testing.compared import compare, types
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> g '
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)

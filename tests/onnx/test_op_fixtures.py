@@ -47,7 +47,7 @@ def computed(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Sequence[Any]:
     try:
         return list(OrtRunner(model.SerializeToString()).run(feeds).values())
     except RunError:
-        return ReferenceEvaluator(model).run(None, dict(feeds))
+        return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
 
 def update(case: Case, result: str) -> None:

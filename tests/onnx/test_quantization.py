@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
-from compared import compare, compare_nodes, model_of, types
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.verification.compare import DEFAULT
+from testing.compared import compare, compare_nodes, model_of, types
 
 REL = 3e-5
 SCALES = {"xs": np.float32(0.0213), "ws": np.float32(0.0117), "ys": np.float32(0.0519)}
@@ -66,7 +66,7 @@ def plain(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", ["QDQ", "QOperator", "dynamic"])
 def test_what_the_quantiser_writes(form: str, plain: tuple[Path, dict[str, Any]]) -> None:
-    from onnxruntime import quantization  # type: ignore[import-untyped]
+    from onnxruntime import quantization
 
     path, feeds = plain
     made = path.with_name("quantised.onnx")
@@ -204,6 +204,6 @@ def test_weights_of_few_bits(bits: int, zeros: str, biased: bool) -> None:
     if biased:
         constants["b"] = normal(2, outputs)
     names = ["x", "w", "s", "z" if "z" in constants else "", "", "b" if biased else ""]
-    sizes = {"K": inner, "N": outputs, "bits": bits, "block_size": block}
+    sizes: dict[str, Any] = {"K": inner, "N": outputs, "bits": bits, "block_size": block}
     made = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **sizes)
     compare_nodes(made, {"x": normal(0, 2, 3, inner)}, constants, rel=REL)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import compare, compare_nodes, model_of, types
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare, compare_nodes, model_of, types
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DIRECTIONS = ("forward", "reverse", "bidirectional")

@@ -6,13 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from compared import compare, model_of
 from onnx import helper
-from random_resizes import COORDINATES, NEAREST, SCALES, random_resize
 
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.onnx.ops.resize import _Axis, _nearest_index, _Sampling
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.compared import compare, model_of
+from testing.random_resizes import COORDINATES, NEAREST, SCALES, random_resize
 
 LONGEST = 13
 NODES = 120
@@ -36,7 +36,10 @@ def _read(cases: list[tuple[int, np.ndarray]], attributes: dict[str, str], opset
 def test_nearest_reads_what_onnxruntime_reads(coordinates: str, nearest: str) -> None:
     sizes = [(n, np.array([m], np.int64)) for n, m in product(range(1, LONGEST), range(1, LONGEST)) if n != m]
     scales = [(n, np.array([by], np.float32)) for n, by in product(range(1, LONGEST), SCALES)]
-    cases = [*sizes, *((n, by) for n, by in scales if np.floor(np.float32(n) * by[0]) not in (0, n))]
+    cases: list[tuple[int, np.ndarray]] = [
+        *sizes,
+        *((n, by) for n, by in scales if np.floor(np.float32(n) * by[0]) not in (0, n)),
+    ]
     attributes = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
     sampling = _Sampling("nearest", coordinates, nearest)
     for (size, by), read in zip(cases, _read(cases, attributes, 12), strict=True):

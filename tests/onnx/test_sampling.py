@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import compare_nodes, model_of
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare_nodes, model_of
 
 
 def normal(seed: int, *shape: int) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import compare_nodes, model_of, types
 from onnx import helper
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
+from testing.compared import compare_nodes, model_of, types
 
 # Sums of as many products as the transform is long, against ONNX Runtime's fast one.
 REL = 1e-5
@@ -65,7 +65,7 @@ def test_dft_to_real_numbers(opset: int, size: int, length: int | None) -> None:
     for shape, axis in (((1, size, 2), 1), ((2, 3, size, 2), 2), ((2, size, 3, 2), 1)):
         constants = {} if length is None else {"n": np.array(length)}
         names = ["x", "" if length is None else "n"]
-        attributes = {"inverse": 1, "onesided": 1}
+        attributes: dict[str, Any] = {"inverse": 1, "onesided": 1}
         if opset == 20:
             constants["a"] = np.array(axis)
             names.append("a")

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_nets import random_graph
 
 from onnx2ncnn_opt.errors import ConversionError, GraphError, ParamError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import load_weights
 from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_net
 from onnx2ncnn_opt.param.text import format_param, parse_param
+from testing.random_nets import random_graph
 from testing.runnable_nets import Net
 
 

@@ -9,7 +9,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from random_nets import random_graph
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Graph
@@ -18,6 +17,7 @@ from onnx2ncnn_opt.param.param_bin import blob_indexes, format_param_bin, is_par
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import parse_param
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from testing.random_nets import random_graph
 from testing.runnable_nets import SHAPE, Net
 
 

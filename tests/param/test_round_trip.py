@@ -8,12 +8,12 @@ from random import Random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_nets import random_graph
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import load_weights, write_weights
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.text import format_param, parse_param
+from testing.random_nets import random_graph
 
 randoms = st.integers(0, 2**64 - 1).map(Random)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_fixtures import BY_NAME, assert_same, compute
 
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -18,6 +17,7 @@ from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing.pass_cases import FOLDER, Case, load
+from tests.passes.test_fixtures import BY_NAME, assert_same, compute
 
 _UNKNOWN = 99
 _MASK = 4

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from projects import MODEL, by_name, failed, measured, save_graph, write_model, write_project, write_right_net
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.regression.run import check
+from testing.projects import MODEL, by_name, failed, measured, save_graph, write_model, write_project, write_right_net
 
 PREBUILT = 'net = "nets/{stem}.param"\n'
 

@@ -10,10 +10,9 @@ import textwrap
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from projects import MODEL, write_project
-
 from onnx2ncnn_opt.regression.config import read_config
 from onnx2ncnn_opt.regression.run import check
+from testing.projects import MODEL, write_project
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "ci.md").read_text(encoding="utf-8")
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from projects import MODEL, by_name, failed, measured, save_graph, write_project, write_right_net
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.regression.run import check
 from testing.handmade import tagged, write_net
+from testing.projects import MODEL, by_name, failed, measured, save_graph, write_project, write_right_net
 
 PREBUILT = 'net = "nets/{stem}.param"\n'
 

@@ -8,7 +8,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from projects import MODEL, write_project, write_right_net
+from testing.projects import MODEL, write_project, write_right_net
 
 COMMAND = (
     sys.executable,

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from browser import find_browser
+
+from testing.browser import find_browser
 
 collect_ignore = [] if find_browser() else ["test_page_in_browser.py"]
 

@@ -101,7 +101,7 @@ def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str
     if compiler is None:
         return
     for folder in filter(None, (HERE / "interface", found)):
-        flags = ["-std=c++11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-isystem", folder]
+        flags: list[str | Path] = ["-std=c++11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-isystem", folder]
         done = subprocess.run([compiler, *flags, program], capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (0, ""), folder
 

@@ -6,9 +6,8 @@ import json
 import re
 from html.parser import HTMLParser
 
-from pages import HOSTILE, record
-
 from onnx2ncnn_opt.report.page import page
+from testing.pages import HOSTILE, record
 
 
 class Parsed(HTMLParser):

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, find_browser
-from pages import HOSTILE, record
 
 from onnx2ncnn_opt.report.page import page
 from onnx2ncnn_opt.report.record import NetRecord
+from testing.browser import Page, browser, find_browser
+from testing.pages import HOSTILE, record
 
 LAYERS = 2000
 

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 import pytest
-from nets import net
 
 from onnx2ncnn_opt.errors import PatternError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.spec import CUSTOM, LayerSpec, parse_params
 from onnx2ncnn_opt.rewrite.pattern import Match, Op, const, kept, matches, op
+from testing.param_text import net
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
 

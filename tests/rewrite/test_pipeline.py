@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nets import net, shown
 
 from onnx2ncnn_opt.errors import GraphError, PluginError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -17,6 +16,7 @@ from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, Rewrite, attempt, graph_pass, require, rewrite
+from testing.param_text import net, shown
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from onnx2ncnn_opt import Net, convert

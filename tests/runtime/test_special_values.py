@@ -87,7 +87,7 @@ def made_of(operand: float, layer: str, folder: Path, worker: NcnnWorker, mode: 
 
 def are_known(result: Array, known: float | tuple[float, ...], relative: float = 0) -> bool:
     """Whether each number is one of those that are known."""
-    columns = np.atleast_1d(np.float32(known))[:, np.newaxis]
+    columns = np.atleast_1d(np.array(known, np.float32))[:, np.newaxis]
     return bool(np.isclose(result, columns, rtol=relative, atol=0, equal_nan=True).any(axis=0).all())
 
 

@@ -69,7 +69,7 @@ def test_nets_go_over_the_pipe_once_and_results_come_back(tmp_path: Path, board:
     paths = write_net(tmp_path, *lines, weights=raw([1, 2, 3]))
     for mode in MODES:
         [y] = NcnnRunner(*paths, mode=mode, worker=board).run({"x": X}).values()
-        np.testing.assert_array_equal(y, X + np.float32([1, 2, 3]))
+        np.testing.assert_array_equal(y, X + np.array([1, 2, 3], np.float32))
     [folder] = (tmp_path / "tmp").iterdir()
     assert len(list(folder.iterdir())) == 2  # one .param, one .bin
     board.close()

@@ -39,6 +39,7 @@ def test_small_values_do_not_hide_beside_large_ones() -> None:
     wrong = reference.copy()
     wrong[0, 5] /= 2
     off = compare(wrong, reference)
+    assert off.max_rel is not None
     assert off.max_rel < 2e-3
     assert "index 5 of axis 1" in off.excess
     # Rounding errors of what the large ones were computed from are not the fault of the small ones.
@@ -141,7 +142,7 @@ def test_what_the_reference_moves_by_is_allowed() -> None:
 def test_arrays_that_are_compared_in_parts(shape: tuple[int, ...]) -> None:
     reference = np.linspace(-1, 1, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     actual = reference.copy()
-    assert compare(actual, reference) == Difference(0.0, 0.0, pytest.approx(1.0), "", "")
+    assert compare(actual, reference) == Difference(0.0, 0.0, pytest.approx(1.0), "", "")  # type: ignore[arg-type]
     actual.flat[-1] += 1
     off = compare(actual, reference)
     assert (off.max_abs, off.excess) == (1.0, "off by up to 1, 0.001 is allowed")

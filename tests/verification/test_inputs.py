@@ -232,7 +232,9 @@ def test_flat_inputs_differ_along_one_axis() -> None:
 
 
 def test_a_tiny_net_runs_on_more_inputs() -> None:
-    large, small, tiny = (draws(7, is_small=small, is_tiny=tiny) for small, tiny in ((0, 0), (1, 0), (1, 1)))
+    large, small, tiny = (
+        draws(7, is_small=small, is_tiny=tiny) for small, tiny in ((False, False), (True, False), (True, True))
+    )
     assert tiny[: len(small)] == small and small[: len(large)] == large  # noqa: PT018
     assert len(large) < len(small) < len(tiny) == len({*tiny})
     assert {draw.flat for draw in tiny} == {None, 0, 1, 2, 3}
@@ -290,7 +292,7 @@ def picture(folder: Path, name: str = "photo.png") -> Path:
 def test_an_image(tmp_path: Path) -> None:
     path = picture(tmp_path)
     plain = given_inputs(path, parsed(IMAGE))["x"]
-    assert (plain.shape, plain.dtype) == ((1, 3, 2, 4), np.float32)
+    assert (plain.shape, plain.dtype) == ((1, 3, 2, 4), np.dtype(np.float32))
     np.testing.assert_array_equal(plain[0, 0], np.arange(8).reshape(2, 4))
     image = Image(path, mean=(200, 90, 10), std=(2.0,), bgr=True)
     array = given_inputs(image, parsed(IMAGE))["x"]
@@ -302,7 +304,7 @@ def test_an_image(tmp_path: Path) -> None:
 def test_images_in_other_layouts_and_sizes(tmp_path: Path) -> None:
     path = picture(tmp_path, "photo.jpg")
     rows = given_inputs(path, parsed("(uint8[N, 6, 8, 3] x) => (uint8[N, 6, 8, 3] y) { y = Identity(x) }"))["x"]
-    assert (rows.shape, rows.dtype) == ((1, 6, 8, 3), np.uint8)
+    assert (rows.shape, rows.dtype) == ((1, 6, 8, 3), np.dtype(np.uint8))
     gray = given_inputs(path, parsed("(float[1, 1, H, W] x) => (float[1, 1, H, W] y) { y = Relu(x) }"))["x"]
     assert gray.shape == (1, 1, 2, 4)
 

@@ -28,7 +28,7 @@ class Case:
     status: str = "mismatch"
 
 
-W = np.float32([[0.5, -0.25, 0.125], [0.3, 0.2, -0.7]])
+W = np.array([[0.5, -0.25, 0.125], [0.3, 0.2, -0.7]], np.float32)
 KERNEL = "float[2, 3, 1, 1] w = {0.5, -0.25, 0.125, 0.3, 0.2, -0.7}"
 MATRIX = "float[3, 2] w = {0.5, 0.3, -0.25, 0.2, 0.125, -0.7}"
 CONV = "Convolution c 1 1 x {out} 0=2 1=1 5=1 6=6 9={activation}"
@@ -43,7 +43,7 @@ CASES = [
         "{1, 4}> { k = Conv(x, w) r = Relu(k) y = BatchNormalization<epsilon = 0.0>(r, s, b, m, v) }",
         (INPUT, CONV.format(out="y", activation=1)),
         ("c",),
-        tagged(W * np.float32([[2], [1.5]])) + raw([0.0, -1.375]),
+        tagged(W * np.array([[2], [1.5]], np.float32)) + raw([0.0, -1.375]),
     ),
     Case(
         "an activation replaces that of a convolution",
@@ -107,7 +107,7 @@ CASES = [
         "<float[3, 2] w = {100000.0, 0.3, -0.25, 0.2, 0.125, -0.7}> { r = Relu(x) y = MatMul(r, w) }",
         (INPUT, "ReLU r 1 1 x 1", "InnerProduct c 1 1 1 y 0=2 1=0 2=6"),
         ("c",),
-        bytes([0x47, 0x6B, 0x30, 0x01]) + np.float16([[np.inf, -0.25, 0.125], [0.3, 0.2, -0.7]]).tobytes(),
+        bytes([0x47, 0x6B, 0x30, 0x01]) + np.array([[np.inf, -0.25, 0.125], [0.3, 0.2, -0.7]], np.float16).tobytes(),
         status="nan",
     ),
     Case(

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from compared import model_of
 from onnx import helper
+
+from testing.compared import model_of
 
 OPSETS = (7, 8, 9, 10, 11, 12, 13, 17, 18, 19, 22, 23)
 MODES = ("nearest", "linear", "cubic")
