@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.api.report import Report, make_report
     from onnx2ncnn_opt.api.verify import verify
     from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.progress import listening
     from onnx2ncnn_opt.regression.run import check
     from onnx2ncnn_opt.runtime.net import Net
 
@@ -33,6 +34,7 @@ __all__ = [
     "convert",
     "diff",
     "inspect",
+    "listening",
     "make_report",
     "optimize",
     "verify",
@@ -51,6 +53,7 @@ _MODULES = {
     "convert": "api.convert",
     "diff": "api.diff",
     "inspect": "api.inspect",
+    "listening": "progress",
     "make_report": "api.report",
     "optimize": "api.optimize",
     "verify": "api.verify",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +37,7 @@ from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.param.splits import count_layers, list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, added_inputs, prove_masks, put_masks
 from onnx2ncnn_opt.version import __version__
@@ -261,7 +262,6 @@ def convert(
     custom: Collection[str] = (),
     masks: bool = True,
     images: Mapping[str, Image | str] | None = None,
-    step: Callable[[str], None] = lambda text: None,
 ) -> Conversion:
     """Convert an ONNX model to an ncnn graph.
 
@@ -277,7 +277,7 @@ def convert(
     their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
     that fp16 is certainly not enough for; `Conversion.estimated` finds the others. `images` are inputs by name that the
     net is to take as pixels of 0..255, with what the model wants done to them: an `Image`, or text such as
-    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr". `step` is told what is being done.
+    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
 
     Raises:
         ModelError: the model is broken or unsafe to open.
@@ -285,7 +285,7 @@ def convert(
         UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage`, `custom` or `images` do not fit.
     """
     check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
-    check_options(images=images, step=step)
+    check_options(images=images)
     check_option("names", "custom", custom)
     for name, sizes in (shapes or {}).items():
         check_option("list", f"shapes['{name}']", sizes)
@@ -297,7 +297,7 @@ def convert(
     encoding = encoding_of(storage, release)
     requested = parse_custom(custom)
     entry_points.installed_ops()
-    step("reading the model")
+    announce("reading the model")
     source = exported(model, inputs, dynamic_shapes)
     loaded = load_model(
         source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
@@ -305,12 +305,12 @@ def convert(
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
-    step("making layers of the operators")
+    announce("making layers of the operators")
     imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
     wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
     take_pixels(imported, wanted)
     before = count_layers(imported.graph)
-    events = passes.run(imported.graph, chosen, limit=limit, release=release, step=step) if optimize else []
+    events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
     _require_release(imported.graph, release)
     plan = plan_storage(imported.graph, encoding) if encoding else None
     if plan:

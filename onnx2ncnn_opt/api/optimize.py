@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,7 @@ from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_
 from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
-from onnx2ncnn_opt.progress import counted
+from onnx2ncnn_opt.progress import announce, counted
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
@@ -340,7 +340,6 @@ def optimize(
     custom: Collection[str | LayerSpec] = (),
     release: int = NEWEST,
     masks: bool = True,
-    step: Callable[[str], None] = lambda text: None,
 ) -> Optimized:
     """Optimise a net; its .param may be text or binary. Nothing is written.
 
@@ -353,14 +352,13 @@ def optimize(
     shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
     does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
     make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
-    others. `step` is told what is being done.
+    others.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
         UsageError: a name, shape or option does not fit.
     """
     check_options(param=param, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end, custom=custom)
-    check_options(step=step)
     check_option("path", "bin", bin)
     for name, shape in (shapes or {}).items():
         check_option("list", f"shapes['{name}']", shape)
@@ -370,7 +368,7 @@ def optimize(
     chosen = entry_points.select(only, skip)
     check_release(release)
     encoding = encoding_of(storage, release)
-    step("reading the net")
+    announce("reading the net")
     net = read_net(param, bin, types)
     graph = net.graph
     beside = {} if start or end else _beside(Path(param), graph, shapes or {})
@@ -396,7 +394,7 @@ def optimize(
     own = OwnStorage(graph)
     misfit = _infer(graph, sizes)
     memory = peak_memory(graph)
-    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release, step)
+    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
@@ -492,7 +490,6 @@ def _run_passes(
     open_sizes: Mapping[str, Sequence[int]] | None,
     limit: int | None,
     release: int,
-    step: Callable[[str], None],
 ) -> list[Event]:
     """The passes, again and again with the shapes of what they have made, until nothing changes."""
     applied: list[Event] = []
@@ -501,7 +498,7 @@ def _run_passes(
             _infer(graph, open_sizes)
             _open(graph, open_sizes)
         left = None if limit is None else limit - len(applied)
-        events = passes.run(graph, chosen, limit=left, release=release, step=step)
+        events = passes.run(graph, chosen, limit=left, release=release)
         new = [event for event in events if isinstance(event, Applied)]
         applied += new
         if not new or left == len(new):

@@ -27,6 +27,7 @@ from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.report.page import page
 from onnx2ncnn_opt.report.record import (
     Comparison,
@@ -55,8 +56,6 @@ from onnx2ncnn_opt.verification.nets import draw_runs
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.verify import MODEL, VerifyReport
 from onnx2ncnn_opt.version import __version__
-
-Step = Callable[[str], None]
 
 # All blobs of a net, and all values of its model, are in memory at once to be compared.
 _MOST_BYTES = 2**31
@@ -102,7 +101,6 @@ def make_report(
     seed: int = 0,
     on: str | None = None,
     modes: Sequence[str] = (),
-    step: Step = lambda text: None,
 ) -> Report:
     """A report about a model and its net: that of `param`, whoever made it, or else a conversion of its own.
 
@@ -111,10 +109,10 @@ def make_report(
 
     Raises what `convert` and `verify` raise.
     """
-    check_options(seed=seed, modes=modes, step=step)
-    options: dict[str, Any] = {"feeds": feeds, "seed": seed, "on": on, "step": step}
+    check_options(seed=seed, modes=modes)
+    options: dict[str, Any] = {"feeds": feeds, "seed": seed, "on": on}
     if param is None:
-        step("converting the model")
+        announce("converting the model")
         conversion = convert(model, shapes=shapes, values=values)
         verified = conversion.verify(**options, modes=modes, explain=True)
         return Report((report_conversion(conversion, verified, **options),), verified)
@@ -131,13 +129,12 @@ def report_conversion(
     seed: int = 0,
     on: str | None = None,
     timeout: float = 300.0,
-    step: Step = lambda text: None,
 ) -> NetRecord:
     """A conversion, and what its verification has shown; where there was none, nothing is run.
 
     `feeds`, `seed` and `on` are those of the verification. The model is converted once more, without passes.
     """
-    step("converting the model without passes")
+    announce("converting the model without passes")
     before, manifest, model = unoptimised(conversion).graph, conversion.manifest(), conversion.model
     run = LayerRun({})
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
@@ -145,7 +142,7 @@ def report_conversion(
         after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
             names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}
-            net = _Net(files.param, files.bin, after, on, timeout, step)
+            net = _Net(files.param, files.bin, after, on, timeout)
             run = net.against_model(reference(conversion.source), model, manifest, verified, feeds, seed, names)
         fixed = [blob for blob in conversion.graph.inputs if blob_bytes(blob.shape) is not None]
         sides = _sides(
@@ -185,7 +182,6 @@ def report_optimized(
     seed: int = 0,
     on: str | None = None,
     timeout: float = 300.0,
-    step: Step = lambda text: None,
 ) -> NetRecord:
     """An optimised net, and what its verification has shown; where there was none, nothing is run."""
     source = optimized.source
@@ -195,7 +191,7 @@ def report_optimized(
         files = optimized.save(Path(folder) / "net", binary=False)
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:
-            run = _Net(files.param, files.bin, after, on, timeout, step).against_net(before, optimized, verified, seed)
+            run = _Net(files.param, files.bin, after, on, timeout).against_net(before, optimized, verified, seed)
         sides = _sides(
             before,
             after,
@@ -222,7 +218,6 @@ def report_net(
     seed: int = 0,
     on: str | None = None,
     timeout: float = 300.0,
-    step: Step = lambda text: None,
 ) -> NetRecord:
     """A net, whoever made it, and what `verify` has shown, which had the same arguments.
 
@@ -239,9 +234,9 @@ def report_net(
         after = read_net(param, bin, entry_points.layer_types()).graph
     except Error as error:
         return _record(title, verified, LayerRun({}), {}, facts, [f"the net cannot be read: {error}"])
-    net = _Net(param, bin, after, on, timeout, step)
+    net = _Net(param, bin, after, on, timeout)
     run = net.against_model(model, loaded, manifest, verified, feeds, seed, {})
-    step("converting the model anew")
+    announce("converting the model anew")
     fresh = reconverted(model, manifest) if manifest else None
     notes: list[str] = []
     if fresh is not None:
@@ -275,7 +270,6 @@ class _Net:
     graph: Graph
     on: str | None
     timeout: float
-    step: Step
 
     def against_model(
         self,
@@ -302,7 +296,7 @@ class _Net:
         names = {**names, **{output.blob: output.name for output in verified.outputs if output.blob}}
 
         def values() -> Mapping[str, Array]:
-            self.step("ONNX Runtime computes all values of the model")
+            announce("ONNX Runtime computes all values of the model")
             return model_values(model, given, loaded.values, self.timeout)
 
         return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
@@ -313,7 +307,7 @@ class _Net:
         source = optimized.source
 
         def values() -> Mapping[str, Array]:
-            self.step("ncnn computes all blobs of the net as it was")
+            announce("ncnn computes all blobs of the net as it was")
             given = {optimized.name_before(blob): Feed(array) for blob, array in drawn.items()}
             with NcnnRunner(source.param, source.bin, timeout=self.timeout, threads=None) as runner:
                 found = extract_all(runner, before, given)
@@ -340,7 +334,7 @@ class _Net:
         except RunError as error:
             return LayerRun(ways[0], problem=str(error))
         modes = tuple(dict.fromkeys(output.mode for output in outputs)) or ("fp32",)
-        options: dict[str, Any] = {"target": find_target(self.on), "timeout": self.timeout, "step": self.step}
+        options: dict[str, Any] = {"target": find_target(self.on), "timeout": self.timeout}
         return run_layers(self.param, self.bin, self.graph, ways, known, modes=modes, **options)
 
 

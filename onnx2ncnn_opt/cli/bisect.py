@@ -78,8 +78,8 @@ def _bisect_net(
     from onnx2ncnn_opt.report.console import Block
     from onnx2ncnn_opt.report.difference import difference_blocks
 
-    with output.working(f"bisecting {param}") as step:
-        found = api.bisect(model, param, bin, manifest=manifest_path, write=write, step=step, **checks)
+    with output.working(f"bisecting {param}"):
+        found = api.bisect(model, param, bin, manifest=manifest_path, write=write, **checks)
     located = None
     if found.located is not None:
         located = {
@@ -112,8 +112,8 @@ def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], checks: d
     from onnx2ncnn_opt.api.bisect import bisect_passes
     from onnx2ncnn_opt.report.bisection import pass_lines
 
-    with output.working(f"bisecting the passes on {model}") as step:
-        found = bisect_passes(model, skip=skip, step=step, **checks)
+    with output.working(f"bisecting the passes on {model}"):
+        found = bisect_passes(model, skip=skip, **checks)
     event = asdict(found.event) if found.event else None
     output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
     output.show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])

@@ -184,8 +184,8 @@ def _convert(
         with output.working(f"looking at the sizes of {model}"):
             tied = equal_sizes(model, shapes=shapes, values=options["values"], outputs=options["outputs"])
         shapes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
-    with output.working(f"converting {model}") as step:
-        conversion = api.convert(model, shapes=shapes, step=step, **options)
+    with output.working(f"converting {model}"):
+        conversion = api.convert(model, shapes=shapes, **options)
     latency = None
     if checks:
         drawn = {"feeds": checks["feeds"], "seed": checks["seed"]}
@@ -195,8 +195,8 @@ def _convert(
         with output.working(f"writing {prefix}"):
             staged = stack.enter_context(conversion.staged(prefix))
         if checks:
-            with output.working("verifying the net against ONNX Runtime") as step:
-                report = conversion.verify_files(staged, **checks, worker=worker, step=step)
+            with output.working("verifying the net against ONNX Runtime"):
+                report = conversion.verify_files(staged, **checks, worker=worker)
             reports.append(verification.renamed(report, staged, files))
             if not keep_failed:
                 report.check()
@@ -225,9 +225,9 @@ def _convert(
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
-        with output.working("gathering what the report shows") as step:
+        with output.working("gathering what the report shows"):
             runs = {**drawn, "on": checks["on"]} if checks else {}
-            page.records.append(report_conversion(conversion, found, **runs, step=step))
+            page.records.append(report_conversion(conversion, found, **runs))
     output.show(conversion_blocks(summary, verbose=verbose))
     if found is not None and not found.ok:
         consequence = "the files are kept" if written else "no files are written (see --keep-failed)"

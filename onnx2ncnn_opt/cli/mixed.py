@@ -57,8 +57,8 @@ def mixed(
     check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
     require_runtimes(checks["on"], "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
-    with output.working(f"finding masks for {param}") as step:
-        result = mix(model, param, bin, budget=budget, manifest=manifest, **checks, step=step)
+    with output.working(f"finding masks for {param}"):
+        result = mix(model, param, bin, budget=budget, manifest=manifest, **checks)
     write_net(result.graph, files.param, files.bin)
     rows = [MaskRow(str(chosen.mask), chosen.seconds) for chosen in result.chosen]
     notes = [f"note: {note}"] if note else []

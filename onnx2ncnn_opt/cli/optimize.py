@@ -180,8 +180,8 @@ def _optimize(
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
 
     clock = time.perf_counter()
-    with output.working(f"optimising {param}") as step:
-        result = api.optimize(param, bin, step=step, **options)
+    with output.working(f"optimising {param}"):
+        result = api.optimize(param, bin, **options)
     if checks and not result.misfit:
         result = verification.estimated(output, result, seed=checks["seed"], masks=options["masks"])
     as_binary = result.is_binary if binary is None else binary
@@ -222,9 +222,9 @@ def _optimize(
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
-        with output.working("gathering what the report shows") as step:
+        with output.working("gathering what the report shows"):
             runs = {"seed": checks["seed"], "on": checks["on"]} if checks else {}
-            page.records.append(report_optimized(result, found, **runs, step=step))
+            page.records.append(report_optimized(result, found, **runs))
     output.show(optimization_blocks(summary, verbose=verbose))
     if found is not None and not found.ok:
         raise verification.failure(found, "no files are written")

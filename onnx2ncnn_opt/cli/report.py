@@ -47,8 +47,8 @@ def report(
     from onnx2ncnn_opt.report.verification import checked_lines, output_table
     from onnx2ncnn_opt.report.words import file_size
 
-    with output.working(f"looking into {param or model}") as step:
-        found = make_report(model, param, bin, manifest=manifest_path, **checks, step=step)
+    with output.working(f"looking into {param or model}"):
+        found = make_report(model, param, bin, manifest=manifest_path, **checks)
     found.save(path)
     verified = found.verified
     assert verified is not None

@@ -40,14 +40,14 @@ def verify(
 
     SHARED.warm_up()
     with report.written(output, {"the model": model, "the net": param, "the net's weights": bin}):
-        with output.working(f"running {param} against {model}") as step:
-            found = api.verify(model, param, bin, manifest=manifest_path, **checks, explain=True, step=step)
+        with output.working(f"running {param} against {model}"):
+            found = api.verify(model, param, bin, manifest=manifest_path, **checks, explain=True)
         if report.path is not None:
             from onnx2ncnn_opt.api.report import report_net
 
-            with output.working("gathering what the report shows") as step:
+            with output.working("gathering what the report shows"):
                 drawn = {name: checks[name] for name in ("shapes", "values", "feeds", "seed", "on")}
-                record = report_net(model, param, bin, found, **drawn, step=step)
+                record = report_net(model, param, bin, found, **drawn)
             report.records.append(record)
     output.fields |= report_fields(found)
     output.show(

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -172,13 +173,13 @@ class DeviceJudge(Judge):
         return self._worker.checked(["fp16"])
 
 
-def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = lambda text: None) -> Mixed:
+def choose_masks(judge: Judge, *, budget: float) -> Mixed:
     """Put the smallest set of masks on a net with which it stays within a budget.
 
     Raises VerificationError where no masks are enough.
     """
     graph = judge.graph
-    step("the net in fp32")
+    announce("the net in fp32")
     reference = judge.prepare()
     before = judge.error({})
     if before <= budget:
@@ -196,13 +197,13 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         )
     alone: dict[Layer, float] = {}
     for number, layer in enumerate(layers, 1):
-        step(f"{layer.type} '{layer.name}' alone in fp16 ({number} of {len(layers)})")
+        announce(f"{layer.type} '{layer.name}' alone in fp16 ({number} of {len(layers)})")
         error = judge.error({each: features for each, features in everything.items() if each is not layer})
         alone[layer] = math.inf if math.isnan(error) else error
     order = sorted(layers, key=lambda layer: alone[layer], reverse=True)
 
     def enough(count: int) -> bool:
-        step(f"the {count} layers that cost most in fp32")
+        announce(f"the {count} layers that cost most in fp32")
         return judge.error({**dict.fromkeys(order[:count], _FULL), **fixed}) <= budget
 
     count = bisect_left(range(len(order)), True, key=enough)
@@ -210,7 +211,7 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
     for layer in [layer for layer in reversed(order) if layer in masks]:
         milder: Sequence[Feature] = (Feature(0), _MILD) if winograd_tile(layer) else (Feature(0),)
         for features in (*milder, Feature.NO_FP16_ARITHMETIC):
-            step(f"{layer.type} '{layer.name}' with a milder mask")
+            announce(f"{layer.type} '{layer.name}' with a milder mask")
             if judge.error({**masks, layer: features}) <= budget:
                 masks[layer] = features
                 break
@@ -228,7 +229,7 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         )
         without = None
         if seconds is not None:
-            step(f"the time of {layer.type} '{layer.name}'")
+            announce(f"the time of {layer.type} '{layer.name}'")
             without = judge.seconds({each: mask for each, mask in masks.items() if each is not layer})
         cost = None if seconds is None or without is None else seconds - without
         chosen.append(Chosen(mask._replace(features=features), alone.get(layer, math.nan), cost))
@@ -249,13 +250,12 @@ def mixed(
     seed: int = 0,
     on: str | None = None,
     timeout: float = 300.0,
-    step: Callable[[str], None] = lambda text: None,
 ) -> Mixed:
     """The net with the smallest set of masks with which no output is off by more than `budget` in fp16.
 
     `budget` is in units of an output's largest value in fp32. Masks that the net has stay. `on` is the device to find
     out on, see `verify_net`; without it fp16 is estimated. The other options are those of `verify_net`; nothing is
-    written. `step` is told what is being done.
+    written.
 
     Raises:
         VerificationError: the net does not compute what the model does in fp32, or no masks are enough.
@@ -265,7 +265,7 @@ def mixed(
         raise UsageError(f"the budget has to be above 0, not {budget:g}")
     target = find_target(on)
     target.require()
-    step("the net against ONNX Runtime in fp32")
+    announce("the net against ONNX Runtime in fp32")
     options: dict[str, Any] = {"manifest": manifest, "feeds": feeds, "shapes": shapes, "values": values, "seed": seed}
     given = net_feeds(model, param, bin, timeout=timeout, **options)
     net = read_net(param, bin)
@@ -274,4 +274,4 @@ def mixed(
         Judge(net.graph, arrays, timeout) if on is None else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
     )
     with judge:
-        return choose_masks(judge, budget=budget, step=step)
+        return choose_masks(judge, budget=budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
@@ -125,7 +126,6 @@ def wanted_runs(
     manifest: Manifest | None,
     seed: int,
     wanted: Wanted,
-    step: Callable[[str], None],
 ) -> Iterator[Run]:
     """A run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
     names = list(open_sizes(model, LENGTHS[0]))
@@ -138,18 +138,16 @@ def wanted_runs(
             feeds = draw_inputs(model, sizes, draw=draw)
             if small := too_small(manifest, feeds):
                 raise UsageError(small)
-            step(f"ONNX Runtime runs the model, {draw}")
+            announce(f"ONNX Runtime runs the model, {draw}")
             yield Run(sizes, draw, feeds, runner.run(feeds))
 
 
-def drawn_runs(
-    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, step: Callable[[str], None]
-) -> Iterator[Run]:
+def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
     """Runs at two values of every size that is dynamic in the net, or at one where ONNX Runtime takes no others.
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
-    step("ONNX Runtime runs the model")
+    announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
     sizes = [run.sizes for run in settings]
     entries = tables(model)
@@ -162,7 +160,7 @@ def drawn_runs(
     def drawn(number: int, draw: Draw) -> Run:
         at = sizes[number % len(sizes)]
         feeds = draw_inputs(model, at, draw=draw, swept=swept)
-        step(f"ONNX Runtime runs the model, {draw}")
+        announce(f"ONNX Runtime runs the model, {draw}")
         return count(Run(at, draw, feeds, runner.run(feeds)))
 
     yield count(settings[0])

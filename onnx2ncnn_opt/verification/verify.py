@@ -18,6 +18,7 @@ from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -124,7 +125,6 @@ class VerifyOptions(TypedDict, total=False):
     modes: Sequence[str]
     worker: NcnnWorker | None
     explain: bool
-    step: Callable[[str], None]
 
 
 def verify_net(
@@ -148,7 +148,6 @@ def verify_net(
     modes: Sequence[str] = (),
     worker: NcnnWorker | None = None,
     explain: bool = False,
-    step: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
     """Run the original model and the net on the same inputs and compare every output.
 
@@ -164,8 +163,7 @@ def verify_net(
     default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does
     by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds,
     and ten times as many on an emulated CPU. `worker` is a process to use again, instead of one of its own. `explain`
-    finds out where errors come from, on the inputs on which a net is wrong, or on those of the largest error. `step` is
-    told what is being done.
+    finds out where errors come from, on the inputs on which a net is wrong, or on those of the largest error.
 
     A net whose weights have 16 or 8 bits may be off by `budget.ROOM` times what rounding the model's own weights does.
 
@@ -175,7 +173,7 @@ def verify_net(
         VerificationError: the net has inputs that the model does not have.
         RunError: ONNX Runtime does not take the model or the inputs.
     """
-    check_options(outputs=outputs, shapes=shapes, values=values, seed=seed, timeout=timeout, step=step)
+    check_options(outputs=outputs, shapes=shapes, values=values, seed=seed, timeout=timeout)
     check_feeds(feeds)
     if wanted is not None and not isinstance(wanted, Wanted):
         raise UsageError(f"wanted has to be a Wanted, not {wanted!r:.80}")
@@ -187,19 +185,19 @@ def verify_net(
     modes = check_modes(modes) or target.modes
     loaded = load_converted(model, manifest, shapes=shapes, values=values, outputs=outputs)
     threads = os.cpu_count() or 1
-    step("ONNX Runtime loads the model")
+    announce("ONNX Runtime loads the model")
     model_runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=threads, timeout=timeout)
     if feeds is None:
         runs = (
-            wanted_runs(loaded, model_runner, manifest, seed, wanted, step)
+            wanted_runs(loaded, model_runner, manifest, seed, wanted)
             if wanted
-            else drawn_runs(loaded, model_runner, manifest, seed, step)
+            else drawn_runs(loaded, model_runner, manifest, seed)
         )
     else:
         given = given_inputs(feeds, loaded)
         if small := too_small(manifest, given):
             raise UsageError(small)
-        step("ONNX Runtime runs the model")
+        announce("ONNX Runtime runs the model")
         runs = iter([Run({}, None, given, model_runner.run(given))])
     allowed = tolerance_of(loaded) if tolerance is None else tolerance
     is_fixed = (rtol, atol) != (None, None)
@@ -218,7 +216,7 @@ def verify_net(
             worst: tuple[Comparison, Sequence[Slot]] | None = None
             largest = -1.0
             for run in tuple(done) or _kept(runs, done):
-                step(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
+                announce(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
                 passes = chosen(in_mode(mode, allowed), rtol, atol)
                 comparison = Comparison(runner, run.feeds, run.reference, manifest, passes, rounding, is_fixed, least)
                 way, found = comparison.best()
@@ -234,7 +232,7 @@ def verify_net(
                     break  # it is wrong, whatever else it does
             rows = [replace(worst_of(of_output), mode=mode) for of_output in zip(*reports, strict=True)]
             if explain and worst is not None:
-                step("ONNX Runtime runs the model in float64")
+                announce("ONNX Runtime runs the model in float64")
                 rows, problem = _explained(rows, *worst, mode, is_close=is_usual)
                 notes += [f"what {mode} explains is not known: {problem}"] if problem else []
             merged += rows

@@ -12,7 +12,7 @@ import pytest
 
 from onnx2ncnn_opt import convert, entry_points
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
-from onnx2ncnn_opt.api.minimal_pair import Pair
+from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import read_manifest
