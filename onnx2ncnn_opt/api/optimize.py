@@ -400,7 +400,10 @@ def optimize(
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
-    proved = prove_masks(graph, fixed=fixed_shapes) if masks else {}
+    if not fixed_shapes:
+        _open(graph, sizes)
+    proved = prove_masks(graph) if masks else {}
+    _infer(graph, sizes)
     masked = any(layer["featmask"] & _PRECISION for layer in graph)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     if shape_hints:
