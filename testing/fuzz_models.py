@@ -51,10 +51,10 @@ class Outcome:
 
 
 class Fuzzer:
-    """Judges models, with one process for ncnn."""
+    """Judges models, with one process for ncnn; `is_verified` says that a right net has to pass `verify` as well."""
 
-    def __init__(self, folder: Path, worker: NcnnWorker) -> None:
-        self._folder, self._worker = folder, worker
+    def __init__(self, folder: Path, worker: NcnnWorker, *, is_verified: bool = False) -> None:
+        self._folder, self._worker, self._is_verified = folder, worker, is_verified
 
     def judge(self, model: RandomModel) -> Outcome:
         """What becomes of a model without passes and with them."""
@@ -70,7 +70,14 @@ class Fuzzer:
             outcome = self._run(model, conversion, files, how, packing=packing)
             if outcome.kind != "right":
                 return outcome
-        return self._is_stable(model, conversion, files)
+        outcome = self._is_stable(model, conversion, files)
+        return self._verified(conversion) if self._is_verified and outcome.kind == "right" else outcome
+
+    def _verified(self, conversion: Conversion) -> Outcome:
+        """Return what `verify` says of a net that is right."""
+        bad = [output for output in conversion.verify(worker=self._worker).outputs if output.status != "ok"]
+        kind = "right" if not bad else "unproven" if all(o.status == "unproven" for o in bad) else "ALARM"
+        return Outcome(kind, " & ".join(f"{output.name} {output.status}: {output.message}" for output in bad))
 
     def _run(
         self, model: RandomModel, conversion: Conversion, files: Files, how: str, *, packing: bool = True
