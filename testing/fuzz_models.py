@@ -35,9 +35,7 @@ EXACT = frozenset(
 )
 
 # Whose terms may cancel: their error is one of the terms, and not of the result.
-SUMS = frozenset(
-    {"Add", "Conv", "ConvTranspose", "CumSum", "Gemm", "MatMul", "ReduceMean", "ReduceSum", "Sub", "Sum"}
-)
+SUMS = frozenset({"Add", "Conv", "ConvTranspose", "CumSum", "Gemm", "MatMul", "ReduceMean", "ReduceSum", "Sub", "Sum"})
 
 Array = Any
 
