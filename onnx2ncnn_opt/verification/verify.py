@@ -45,6 +45,7 @@ from onnx2ncnn_opt.verification.runs import (
     check_feeds,
     drawn_runs,
     load_converted,
+    small_runs,
     wanted_runs,
 )
 
@@ -244,6 +245,7 @@ def verify_net(
             merged += rows
         checked = process.checked(modes)
     of_sizes = {tuple(run.sizes.items()): run for run in done}.values()
+    small = small_runs(loaded, manifest, done) if feeds is None and wanted is None else ""
     open_inputs = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
     return VerifyReport(
         outputs=tuple(merged),
@@ -252,7 +254,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in open_inputs} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=(*_notes(loaded, done, rounding, is_fixed), *notes),
+        notes=(*_notes(loaded, done, rounding, is_fixed), *notes, *([small] if small else [])),
         wrong=wrong,
         manifest=manifest,
     )
