@@ -14,7 +14,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, require
-from onnx2ncnn_opt.runtime.child import Child, Ended, TimeUp, Worker
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, TimeUp, Worker
 
 if TYPE_CHECKING:
     import onnx
@@ -41,7 +41,7 @@ class OrtWorker(Worker):
                     child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
                 except Ended as end:
                     raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
-                if problem := child.greeting.get("missing"):
+                if problem := child.greeting.get("error"):
                     child.close()
                     raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
                 self._child = child
@@ -133,16 +133,18 @@ class OrtRunner:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
-            return {name: child.receive_array(child.receive()) for name in self._outputs}
+            return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
         """The seconds of CPU time that each run of one thread took, as many as fit into some seconds."""
-        with self._asked({"do": "time", "seconds": seconds}, feeds) as (_, answer):
+        with self._asked({"do": "time", "seconds": seconds}, feeds, times=[float]) as (_, answer):
             return [float(each) for each in answer["times"]]
 
     @contextmanager
-    def _asked(self, request: Mapping[str, Any], feeds: Mapping[str, Array]) -> Iterator[tuple[Child, dict[str, Any]]]:
-        """The process and its first answer to a request with arrays."""
+    def _asked(
+        self, request: Mapping[str, Any], feeds: Mapping[str, Array], **fields: Any
+    ) -> Iterator[tuple[Child, dict[str, Any]]]:
+        """The process and its first answer, which has `fields`, to a request with arrays."""
         arrays = {name: np.asarray(array) for name, array in {**self._values, **feeds}.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
@@ -154,7 +156,7 @@ class OrtRunner:
                 if not self._worker.hold(self, child):
                     self._load(child)
                 child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
-                yield child, self._receive(child, "failed on")
+                yield child, self._receive(child, "failed on", **fields)
         except Ended as end:
             raise self._lost(end) from end
 
@@ -181,10 +183,10 @@ class OrtRunner:
             **self._flags,
         }
         child.send({"do": "load", **request}, data)
-        return self._receive(child, "refuses")
+        return self._receive(child, "refuses", inputs=[str], outputs=[str], with_default=[str])
 
-    def _receive(self, child: Child, what: str) -> dict[str, Any]:
-        answer = child.receive()
+    def _receive(self, child: Child, what: str, **fields: Any) -> dict[str, Any]:
+        answer = child.receive(**fields)
         if "error" in answer:
             raise RunError(f"ONNX Runtime {what} {self._name}: {answer['error']}")
         return answer
