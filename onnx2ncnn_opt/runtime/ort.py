@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
+# Of a tensor of int8 that two nodes read: ONNX Runtime, told to avoid saturation, makes the same one of uint8 twice.
+_SHARED_INTEGERS = "Attempt to replace the existing tensor"
 _SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with something added
 
 
@@ -112,12 +114,13 @@ class OrtRunner:
             folder = model.absolute().parent if isinstance(model, Path) else folder
             model = _cut(model, outputs)
         self._model, self._folder = model, folder
-        child = worker.start()
         try:
-            with child.within(timeout):
-                described = self._loaded(child)
-        except Ended as end:
-            raise self._lost(end) from end
+            described = self._loaded()
+        except RunError as error:
+            if _SHARED_INTEGERS not in str(error):
+                raise
+            self._model, self._folder = _unshared(model), model.absolute().parent if isinstance(model, Path) else folder
+            described = self._loaded()
         self._inputs, self._outputs = described["inputs"], described["outputs"]
         taken = {*self._inputs, *described["with_default"]}
         self._values = {name: array for name, array in (values or {}).items() if name in taken}
@@ -164,10 +167,14 @@ class OrtRunner:
         """Let the process forget the model."""
         self._worker.drop(self)
 
-    def _loaded(self, child: Child) -> dict[str, Any]:
-        self._worker.hold(self, child)
+    def _loaded(self) -> dict[str, Any]:
+        child = self._worker.start()
         try:
-            return self._load(child)
+            with child.within(self._timeout):
+                self._worker.hold(self, child)
+                return self._load(child)
+        except Ended as end:
+            raise self._lost(end) from end
         except RunError:
             self._worker.drop(self)
             raise
@@ -195,6 +202,22 @@ class OrtRunner:
         self._worker.lost()
         hint = "; smaller inputs may do (--shape, --inputs)" if isinstance(end, TimeUp) else ""
         return CrashError(f"ONNX Runtime {end.how} on {self._name}{hint}{end.said}")
+
+
+def _unshared(model: Path | bytes) -> bytes:
+    """Return the model with a copy of a tensor of int8 for each node that reads it."""
+    import onnx
+
+    proto = read_model(model)
+    shared = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    for number, node in enumerate(proto.graph.node):
+        for index, name in enumerate(node.input):
+            if name in shared:
+                node.input[index] = f"{name}.of{number}.{index}"
+                copy = proto.graph.initializer.add()
+                copy.CopyFrom(shared[name])
+                copy.name = node.input[index]
+    return bytes(proto.SerializeToString())
 
 
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:

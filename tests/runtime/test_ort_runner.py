@@ -99,6 +99,7 @@ _QUANTISED = "q = QuantizeLinear(x, s, zu) d = DequantizeLinear(q, s, zu)"
     "nodes",
     [
         "y = MatMulInteger(a, b, zu, zs)",
+        "c = MatMulInteger(a, b, zu, zs) d = MatMulInteger(a, b, zu, zs) e = Sub(c, d) y = Add(c, e)",
         "y = QLinearMatMul(a, s, zu, b, s, zs, t, zu)",
         f"{_QUANTISED} e = DequantizeLinear(b, s, zs) f = MatMul(d, e) y = QuantizeLinear(f, t, zu)",
     ],
