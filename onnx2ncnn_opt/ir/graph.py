@@ -7,7 +7,7 @@ one purpose, to give a tensor more than one public name.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
@@ -323,6 +323,26 @@ class Graph:
         layer.inputs = tuple(blobs)
         for blob in layer.inputs:
             blob._users[layer] = blob._users.get(layer, 0) + 1
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that undoes all later edits; layers and weights themselves must not change."""
+        layers = [(layer, layer.inputs, layer.outputs, layer.traced) for layer in self]
+        blobs = [(blob, blob.name, blob.shape, blob.batch) for layer in self for blob in layer.outputs]
+        outputs = self.outputs
+
+        def undo() -> None:
+            self.outputs = ()
+            for layer in self.layers:
+                layer.graph = None
+            self._head, self._tail, self._count = None, None, 0
+            for blob, name, shape, batch in blobs:
+                blob.name, blob.shape, blob.batch, blob.producer, blob._users = name, shape, batch, None, {}
+            for layer, inputs, tops, traced in layers:
+                layer.inputs, layer.outputs, layer.traced = inputs, tops, traced
+                self.add(layer)
+            self.outputs = outputs
+
+        return undo
 
     def check(self) -> None:
         """Raise GraphError where a rule of the graph or of a layer's table entry is broken."""
