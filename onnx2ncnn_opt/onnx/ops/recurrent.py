@@ -60,7 +60,7 @@ def _states(seen: Seen) -> tuple[int, ...]:
     return outputs
 
 
-@onnx_op("LSTM", since=7, items=_states)
+@onnx_op("LSTM", since=7, items=_states, errors="input")
 def lstm(
     im: ImportContext,
     x: Tensor,
@@ -90,7 +90,7 @@ def lstm(
     return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
 
 
-@onnx_op("GRU", since=7, items=_states)
+@onnx_op("GRU", since=7, items=_states, errors="input")
 def gru(
     im: ImportContext,
     x: Tensor,
@@ -112,7 +112,7 @@ def gru(
     return node.arranged(unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
-@onnx_op("RNN", since=7, items=_states)
+@onnx_op("RNN", since=7, items=_states, errors="input")
 def rnn(
     im: ImportContext,
     x: Tensor,

@@ -46,7 +46,7 @@ def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim |
     if isinstance(size, str):
         tree = _tree(size)
         names = {} if tree is None else {n.id: symbol(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        meant = parsed_size(size.strip(), {**names, **symbols})
+        meant = parsed_size(size if size in symbols else size.strip(), {**names, **symbols})
         if meant is None:
             raise UsageError(f"{where}: '{size}' is not a size; give a number, a name, a sum such as P+S, or ?")
         size = meant
