@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from tests.onnx.test_op_fixtures import CASES, computed
 
 from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.arrays import first_difference
 from testing.conformance import Harness
 from testing.op_cases import Case
+from tests.onnx.test_op_fixtures import CASES, computed
 
 _WITHOUT = {
     "quantization": "a scale of 0 is no model",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.passes.test_fixtures import BY_NAME, applied, assert_same, compute
 
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing.pass_cases import FOLDER, load
+from tests.passes.test_fixtures import BY_NAME, applied, assert_same, compute
 
 _ONES = {"var_data", "slope_data", "scale_data", "gamma_data"}
 _ZEROS = {"bias_data", "mean_data", "beta_data", "C_data"}
