@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,23 @@ from onnx2ncnn_opt.api.bisection.missing import find_missing, find_unsplit
 from onnx2ncnn_opt.api.bisection.part import write_smallest_part
 from onnx2ncnn_opt.api.bisection.search import find_first_wrong
 from onnx2ncnn_opt.api.bisection.wrong_net import WrongNet, convert_anew
-from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.verify import PathLike, manifest_for
 from onnx2ncnn_opt.errors import VerificationError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import bin_beside, read_net
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
+from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import load_converted
-from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.verify import verify_net
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,12 @@ def bisect(
     model: Any,
     param: PathLike,
     bin: PathLike | None = None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
     *,
     manifest: Manifest | PathLike | None = None,
-    feeds: Feeds | None = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    wanted: Wanted | None = None,
-    timeout: float = 300.0,
-    on: str | None = None,
-    modes: Sequence[str] = (),
     write: Path | None = None,
 ) -> Bisection:
-    """Verify a net as `verify` does, and find the first wrong layer of a wrong net; the arguments are the same.
+    """Verify a net as `verify` does, and find the first wrong layer of a wrong net; with the same arguments.
 
     1. A net of this package has a manifest. Its layers are compared with those of a new conversion with the same
        options, if that is right.
@@ -79,10 +72,8 @@ def bisect(
     check_options(param=param, bin=bin)
     source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))
     known, note = manifest_for(model, param, manifest)
-    bound: dict[str, Any] = {"shapes": shapes, "values": values}
-    options: dict[str, Any] = {"feeds": feeds, "seed": seed, "wanted": wanted, "timeout": timeout, "on": on}
     try:
-        report = verify_net(source, param, bin, manifest=known, modes=modes, **bound, **options)
+        report = verify_net(source, param, bin, verification, manifest=known)
     except VerificationError as error:
         return _not_fed(str(error), known, param, bin)
     if note:
@@ -101,14 +92,14 @@ def bisect(
             difference = diff_graphs(fresh.graph, net.graph, names=("a new conversion", os.fspath(param)))
         if report.wrong is None:
             return Bisection(report, None, difference)
-        loaded = load_converted(source, known, **bound)
-        with NcnnWorker(find_target(on)) as worker, NcnnWorker() as here:
-            wrong = WrongNet(source, loaded, param, bin, net.graph, known, report, timeout, worker, here)
+        loaded = load_converted(source, known, shapes=verification.shapes, values=verification.values)
+        with NcnnWorker(find_target(verification.on)) as worker, NcnnWorker() as here:
+            wrong = WrongNet(source, loaded, param, bin, net.graph, known, report, verification, worker, here)
             located = find_unsplit(wrong, net.unsplit)
             found = None if located else find_first_wrong(wrong, fresh)
             if located is None:
                 located = found.located if found else find_missing(wrong, fresh)
-            pair = write_smallest_part(wrong, found, write, on) if found and write else None
+            pair = write_smallest_part(wrong, found, write) if found and write else None
     return Bisection(report, _only_changed(located, difference), difference, pair)
 
 
@@ -149,26 +140,25 @@ class PassBisection:
 
 def bisect_passes(
     model: Any,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
     *,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
     skip: Collection[str] = (),
-    **options: Any,
 ) -> PassBisection:
-    """Convert a model, and find the rewrite that breaks the net; `options` are those of `verify_net`.
+    """Convert a model, and find the rewrite that breaks the net; `verification` binds shapes and values, too.
 
-    Raises what `convert` and `verify_net` raise.
+    Raises the errors of `lower` and `verify_net`.
     """
     source = exported(model)
     if not isinstance(source, (str, os.PathLike)):
         source = reference(source)
-
+    shapes, values = verification.shapes, verification.values
+    how = replace(verification, shapes=None, values=None)
     failed: set[str] = set()
 
     def verified(limit: int | None) -> tuple[tuple[Applied, ...], VerifyReport]:
-        conversion = convert(source, shapes=shapes, values=values, skip={*skip, *failed}, limit=limit)
+        conversion = lower(source, shapes=shapes, values=values, skip={*skip, *failed}, limit=limit)
         failed.update(event.pass_name for event in conversion.failed)
-        return conversion.applied, conversion.verify(**options)
+        return conversion.applied, conversion.verify(how)
 
     announce("verifying the net with all rewrites")
     applied, report = verified(None)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import Feature
@@ -22,7 +21,6 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import winograd_tile
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.progress import announce
@@ -32,6 +30,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target, find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.masks import error_of, find_masks, noise_of, restored_masks
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import net_feeds
 
 Masks = Mapping[Layer, Feature]
@@ -241,21 +240,15 @@ def mixed(
     model: Path,
     param: Path,
     bin: Path,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
     *,
     budget: float = 1e-2,
     manifest: Manifest | None = None,
-    feeds: Mapping[str, Array] | Path | None = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    on: str | None = None,
-    timeout: float = 300.0,
 ) -> Mixed:
     """The net with the smallest set of masks with which no output is off by more than `budget` in fp16.
 
-    `budget` is in units of an output's largest value in fp32. Masks that the net has stay. `on` is the device to find
-    out on, see `verify_net`; without it fp16 is estimated. The other options are those of `verify_net`; nothing is
-    written.
+    `budget` is in units of an output's largest value in fp32. Masks that the net has stay. Without a device to run `on`
+    fp16 is estimated. Nothing is written.
 
     Raises:
         VerificationError: the net does not compute what the model does in fp32, or no masks are enough.
@@ -263,15 +256,17 @@ def mixed(
     """
     if not budget > 0:
         raise UsageError(f"the budget has to be above 0, not {budget:g}")
-    target = find_target(on)
+    target = find_target(verification.on)
     target.require()
     announce("the net against ONNX Runtime in fp32")
-    options: dict[str, Any] = {"manifest": manifest, "feeds": feeds, "shapes": shapes, "values": values, "seed": seed}
-    given = net_feeds(model, param, bin, timeout=timeout, **options)
+    given = net_feeds(model, param, bin, verification, manifest=manifest)
     net = read_net(param, bin)
     arrays = {net.names[blob]: feed for blob, feed in given.items()}
+    timeout = verification.timeout
     judge = (
-        Judge(net.graph, arrays, timeout) if on is None else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
+        Judge(net.graph, arrays, timeout)
+        if verification.on is None
+        else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
     )
     with judge:
         return choose_masks(judge, budget=budget)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError, check_options
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -23,7 +23,6 @@ from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
     Feeds,
-    Image,
     Wanted,
     draw_inputs,
     draws,
@@ -78,12 +77,6 @@ def load_converted(
         raise UsageError(f"the manifest is that of another model: {error}") from None
 
 
-def check_feeds(feeds: object) -> None:
-    """Raise UsageError for what is neither arrays by name, nor a file of them, nor an image."""
-    if not isinstance(feeds, (str, os.PathLike, Image)):
-        check_options(feeds=feeds)
-
-
 def any_feeds(
     model: Path | bytes,
     loaded: LoadedModel,
@@ -94,8 +87,6 @@ def any_feeds(
     seed: int = 0,
 ) -> Mapping[str, Array]:
     """Inputs that a converted model takes: those given, or those that `verify_net` draws first."""
-    check_options(seed=seed)
-    check_feeds(feeds)
     if feeds is not None:
         return given_inputs(feeds, loaded)
     return drawn_feeds(model, loaded, manifest, [Draw(seed, plain=True)], outputs=outputs)[0]

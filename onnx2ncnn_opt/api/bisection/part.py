@@ -20,10 +20,11 @@ from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.blobs import same_numbers
 from onnx2ncnn_opt.verification.compare import Tolerance
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import verify_net
 
 
-def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path, on: str | None) -> Pair | None:
+def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair | None:
     """Write the smallest part of the net that is wrong by itself to a folder; return None if there is none."""
     announce("looking for the smallest part that is wrong")
     tolerance = replace(net.tolerance(exact=False), slices=False)
@@ -37,7 +38,7 @@ def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path, on: str 
             continue
         for is_whole in (False, True):
             starts = _starts(net, end, found, tolerance, is_whole=is_whole)
-            pair = _written(net, folder, Part(starts, end.name, counterpart), on, found)
+            pair = _written(net, folder, Part(starts, end.name, counterpart), found)
             if pair is not None:
                 return pair
         return None
@@ -109,23 +110,17 @@ def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array |
     return Counterpart(name, natural(value), _unbatched(value), False)
 
 
-def _written(net: WrongNet, folder: Path, part: Part, on: str | None, found: FirstWrong) -> Pair | None:
+def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair | None:
     """Write the files of a part; return None if it is not wrong in the way in which the net is."""
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as name:
         staged = PairFiles.at(Path(name))
         try:
             manifest, inputs, _, _ = write_pair(staged, net.model, net.param, net.bin, part, net.values)
-            report = verify_net(
-                staged.model,
-                staged.param,
-                staged.bin,
-                manifest=manifest,
-                feeds=inputs,
-                on=on,
-                modes=(net.mode,),
-                timeout=net.timeout,
-                worker=net.worker,
+            how = Verification(
+                feeds=inputs, on=net.verification.on, modes=(net.mode,), timeout=net.verification.timeout
             )
+            files = (staged.model, staged.param, staged.bin)
+            report = verify_net(*files, how, manifest=manifest, worker=net.worker)
         except (ModelError, RunError, UsageError, VerificationError):
             return None
     result = found.run.results.get(part.end)
@@ -134,9 +129,9 @@ def _written(net: WrongNet, folder: Path, part: Part, on: str | None, found: Fir
         kinds = ("shape",)
     if report.outputs[0].status not in kinds:
         return None
-    files = PairFiles.at(folder)
-    _, _, nodes, layers = write_pair(files, net.model, net.param, net.bin, part, net.values)
-    return Pair(files, nodes, layers, report)
+    written = PairFiles.at(folder)
+    _, _, nodes, layers = write_pair(written, net.model, net.param, net.bin, part, net.values)
+    return Pair(written, nodes, layers, report)
 
 
 def _fed_counterpart(slot: Slot, array: Array) -> Counterpart:

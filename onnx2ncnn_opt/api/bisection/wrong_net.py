@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.api.convert import Files, reconverted
+from onnx2ncnn_opt.api.lower import Files, reconverted
 from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.weight import Encoding
@@ -26,9 +26,10 @@ from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
 from onnx2ncnn_opt.verification.blobs import by_size, model_values
 from onnx2ncnn_opt.verification.compare import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.comparison import tolerance_of
+from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.layers import extract_all
 from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.verify import VerifyReport
+from onnx2ncnn_opt.verification.options import Verification
 
 Results = Mapping[str, Array | Failure]
 
@@ -68,7 +69,7 @@ class WrongNet:
     graph: Graph
     manifest: Manifest | None
     report: VerifyReport
-    timeout: float
+    verification: Verification
     worker: NcnnWorker
     here: NcnnWorker
 
@@ -87,7 +88,13 @@ class WrongNet:
     def runs(self, *, exact: bool) -> Iterator[tuple[Sequence[Slot], Results]]:
         """Yield all blobs of the net, for each way to feed it that it takes."""
         runner = NcnnRunner(
-            self.param, self.bin, worker=self.worker, mode=self.mode, exact=exact, timeout=self.timeout, threads=None
+            self.param,
+            self.bin,
+            worker=self.worker,
+            mode=self.mode,
+            exact=exact,
+            timeout=self.verification.timeout,
+            threads=None,
         )
         try:
             for way in input_slots(self.manifest, self.feeds, runner.input_names()):
@@ -101,10 +108,12 @@ class WrongNet:
     def fresh_blobs(self, fresh: Fresh, *, exact: bool) -> Results | None:
         """Return all blobs of the new conversion here; None if that differs from the model, too."""
         files = fresh.files
-        runner = NcnnRunner(files.param, files.bin, worker=self.here, exact=exact, timeout=self.timeout, threads=None)
+        runner = NcnnRunner(
+            files.param, files.bin, worker=self.here, exact=exact, timeout=self.verification.timeout, threads=None
+        )
         way = input_slots(fresh.manifest, self.feeds, runner.input_names())[0]
         results = extract_all(runner, fresh.graph, model_feeds(way, self.feeds))
-        expected = OrtRunner(self.model, values=self.loaded.values, timeout=self.timeout).run(self.feeds)
+        expected = OrtRunner(self.model, values=self.loaded.values, timeout=self.verification.timeout).run(self.feeds)
         for entry in fresh.manifest.outputs:
             result, array = results.get(entry.blob), expected[entry.name]
             if not isinstance(result, np.ndarray) or result.size != array.size:
@@ -118,7 +127,7 @@ class WrongNet:
     @cached_property
     def values(self) -> dict[str, Array]:
         """What ONNX Runtime computes for every node of the model's graph, and its inputs."""
-        return model_values(self.model, self.feeds, self.loaded.values, self.timeout)
+        return model_values(self.model, self.feeds, self.loaded.values, self.verification.timeout)
 
     @cached_property
     def sizes(self) -> dict[int, list[str]]:
