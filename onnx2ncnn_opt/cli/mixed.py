@@ -62,7 +62,7 @@ def mixed(
     require_runtimes(verification.on, "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
     with output.working(f"finding masks for {param}"):
-        result = mix(model, param, bin, verification, budget=budget, manifest=manifest)
+        result = mix(model, param, bin, budget=budget, manifest=manifest, verification=verification)
     write_net(result.graph, files.param, files.bin)
     rows = [MaskRow(str(chosen.mask), chosen.seconds) for chosen in result.chosen]
     notes = [f"note: {note}"] if note else []

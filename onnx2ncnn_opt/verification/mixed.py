@@ -240,10 +240,10 @@ def mixed(
     model: Path,
     param: Path,
     bin: Path,
-    verification: Verification = Verification(),  # noqa: B008 - it is frozen
     *,
     budget: float = 1e-2,
     manifest: Manifest | None = None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> Mixed:
     """The net with the smallest set of masks with which no output is off by more than `budget` in fp16.
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
 from onnx2ncnn_opt.ir.weight import Array
@@ -137,7 +137,7 @@ def measure(graph: Graph, folder: Path, program: Path | None, limit: float) -> t
     reading, _ = timed(lambda: read_net(files.param, files.bin))
     passing, _ = timed(lambda: run(graph))
     writing, _ = timed(lambda: write_net(graph, folder / "a", folder / "b"))
-    whole, _ = timed(lambda: optimize(files.param, files.bin).save(folder / "out"))
+    whole, _ = timed(lambda: apply_passes(files.param, files.bin).save(folder / "out"))
     theirs = ncnnoptimize(program, files, limit) if program is not None else None
     times = [reading, passing, writing, whole, *([theirs] if theirs is not None else [])]
     each = [f"{seconds / before * 1e6:.0f}" for seconds in times]

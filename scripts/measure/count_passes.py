@@ -17,8 +17,8 @@ from pathlib import Path
 
 import onnx
 
-from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.rewrite.events import Applied
@@ -33,10 +33,10 @@ def rewrites(source: str, folder: Path) -> Iterator[tuple[str, int, Sequence[App
         print(f"{source}: {name}", file=sys.stderr)
         try:
             if source == "pnnx":
-                net = optimize(path, path.with_suffix(".bin"))
+                net = apply_passes(path, path.with_suffix(".bin"))
                 yield name, net.layers[0], net.applied
             else:
-                model = convert(refill(onnx.load(path)) if source == "models" else path)
+                model = lower(refill(onnx.load(path)) if source == "models" else path)
                 yield name, model.layers_before, model.applied
         except Error as error:
             print(f"  {type(error).__name__}", file=sys.stderr)

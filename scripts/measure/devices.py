@@ -36,7 +36,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, VerificationError
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.param.files import write_net
@@ -51,6 +51,7 @@ from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.masks import Precision, error_of, find_masks
+from onnx2ncnn_opt.verification.options import Verification
 from testing import op_cases, pass_cases
 from testing.skeletons import refill
 from testing.snippets import VARIANTS, kept
@@ -188,12 +189,14 @@ def of_model(
 ) -> Net | None:
     """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
     try:
-        conversion = convert(model)
+        conversion = lower(model)
     except UnsupportedError:
         return None
     feeds = draw_inputs(conversion.model) if given is None else given()
     with suppress(RunError, VerificationError):  # as `convert` does
-        conversion = conversion.estimated(feeds=None if isinstance(model, Path) else feeds, worker=_WORKER)
+        conversion = conversion.estimated(
+            verification=Verification(feeds=None if isinstance(model, Path) else feeds), worker=_WORKER
+        )
     try:
         runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
         reference = runtime.run(feeds)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnx2ncnn_opt.api import convert as api
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.onnx.read.load import load_model
@@ -26,6 +26,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.masks import error_of
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import any_feeds
 
 
@@ -40,7 +41,7 @@ def inputs_of(model: Path) -> dict[str, Array] | None:
 
 
 def errors(
-    conversion: api.Conversion, feeds: Mapping[Blob, Feed], reference: Walk, workers: Mapping[str, NcnnWorker]
+    conversion: Conversion, feeds: Mapping[Blob, Feed], reference: Walk, workers: Mapping[str, NcnnWorker]
 ) -> dict[str, float]:
     """The error in fp16 on each device."""
     found: dict[str, float] = {}
@@ -68,8 +69,8 @@ def measured(model: Path, workers: Mapping[str, NcnnWorker]) -> list[str]:
     given = inputs_of(model)
     cells, last = list[str](), list[str]()
     for masks in (False, True):
-        plain = api.convert(model, masks=masks)
-        conversion = plain.estimated(feeds=given, masks=masks)
+        plain = lower(model, masks=masks)
+        conversion = plain.estimated(verification=Verification(feeds=given), masks=masks)
         assert conversion.precision is not None
         arrays = given or any_feeds(model, conversion.model, conversion.manifest())
         feeds = {port.blob: Feed(arrays[port.name], port.batch_axis) for port in conversion.inputs}

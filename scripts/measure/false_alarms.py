@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError
 from testing import snippets
 from testing.op_cases import load_cases
@@ -29,7 +29,7 @@ def fixtures() -> Iterator[tuple[str, bytes]]:
 def judged(model: bytes | Path) -> tuple[str, str]:
     """What verification says of a model's net, and why."""
     try:
-        report = convert(model).verify()
+        report = lower(model).verify()
     except (UnsupportedError, RunError):
         return "not run", ""
     except Error as error:

@@ -12,8 +12,8 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import infer_net
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import blob_bytes
@@ -44,7 +44,7 @@ def moved(graph: Graph) -> tuple[int, Counter[str], Counter[str]]:
 def row(model: Path, top: int) -> str:
     """One line of the table."""
     try:
-        graph = convert(model).graph
+        graph = lower(model).graph
         shapes = [shape[1:] if len(shape) > 1 and shape[0] == 1 else shape for shape, _ in input_shapes(model)]
         infer_net(graph, {blob.name: shape for blob, shape in zip(graph.inputs, shapes, strict=True)})
     except (Error, ValueError) as error:

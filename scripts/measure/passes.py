@@ -18,8 +18,8 @@ from pathlib import Path
 
 import onnx
 
-from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.param.files import write_net
@@ -50,10 +50,10 @@ def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency 
     files: list[NetPaths] = []
     for skip in ([p.name], []):
         if path.suffix == ".onnx":
-            model = convert(refill(onnx.load(path)) if path.parent.name == "models" else path, skip=skip)
+            model = lower(refill(onnx.load(path)) if path.parent.name == "models" else path, skip=skip)
             graph = model.graph
         else:
-            graph = optimize(path, path.with_suffix(".bin"), skip=skip).graph
+            graph = apply_passes(path, path.with_suffix(".bin"), skip=skip).graph
         files.append((folder / f"net{len(files)}.param", folder / f"net{len(files)}.bin"))
         write_net(graph, *files[-1])
     shapes = _shapes(graph)

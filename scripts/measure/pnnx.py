@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnx2ncnn_opt.api.optimize import Optimized, optimize
+from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.errors import Error
 from scripts.measure.latency import Latency, compare
 
@@ -59,14 +59,14 @@ def measure(
 ) -> tuple[str, Latency | None]:
     """One row of the table, and the latency in it."""
     try:
-        names = [blob.name for blob in optimize(param, bin).graph.inputs]
+        names = [blob.name for blob in apply_passes(param, bin).graph.inputs]
         inputs = [shape for shape, _ in input_shapes(model)]
         shapes = {
             name: shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
             for name, shape in zip(names, inputs, strict=True)
         }
         start = time.perf_counter()
-        result = optimize(param, bin, shapes=shapes)
+        result = apply_passes(param, bin, shapes=shapes)
         taken = time.perf_counter() - start
         files = result.save(folder / "optimized")
         outputs = result.verify().outputs if verify else ()
@@ -77,7 +77,7 @@ def measure(
     is_timed = seconds > 0 and not wrong and (result.applied or result.exchanged)
     latency = compare((param, bin), (files.param, files.bin), shapes, seconds) if is_timed else None
     before, after = result.layers
-    again = len(optimize(files.param, files.bin, shapes=shapes).applied)
+    again = len(apply_passes(files.param, files.bin, shapes=shapes).applied)
     note = ", ".join([*wrong, *([f"second run: {again} rewrites"] if again else []), memory_note(result)])
     return f"| {model.stem} | {before} -> {after} | {worst} | {latency or '-'} | {taken:.2f} s | {note} |", latency
 

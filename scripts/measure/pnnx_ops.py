@@ -32,6 +32,7 @@ from onnx import helper, numpy_helper
 
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.ops import all_ops
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing.conformance import Case, collect
 
@@ -86,7 +87,7 @@ def judge(case: Case, pnnx: str, folder: Path) -> str:
     if done.returncode or not param.exists():
         return "no net"
     try:
-        report = verify_net(answered(case), param, bin, feeds=case.feeds, timeout=TIMEOUT)
+        report = verify_net(answered(case), param, bin, verification=Verification(feeds=case.feeds, timeout=TIMEOUT))
     except Error:  # other inputs than the model's
         return "wrong"
     statuses = {output.status for output in report.outputs}

@@ -12,7 +12,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare, compare_nodes, model_of
 
@@ -258,7 +258,7 @@ def test_lengths_counted_when_the_model_runs() -> None:
     del constants["s"], constants["t"]
     inputs["mask"] = np.ones((2, 4), np.int64)
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([*counted(["mask"]), made], inputs, constants))
+        lower(model_of([*counted(["mask"]), made], inputs, constants))
     assert "the number of keys of each item is known only at run time" in str(error.value)
     assert "ones for all 4 keys" in str(error.value)
 
@@ -274,7 +274,7 @@ def test_lengths_counted_when_the_model_runs() -> None:
 def test_group_query_attention_refused(lengths: int, attributes: dict[str, Any], reason: str) -> None:
     made, inputs, constants = group_query(2, 0, False, lengths, **attributes)
     with pytest.raises(UnsupportedError, match=reason):
-        convert(model_of([made], inputs, constants))
+        lower(model_of([made], inputs, constants))
 
 
 def test_keys_of_others_are_not_looked_back_at() -> None:
@@ -282,7 +282,7 @@ def test_keys_of_others_are_not_looked_back_at() -> None:
     inputs = {"q": normal(0, 1, 4, 12), "k": normal(1, 1, 6, 12), "v": normal(2, 1, 6, 12)}
     made = node("MultiHeadAttention", ["q", "k", "v"], num_heads=3, unidirectional=1)
     with pytest.raises(UnsupportedError, match="not those of its queries"):
-        convert(model_of([made], inputs))
+        lower(model_of([made], inputs))
 
 
 @pytest.mark.parametrize(
@@ -357,5 +357,5 @@ def test_refused(made: Any, reason: str) -> None:
     constants = {"g": normal(0, 8), "w": normal(0, 8, 24), "packed": normal(0, 1, 4, 2, 3, 4)}
     used = {name: array for name, array in constants.items() if name in made.input}
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))
+        lower(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))
     assert reason in str(error.value)
