@@ -30,7 +30,7 @@ from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_net, write_staged
 from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, own_storage, plan_storage
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
@@ -349,7 +349,7 @@ def optimize(
     are what is verified and computed with, but the net may be fed others: only with `fixed_shapes` may passes rely
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
     between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
-    without it that is done with weights that passes have made, if most others have 16 bits. `shape_hints` writes the
+    without it that is done with weights that passes have computed from such weights alone. `shape_hints` writes the
     shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
     does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
     make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
@@ -393,7 +393,6 @@ def optimize(
         sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
         _check_known(graph, shapes or {})
     before = count_layers(graph)
-    own = OwnStorage(graph)
     misfit = _infer(graph, sizes)
     memory = peak_memory(graph)
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release, step)
@@ -408,7 +407,7 @@ def optimize(
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     if shape_hints:
         _add_hints(graph)
-    plan = plan_storage(graph, encoding) if encoding else own.plan(graph)
+    plan = plan_storage(graph, encoding) if encoding else own_storage(graph)
     if plan:
         plan.apply()
     return Optimized(
