@@ -117,7 +117,7 @@ def qemu_folder() -> Path:
 def _qemu_x86_64(cpu: str) -> tuple[str, ...]:
     """Return the command that runs this Python on another x86 CPU, because ncnn takes other code for each."""
     if _MACHINES.get(platform.machine(), platform.machine()) != "x86-64":
-        raise UsageError(f"--on qemu-x86_64 runs this Python, which is one for {platform.machine()}; take ssh:user@host")
+        raise UsageError(f"--on qemu-x86_64 runs this Python, which is for {platform.machine()}; take ssh:user@host")
     emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
     if emulator is None:
         raise UsageError("there is no qemu-x86_64-static; on Debian and Ubuntu: apt-get install qemu-user-static")

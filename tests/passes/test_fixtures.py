@@ -117,7 +117,9 @@ def assert_same(actual: dict[str, Array], expected: dict[str, Array], *, exact: 
 
 def rough(graph: Graph) -> Counter[tuple[str, int, int]]:
     """Count the layers whose last bits differ between CPUs, which an emulated CPU does not show."""
-    kinds = ((layer.type, layer["op_type"], layer.params.get("with_scalar", 0)) for layer in graph if layer.type in ROUGH)
+    kinds = (
+        (layer.type, layer["op_type"], layer.params.get("with_scalar", 0)) for layer in graph if layer.type in ROUGH
+    )
     return Counter(kind for kind in kinds if kind[1] not in ROUGH[kind[0]])
 
 
