@@ -10,7 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import too_new
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.param.storage import OwnStorage, Storage, plan_storage
+from onnx2ncnn_opt.param.storage import Storage, own_storage, plan_storage
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 
 
@@ -27,16 +27,16 @@ def finish(
     graph: Graph,
     *,
     encoding: Encoding | None = None,
-    own: OwnStorage | None = None,
+    keeps_storage: bool = False,
     masks: bool = True,
     integers: Collection[Blob] = (),
 ) -> Finished:
     """Apply the storage plan to a graph after the passes, and set the masks that the graph proves.
 
-    `encoding` stores weights in 16 bits; without it `own` keeps the storage of a net that was read. `integers` are the
-    blobs that hold integers for the caller.
+    `encoding` stores weights in 16 bits. Without it a net that was read `keeps_storage`: weights that passes computed
+    from weights in 16 bits alone get 16 bits again. `integers` are the blobs that hold integers for the caller.
     """
-    plan = plan_storage(graph, encoding) if encoding else own.plan(graph) if own else None
+    plan = plan_storage(graph, encoding) if encoding else own_storage(graph) if keeps_storage else None
     if plan:
         plan.apply()
     proved = prove_masks(graph, integers=integers) if masks else {}

@@ -30,15 +30,16 @@ from onnx2ncnn_opt.errors import UsageError, check_option, check_options
 from onnx2ncnn_opt.finish import finish
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
+from onnx2ncnn_opt.ir.detections import DETECTORS
 from onnx2ncnn_opt.ir.features import Feature
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.param.storage import OwnStorage, Storage, encoding_of
+from onnx2ncnn_opt.param.storage import Storage, encoding_of
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, put_masks
@@ -85,6 +86,7 @@ class Optimized(Rewritten):
     is_binary: bool
     shapes: Mapping[str, tuple[int, ...]]
     _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
+    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # what it calls the inputs of detection layers
     _is_cut: bool = field(repr=False)
     _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
     masks: tuple[Mask, ...] = ()
@@ -180,7 +182,16 @@ class Optimized(Rewritten):
         """The net before and after, for verification."""
         from onnx2ncnn_opt.verification.nets import NetPair
 
-        return NetPair(self.source, self.graph, self._blobs, self.shapes, self._examples(), self.storage, self._is_cut)
+        return NetPair(
+            self.source,
+            self.graph,
+            self._blobs,
+            self.shapes,
+            self._examples(),
+            self.storage,
+            self._boxes,
+            self._is_cut,
+        )
 
     def verify(
         self,
@@ -270,7 +281,7 @@ def apply_passes(
     are what is verified and computed with, but the net may be fed others: only with `fixed_shapes` may passes rely
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
     between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
-    without it that is done with weights that passes have made, if most others have 16 bits. `shape_hints` writes the
+    without it that is done with weights that passes have computed from such weights alone. `shape_hints` writes the
     shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
     does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
     make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
@@ -293,6 +304,8 @@ def apply_passes(
     announce("reading the net")
     net = read_net(param, bin, types)
     graph = net.graph
+    producers = {blob: name for name, blob in reversed(list(net.names.items()))}
+    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
     beside = {} if start or end else shapes_of_pnnx(Path(param), graph, shapes or {})
     given = {**beside, **(shapes or {})}
     sizes = bound_shapes(graph, given, partial=bool(start))
@@ -302,7 +315,6 @@ def apply_passes(
         infer_shapes(graph, sizes)
         starts, ends = (_find(net, names, option) for names, option in ((start, "--start"), (end, "--end")))
         # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
-        producers = {blob: name for name, blob in reversed(list(net.names.items()))}
         files |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
         for name, blob in starts.items():
             if shapes and name in shapes:
@@ -313,7 +325,6 @@ def apply_passes(
         sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
         check_known(graph, shapes or {})
     before = count_layers(graph)
-    own = OwnStorage(graph)
     misfit = infer_shapes(graph, sizes)
     memory = peak_memory(graph)
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
@@ -323,7 +334,7 @@ def apply_passes(
     masked = any(layer["featmask"] & _PRECISION for layer in graph)
     if not fixed_shapes:
         open_shapes(graph, sizes)
-    finished = finish(graph, encoding=encoding, own=own, masks=masks)
+    finished = finish(graph, encoding=encoding, keeps_storage=True, masks=masks)
     infer_shapes(graph, sizes)
     if shape_hints:
         add_hints(graph)
@@ -345,6 +356,7 @@ def apply_passes(
         _blobs=files,
         masks=finished.masks,
         _is_masked=masked,
+        _boxes=boxes,
         _is_cut=bool(start or end),
     )
 

@@ -120,7 +120,7 @@ def judge_modes(judge: Judge, modes: Sequence[str]) -> Judgement:
             if is_wrong(found):
                 wrong = wrong or (mode, run.feeds)
                 break
-        rows += judge.explain([replace(_merged(each), mode=mode) for each in zip(*reports, strict=True)], mode)
+        rows += judge.explain([replace(merged(each), mode=mode) for each in zip(*reports, strict=True)], mode)
     return Judgement(tuple(rows), wrong)
 
 
@@ -134,7 +134,7 @@ def _located(output: OutputReport, where: str) -> OutputReport:
     return replace(output, message=f"at {where}: {output.message}") if where and output.message else output
 
 
-def _merged(reports: Sequence[OutputReport]) -> OutputReport:
+def merged(reports: Sequence[OutputReport]) -> OutputReport:
     """Merge the reports of an output in all runs: the worst status, the largest errors."""
     # "unproven" at some inputs is no failure.
     proven = [output for output in reports if output.status != "unproven"] or reports

@@ -61,12 +61,18 @@ def draw_runs(
     sizes = {blob: _shape(blob, shapes) for blob in inputs}
     uses = {blob: _uses(blob) for blob in inputs}
     swept: Counter[Blob] = Counter()
+    image_sizes = {layer.inputs[2] for layer in graph if layer.type == "Proposal"}
+    largest = max(sizes.values(), key=math.prod, default=())
+    image_size = np.array([*largest[-2:], 1], np.float32)  # height, width and scale
 
     def drawn(draw: Draw) -> tuple[Draw, dict[Blob, Array]]:
         feeds = {}
         for blob, number in inputs.items():
             dtype = np.dtype(np.float32 if uses[blob].table is None else np.int32)
-            feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
+            if blob in image_sizes:
+                feeds[blob] = np.resize(image_size, math.prod(sizes[blob])).reshape(sizes[blob])
+            else:
+                feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
         swept.update({blob: array.size for blob, array in feeds.items()})
         return draw, feeds
 

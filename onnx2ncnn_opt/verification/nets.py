@@ -13,16 +13,18 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.ir.caches import caches
-from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.param.files import NetFiles, write_net
+from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, Storage
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
 from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode, with_rounding
-from onnx2ncnn_opt.verification.driver import VerifyReport, judge_modes
+from onnx2ncnn_opt.verification.driver import VerifyReport, judge_modes, merged
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.options import Verification
@@ -37,6 +39,7 @@ UNPROVEN_NET = (
     "it is NaN before as well as after, which proves nothing; broken weights, or inputs that do not suit the net? "
     "(another --seed or --shape may, --no-verify does without)"
 )
+NO_BOXES = "no boxes before and after, which are chosen by the same numbers"
 # NaN as it is computed; as bits of integers these are two numbers of -2**31 and below 2**31.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
@@ -46,8 +49,9 @@ class NetPair:
     """A net in files, and the graph that was made of it.
 
     `names` are those of the graph's inputs and outputs in the files, `shapes` those of the inputs by the graph's names,
-    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits.
-    If the graph `is_cut`, its outputs are blobs inside the net.
+    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits,
+    `detectors` what the files call the inputs of detection layers. If the graph `is_cut`, its outputs are blobs inside
+    the net.
     """
 
     source: NetFiles
@@ -56,6 +60,7 @@ class NetPair:
     shapes: Mapping[str, Sequence[int]]
     examples: Mapping[str, str]
     storage: Storage | None
+    detectors: Mapping[Layer, tuple[str, ...]]
     is_cut: bool
 
     @property
@@ -89,9 +94,10 @@ def verify_pair(
     with (
         tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
         nullcontext(worker) if worker else NcnnWorker(target) as process,
+        NcnnWorker(target) as second,  # which keeps the original loaded, and starts when that is needed
     ):
-        judge = _NetJudge(pair, verification, process)
-        if files is None or names is None:
+        judge = _NetJudge(pair, verification, process, second)
+        if files is None or names is None or judge.boxes.outputs:  # a binary .param has no names of inner blobs
             files, names = _written(pair.graph, Path(folder) / "net")
         folded: tuple[OutputReport, ...] = ()
         if pair.storage is not None and pair.storage.count:
@@ -118,11 +124,21 @@ def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
 class _NetJudge:
     """An optimised net beside the original; `all_runs` have the original's outputs, in fp32."""
 
-    def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker) -> None:
-        self.pair, self.how, self._worker = pair, verification, worker
+    def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker, second: NcnnWorker) -> None:
+        self.pair, self.how, self._worker, self._second = pair, verification, worker, second
         self._files, self._names = pair.source, dict[Blob, str]()
         self._drawn = list(pair.draws(verification.seed))
-        self._asked = {pair.names[blob.name]: blob.name for blob in pair.outputs}
+        after = after_boxes(pair.graph)
+        read = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
+        origins = {blob: read[blob] for blob in before_boxes(pair.graph) if blob in read}
+        self.boxes = Boxes(
+            {blob.name: name for blob, name in origins.items()},
+            {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after},
+        )
+        origins |= {blob: pair.names[blob.name] for blob in pair.outputs if blob not in after}
+        self._wanted = [*origins, *pair.outputs]
+        self._asked = {name: blob.name for blob, name in origins.items()}
+        self._inner_names = list_layers(pair.graph).inner_names
         self._exact, self._usual = True, FOLDING
         try:
             self.all_runs = self._original_runs()
@@ -139,11 +155,11 @@ class _NetJudge:
             judge._allowed = with_rounding(ROUNDING[rounding.encoding], rounding.depth, self._usual)
         return judge
 
-    def _started(self, files: NetFiles, *, exact: bool, mode: str = "fp32") -> NcnnRunner:
-        how = self.how
-        return NcnnRunner(
-            files.param, files.bin, worker=self._worker, exact=exact, mode=mode, timeout=how.timeout, threads=None
-        )
+    def _started(
+        self, files: NetFiles, *, exact: bool, mode: str = "fp32", worker: NcnnWorker | None = None
+    ) -> NcnnRunner:
+        worker, timeout = worker or self._worker, self.how.timeout
+        return NcnnRunner(files.param, files.bin, worker=worker, exact=exact, mode=mode, timeout=timeout, threads=None)
 
     def _fed(self, drawn: Mapping[Blob, Array]) -> dict[str, Array]:
         """Return inputs by the names of the original."""
@@ -173,15 +189,17 @@ class _NetJudge:
 
     def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
         """Run the net, in 16 bits with the kernels that ncnn would choose, and the original too if it is wrong."""
-        known = {blob.name: name for blob, name in self._names.items()}
+        known = {blob.name: name for blob, name in {**self._inner_names, **self._names}.items()}
         feeds = {known[name]: array for name, array in run.feeds.items()}
-        wanted = {blob.name: known[blob.name] for blob in self.pair.outputs}
+        wanted = {blob.name: known[blob.name] for blob in self._wanted}
         tolerance = self.how.allowed(self._tolerance(mode))
+        fed = {self.pair.names[name]: array for name, array in run.feeds.items()}
         reports = compare_outputs(self._runner, feeds, run.reference, wanted, tolerance)
+        source = self._started(self.pair.source, exact=self._exact, worker=self._second)
+        reports = self.boxes.compare(self._runner, feeds, wanted, source, fed, reports, tolerance)
         if mode == "fp32" or self.pair.is_cut or all(report.status == "ok" for report in reports):
             return reports
         own = {name: blob for blob, name in self._asked.items()}
-        fed = {self.pair.names[name]: array for name, array in run.feeds.items()}
         net = self._started(self.pair.source, exact=False, mode=mode)
         before = {r.name: r.message for r in compare_outputs(net, fed, run.reference, own, tolerance)}
         return [
@@ -235,6 +253,61 @@ def compare_outputs(
     return tuple(
         _judge(name, names[name], results[names[name]], expected, tolerance) for name, expected in reference.items()
     )
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The outputs that depend on boxes of detection layers, and the blobs that these choose boxes by.
+
+    Which boxes there are, and in which order, hangs on the last bits of scores. So the net and the original have to
+    agree about `deciding`. Then the original chooses boxes by the net's own numbers, and `outputs` have to be equal.
+    Both map names in the graph to names in the original file.
+    """
+
+    deciding: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def compare(
+        self,
+        runner: NcnnRunner,
+        feeds: Mapping[str, Array],
+        names: Mapping[str, str],
+        original: NcnnRunner,
+        given: Mapping[str, Array],
+        reports: Sequence[OutputReport],
+        tolerance: Tolerance,
+    ) -> tuple[OutputReport, ...]:
+        """Return the reports of all outputs from the `reports` of those that do not depend on boxes, and of `deciding`.
+
+        `feeds` and `names` are the net's, `given` the original's inputs.
+        """
+        if not self.outputs:
+            return tuple(reports)
+        inputs = [report for report in reports if report.name in self.deciding]
+        wrong = [replace(r, message=f"'{r.name}', by which boxes are chosen: {r.message}") for r in inputs if r.message]
+        found: list[OutputReport] = []
+        if not wrong:
+            results = runner.extract(feeds, [names[name] for name in (*self.deciding, *self.outputs)])
+            own = {name: results[names[name]] for name in self.deciding}
+            fed = {self.deciding[name]: array for name, array in own.items() if not isinstance(array, Failure)}
+            before = original.extract({**given, **fed}, list(self.outputs.values()))
+            found = [
+                _judge_boxes(name, names[name], results[names[name]], before[origin], tolerance)
+                for name, origin in self.outputs.items()
+            ]
+        found = found or [replace(wrong[0], name=name, blob=names[name]) for name in self.outputs]
+        merged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
+        return (*(report for report in reports if report not in inputs), *merged)
+
+
+def _judge_boxes(
+    name: str, blob: str, result: Array | Failure, before: Array | Failure, tolerance: Tolerance
+) -> OutputReport:
+    if isinstance(before, Failure):
+        if isinstance(result, Failure) and result.is_empty and before.is_empty:
+            return OutputReport(name, blob, "ok", NO_BOXES)
+        return OutputReport(name, blob, "missing", f"the original net does not give it: {before.reason}")
+    return _judge(name, blob, result, before, tolerance)
 
 
 def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tolerance: Tolerance) -> OutputReport:

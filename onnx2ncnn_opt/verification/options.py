@@ -28,9 +28,10 @@ class Verification:
     Tolerance: `tolerance` replaces the usual one of the model; `rtol` and `atol` replace its `relative` and `absolute`
     in every mode. `exact` takes ncnn's plain kernels instead of those that it would choose.
 
-    Place: `on` is "vulkan", "qemu-aarch64", "ssh:user@host", or a command that starts a Python with numpy and ncnn;
-    this machine's CPU by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16,
-    the default of ncnn on phones and GPUs. Each run may take `timeout` seconds, ten times as many on an emulated CPU.
+    Place: `on` is "vulkan", "qemu-aarch64", "qemu-x86_64:CPU", "ssh:user@host", or a command that starts a Python with
+    numpy and ncnn; this machine's CPU by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with
+    `on` also fp16, the default of ncnn on phones and GPUs. Each run may take `timeout` seconds, ten times as many on an
+    emulated CPU.
 
     `explain` finds the causes of errors, on the inputs on which a net is wrong, or on those of the largest error.
 

@@ -1,4 +1,4 @@
-"""Run a dozen nets on an emulated aarch64 CPU and on Vulkan, in fp32 and fp16, as `.ci/run` does.
+"""Run a dozen nets on emulated aarch64, AVX2 and SSE CPUs and on Vulkan, in fp32 and fp16, as `.ci/run` does.
 
     python -m scripts.measure.check_devices
 
@@ -17,7 +17,12 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.targets import find_target
 from scripts.measure.devices import MODELS, RIGHT, Cases, models, outcome
 
-TARGETS = ("qemu-aarch64", "vulkan")
+TARGETS = {
+    "aarch64": "qemu-aarch64",
+    "AVX2": "qemu-x86_64:Haswell",
+    "SSE": "qemu-x86_64:Nehalem",
+    "Vulkan": "vulkan",
+}
 NETS = (
     *("attention.dyn", "attention.ts", "dense.tsbn", "inverted.ts", "loops.ts", "residual.tsbn"),
     *("residual-batch.ts", "shuffle.dyn", "siamese.dyn", "siamese.tsbn", "temporal.tsbn", "video.ts"),
@@ -32,29 +37,30 @@ def cases() -> Cases:
 def main() -> int:
     """Run them wherever that is possible."""
     workers: dict[str, NcnnWorker] = {}
-    for on in TARGETS:
+    for device, on in TARGETS.items():
         try:
             worker = NcnnWorker(find_target(on))
             worker.start()
         except UsageError as error:
-            print(f"NOT CHECKED on {on}: {error}", flush=True)
+            print(f"NOT CHECKED on {device}: {error}", flush=True)
         else:
-            workers[on] = worker
+            workers[device] = worker
     wrong = 0
     for name, write in cases() if workers else ():
         with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
             net = write(Path(folder))
             if net is None:
                 raise SystemExit(f"{name} is refused")
-            for on, worker in workers.items():
+            for device, worker in workers.items():
                 for mode in worker.target.modes:
                     kind, _, said = outcome(net, mode, worker)
                     if kind not in RIGHT:
                         wrong += 1
-                        print(f"{name} on {on} in {mode}: {kind}: {said}", flush=True)
+                        print(f"{name} on {device} in {mode}: {kind}: {said}", flush=True)
     for worker in workers.values():
         print(f"checked: {len(NETS)} nets, {worker.checked(worker.target.modes)}", flush=True)
         worker.close()
+    print("devices:", ", ".join(f"{device} {'yes' if device in workers else 'NO'}" for device in TARGETS), flush=True)
     return 1 if wrong else 0
 
 
