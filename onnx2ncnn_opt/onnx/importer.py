@@ -24,7 +24,7 @@ from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
+from onnx2ncnn_opt.onnx.lower.budget import Budget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
@@ -218,6 +218,7 @@ class _Walk(ImportContext):
                     self._known(node)
             else:
                 results = self._results(node, operands)
+                check_results(node, results)
         except Incomplete:
             pass
         except Refusal as refusal:
