@@ -49,6 +49,8 @@ def pad(
     amounts = grown
     for axis, (begin, end) in amounts.items():
         size = x.shape[axis]
+        if mode == "reflect":
+            im.demand(size, max(begin, end) + 1)
         if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
             raise im.refuse(
                 f"reflecting {max(begin, end)} elements of an axis of size {size}", "pad by less than the axis"
