@@ -103,6 +103,10 @@ class ImportContext(Builder, ABC):
         """The nodes that read the node's first output."""
         return self._node.outputs[0].consumers()
 
+    def is_result(self) -> bool:
+        """Return True if the node's first output is an output of the model."""
+        return self._node.outputs[0].is_graph_output()
+
     def operand(self, at: int) -> onnx_ir.Value | None:
         """What the node reads as its input number `at`."""
         return self._node.inputs[at]
