@@ -73,6 +73,39 @@ def test_norms_in_the_domain_of_onnx(kind: str, opset: int, attributes: Any, sha
     compare_nodes(made, {"x": normal(0, 2, 5, 8)}, {"g": normal(1, *shape)}, rel=REL, opset=opset)
 
 
+def quantised_lstm(directions: int, columns: int, steps: int, kind: Any = np.int8) -> tuple[Any, Any, Any]:
+    """A node, its input and its constants."""
+    rng, size = np.random.default_rng(3), (directions, columns)
+    zero = 100 if kind == np.uint8 else 0
+    constants = {
+        "w": (rng.integers(-60, 61, (directions, 5, 16)) + zero).astype(kind),
+        "r": (rng.integers(-60, 61, (directions, 4, 16)) + zero).astype(kind),
+        "b": rng.standard_normal((directions, 32)).astype(np.float32),
+        **{name: rng.uniform(0.005, 0.01, size).astype(np.float32) for name in ("ws", "rs")},
+        **{name: np.full(size, zero, kind) for name in ("wz", "rz")},
+    }
+    if columns == 1:
+        constants |= {name: constants[name].reshape(-1) for name in ("ws", "rs", "wz", "rz")}
+    x = rng.standard_normal((steps, 2, 5)).astype(np.float32)
+    names = ["x", "w", "r", "b", "", "", "", "", "ws", "wz", "rs", "rz"]
+    direction = "forward" if directions == 1 else "bidirectional"
+    return node("DynamicQuantizeLSTM", names, hidden_size=4, direction=direction), x, constants
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("columns", [1, 16])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_quantised_lstm(directions: int, columns: int, kind: Any) -> None:
+    made, x, constants = quantised_lstm(directions, columns, 1, kind)
+    compare_nodes(made, {"x": x}, constants)
+
+
+def test_quantised_lstm_of_steps() -> None:
+    made, x, constants = quantised_lstm(2, 16, 5)
+    outputs = lower(model_of([made], {"x": x}, constants)).verify().outputs
+    assert [output.status for output in outputs] == ["ok"]
+
+
 ACTIVATIONS: list[tuple[str, list[float]]] = [
     ("Relu", []),
     ("Sigmoid", []),
