@@ -120,8 +120,19 @@ def dynamic_quantize_lstm(
 
     rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
     matrices = floats(w, w_scale, w_zero_point), floats(r, r_scale, r_zero_point)
-    states = sequence_lens, initial_h, initial_c, p
-    return lstm(im, rounded, *matrices, b, *states, activations=activations, given=given, input_forget=input_forget)
+    return lstm(
+        im,
+        rounded,
+        *matrices,
+        b,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        p,
+        activations=activations,
+        given=given,
+        input_forget=input_forget,
+    )
 
 
 @onnx_op("GRU", since=7, items=_states, errors="input")
