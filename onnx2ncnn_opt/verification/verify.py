@@ -12,7 +12,7 @@ from typing import Any, TypedDict, get_args
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import UsageError, VerificationError, check_options
+from onnx2ncnn_opt.errors import UnprovenError, UsageError, VerificationError, check_options
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
@@ -97,12 +97,17 @@ class VerifyReport:
 
 
 def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
-    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's"."""
+    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's".
+
+    Raise UnprovenError if none differs, but some are unproven.
+    """
     wrong = [
         f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
         for output in outputs
         if output.status != "ok"
     ]
+    if wrong and all(output.status in ("ok", "unproven") for output in outputs):
+        raise UnprovenError(f"{len(wrong)} of {len(outputs)} outputs are unproven:\n" + "\n".join(wrong))
     if wrong:
         raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
 
