@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
 # ONNX Runtime, told to avoid saturation, makes tensors of uint8 for those of int8. It refuses the result if two nodes
-# read one of them, and if a QGemm does.
-_SIGNED = ("Attempt to replace the existing tensor", "Failed to find kernel for com.microsoft.QGemm")
+# read one of them, and if there is no operator of such types, as of QGemm.
+_SIGNED = ("Attempt to replace the existing tensor", "Failed to find kernel", "Could not find an implementation")
 _WEIGHTS = {  # the inputs of weights and of their zero points
     "MatMulInteger": (1, 3),
     "MatMulIntegerToFloat": (1, 5),
