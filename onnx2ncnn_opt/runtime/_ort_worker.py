@@ -42,11 +42,10 @@ class OrtServer(Server):
         options.use_deterministic_compute = not flags["fast"]
         if flags["fast"]:  # as ncnn does; it holds for the process
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        else:
-            # Else sums of two products of uint8 and int8 saturate at 32767 on CPUs without VNNI. QDQ models are right
-            # in float32, as ONNX defines them.
-            options.add_session_config_entry("session.x64quantprecision", "1")
+        else:  # QDQ models are right in float32, as ONNX defines them
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if flags["precise"]:  # else sums of two products of uint8 and int8 saturate at 32767 on CPUs without VNNI
+            options.add_session_config_entry("session.x64quantprecision", "1")
         if flags["plain"]:
             options.graph_optimization_level = self.ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Its errors come as exceptions; the log on stderr would only repeat them.

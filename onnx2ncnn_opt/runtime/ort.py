@@ -21,8 +21,17 @@ if TYPE_CHECKING:
 
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
-# Of a tensor of int8 that two nodes read: ONNX Runtime, told to avoid saturation, makes the same one of uint8 twice.
-_SHARED_INTEGERS = "Attempt to replace the existing tensor"
+# ONNX Runtime, told to avoid saturation, makes tensors of uint8 for those of int8. It refuses the result if two nodes
+# read one of them, and if there is no operator of such types, as of QGemm.
+_SIGNED = ("Attempt to replace the existing tensor", "Failed to find kernel", "Could not find an implementation")
+_WEIGHTS = {  # the inputs of weights and of their zero points
+    "MatMulInteger": (1, 3),
+    "MatMulIntegerToFloat": (1, 5),
+    "DynamicQuantizeMatMul": (1, 3),
+    "QGemm": (3, 5),
+    "QLinearConv": (3, 5),
+    "QLinearMatMul": (3, 5),
+}
 _SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with something added
 
 
@@ -108,7 +117,7 @@ class OrtRunner:
         worker: OrtWorker = SHARED,
     ) -> None:
         self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
-        self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs)}
+        self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs), "precise": not fast}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
             folder = model.absolute().parent if isinstance(model, Path) else folder
@@ -117,9 +126,10 @@ class OrtRunner:
         try:
             described = self._loaded()
         except RunError as error:
-            if _SHARED_INTEGERS not in str(error):
+            if not any(text in str(error) for text in _SIGNED):
                 raise
-            self._model, self._folder = _unshared(model), model.absolute().parent if isinstance(model, Path) else folder
+            self._flags["precise"] = False
+            self._model, self._folder = _unsigned(model), model.absolute().parent if isinstance(model, Path) else folder
             described = self._loaded()
         self._inputs, self._outputs = described["inputs"], described["outputs"]
         taken = {*self._inputs, *described["with_default"]}
@@ -204,19 +214,28 @@ class OrtRunner:
         return CrashError(f"ONNX Runtime {end.how} on {self._name}{hint}{end.said}")
 
 
-def _unshared(model: Path | bytes) -> bytes:
-    """Return the model with a copy of a tensor of int8 for each node that reads it."""
+def _unsigned(model: Path | bytes) -> bytes:
+    """Return the model with weights of uint8 for those of int8, for each node that reads them; 128 makes up for it."""
     import onnx
+    from onnx.external_data_helper import load_external_data_for_tensor
 
     proto = read_model(model)
-    shared = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    signed = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    signed[""] = onnx.numpy_helper.from_array(np.zeros((), np.int8))
     for number, node in enumerate(proto.graph.node):
-        for index, name in enumerate(node.input):
-            if name in shared:
-                node.input[index] = f"{name}.of{number}.{index}"
-                copy = proto.graph.initializer.add()
-                copy.CopyFrom(shared[name])
-                copy.name = node.input[index]
+        weight, zero = _WEIGHTS.get(node.op_type, (0, 0))
+        if not zero or not node.input[weight] or (len(node.input) > 2 and node.input[2] and node.input[2] in signed):
+            continue  # the other operand is int8 as well: such products do not saturate
+        node.input.extend([""] * (zero + 1 - len(node.input)))
+        if not {node.input[weight], node.input[zero]} <= signed.keys():
+            continue
+        for index in (weight, zero):
+            tensor = signed[node.input[index]]
+            if isinstance(model, Path) and tensor.data_location == onnx.TensorProto.EXTERNAL:
+                load_external_data_for_tensor(tensor, os.fspath(model.absolute().parent))
+            array = onnx.numpy_helper.to_array(tensor).view(np.uint8) ^ np.uint8(128)
+            node.input[index] = f"{tensor.name}.unsigned{number}.{index}"
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, node.input[index]))
     return bytes(proto.SerializeToString())
 
 
