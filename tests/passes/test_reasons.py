@@ -14,13 +14,15 @@ from testing.pass_cases import load
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 NETS = {case.title: case for case in load(FIXTURES / "pass_nets.md")}
-# Of each pass, the numbers of nets and rewrites in fixtures/models; scripts/measure/count_passes.py writes it.
+# Of each pass, the numbers of nets and rewrites in fixtures/models; `scripts.measure.passes count` writes it.
 FIRINGS = dict(line.split("\t")[:2] for line in (FIXTURES / "firings.tsv").read_text().splitlines()[1:])
 
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
 def test_a_pass_finds_something_in_models_or_says_what_it_is_for(p: Pass) -> None:
-    assert p.purpose or FIRINGS.get(p.name, "-") != "-", "say purpose=..., or run scripts/measure/count_passes.py"
+    assert p.purpose or FIRINGS.get(p.name, "-") != "-", (
+        "say purpose=..., or run `python -m scripts.measure.passes count`"
+    )
 
 
 @pytest.mark.parametrize("p", PASSES, ids=lambda p: p.name)
