@@ -181,16 +181,16 @@ class GraphError(ConversionError):
 
 
 class PluginError(ConversionError):
-    """Code of another package raised something, or gave what makes no sense."""
+    """Code of another package, or a pass, raised something or gave what makes no sense."""
 
 
 @contextmanager
 def plugged(what: str, *passing: type[BaseException]) -> Iterator[None]:
-    """Run code of another package; whatever it raises becomes a PluginError that names it, but for `passing`."""
+    """Run code of another package; its exceptions become a PluginError that names it, except those of `passing`."""
     try:
         yield
     except (Exception, SystemExit) as error:  # there is no telling what others raise
-        if isinstance(error, (Stop, PluginError, *passing)):
+        if isinstance(error, (PluginError, *passing)) or interruption(error):
             raise
         reason = f"it calls sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"{error}"
         raise PluginError(f"{what} failed: {type(error).__name__}: {reason}") from error
@@ -198,6 +198,14 @@ def plugged(what: str, *passing: type[BaseException]) -> Iterator[None]:
 
 class ShapeError(ConversionError):
     """A layer whose output shape cannot be known, or that cannot take its inputs."""
+
+
+def interruption(error: BaseException) -> BaseException | None:
+    """Return the interrupt that an error comes from: Python 3.11 makes a RuntimeError of one while a class is made."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt | Stop):
+        cause = cause.__cause__
+    return cause
 
 
 class VerificationError(Error):

@@ -235,10 +235,17 @@ class RandomModel:
         nodes: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
             if needed.intersection(node.output) - given.keys():
-                nodes.insert(0, node)
+                nodes.insert(0, _renamed(node, given))
                 needed.update(node.input)
         kept = {name: shape for name, shape in given.items() if name in needed}
         return RandomModel(self.opset, kept, outputs, nodes, self.constants, self.values)
+
+
+def _renamed(node: onnx.NodeProto, names: Iterable[str]) -> onnx.NodeProto:
+    """Return the node with other names for the outputs that have become inputs."""
+    node = onnx.NodeProto.FromString(node.SerializeToString())
+    node.output[:] = [f"{name}_unread" if name in names else name for name in node.output]
+    return node
 
 
 Step = Callable[[Builder], object]
@@ -267,6 +274,11 @@ def build(
             builder.choice(steps)(builder)
         except NoFit:
             continue
+    return completed(builder)
+
+
+def completed(builder: Builder) -> RandomModel:
+    """Return the model of all nodes made so far; what no node reads is an output."""
     used = {name for node in builder.nodes for name in node.input} | builder.hidden
     outputs = [name for name in builder.values if name not in used]
     made = [name for name in builder.values if name not in {*builder.inputs, *builder.hidden}]
@@ -277,7 +289,7 @@ def build(
     if builder.chance(0.1):
         outputs.append(builder.node("Identity", outputs[-1]))
     outputs = [_deliverable(builder, name) for name in dict.fromkeys(outputs)]
-    model = RandomModel(opset, builder.inputs, outputs, builder.nodes, builder.constants, builder.values)
+    model = RandomModel(builder.opset, builder.inputs, outputs, builder.nodes, builder.constants, builder.values)
     return model.cut(outputs)
 
 
@@ -291,10 +303,18 @@ def _draw_inputs(builder: Builder, kinds: str, is_open: bool, rows: float) -> No
             shape = tuple(_open(builder, size, sizes) if builder.chance(0.4) else size for size in fixed)
         if number and builder.chance(0.6):
             shape = _related(builder, builder.inputs["x0"])
-        runs = [tuple(sizes[s][i] if isinstance(s, str) else s for s in shape) for i in range(3 if is_open else 1)]
-        kind = builder.choice(kinds)
-        builder.inputs[f"x{number}"] = shape
-        builder.values[f"x{number}"] = [_draw(builder, kind, run) for run in runs]
+        add_input(builder, shape, sizes, builder.choice(kinds), 3 if is_open else 1)
+
+
+def add_input(
+    builder: Builder, shape: Declared, sizes: Mapping[str, Sequence[int]], kind: str = "f", runs: int = 1
+) -> str:
+    """Append an input; `sizes` has each open size at each of the runs. Returns its name."""
+    name = f"x{len(builder.inputs)}"
+    shapes = [tuple(sizes[s][i] if isinstance(s, str) else s for s in shape) for i in range(runs)]
+    builder.inputs[name] = shape
+    builder.values[name] = [_draw(builder, kind, each) for each in shapes]
+    return name
 
 
 def _input_shape(builder: Builder, rows: float) -> Shape:

@@ -759,8 +759,11 @@ def bisect_passes(
     if not isinstance(source, (str, os.PathLike)):
         source = reference(source)
 
+    failed: set[str] = set()
+
     def verified(limit: int | None) -> tuple[tuple[Applied, ...], VerifyReport]:
-        conversion = convert(source, shapes=shapes, values=values, skip=skip, limit=limit)
+        conversion = convert(source, shapes=shapes, values=values, skip={*skip, *failed}, limit=limit)
+        failed.update(event.pass_name for event in conversion.failed)
         return conversion.applied, conversion.verify(**options)
 
     step("verifying the net with all rewrites")

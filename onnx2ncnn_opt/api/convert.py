@@ -319,7 +319,7 @@ def convert(
     ports = zip(imported.outputs, imported.graph.outputs, strict=True)
     results = tuple(port._replace(blob=blob) for port, blob in ports)
     integers = {port.blob for port in (*imported.inputs, *results) if not is_float(port.dtype)}
-    proved = prove_masks(imported.graph, fixed=True, integers=integers) if masks else {}
+    proved = prove_masks(imported.graph, integers=integers) if masks else {}
     put_masks(imported.graph, ((layer, mask.features) for layer, mask in proved.items()))
     return Conversion(
         model=loaded,

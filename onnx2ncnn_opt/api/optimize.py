@@ -32,7 +32,7 @@ from onnx2ncnn_opt.param.pnnx import shapes_beside
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
 from onnx2ncnn_opt.progress import counted
-from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, Rewritten
+from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
 
@@ -400,7 +400,10 @@ def optimize(
     drop_unused(graph)
     _infer(graph, sizes)
     exchanged = lower_peak(graph)
-    proved = prove_masks(graph, fixed=fixed_shapes) if masks else {}
+    if not fixed_shapes:
+        _open(graph, sizes)
+    proved = prove_masks(graph) if masks else {}
+    _infer(graph, sizes)
     masked = any(layer["featmask"] & _PRECISION for layer in graph)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     if shape_hints:
@@ -496,6 +499,7 @@ def _run_passes(
 ) -> list[Event]:
     """The passes, again and again with the shapes of what they have made, until nothing changes."""
     applied: list[Event] = []
+    failed: list[Event] = []
     while True:
         if open_sizes is not None:
             _infer(graph, open_sizes)
@@ -504,8 +508,10 @@ def _run_passes(
         events = passes.run(graph, chosen, limit=left, release=release, step=step)
         new = [event for event in events if isinstance(event, Applied)]
         applied += new
+        failed += (event for event in events if isinstance(event, Failed))
+        chosen = [p for p in chosen if p.name not in {event.pass_name for event in failed}]
         if not new or left == len(new):
-            return [*applied, *(event for event in events if isinstance(event, NearMiss))]
+            return [*applied, *(event for event in events if isinstance(event, NearMiss)), *failed]
 
 
 def _bound(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:

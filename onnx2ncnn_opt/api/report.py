@@ -159,7 +159,8 @@ def report_conversion(
             masks={clean_name(mask.layer): mask.reason for mask in conversion.masks},
         )
         sides["comparison"] = _comparison("the net without passes, and with them", diff_graphs(before, after))
-    notes = [] if conversion.precision is None else [f"fp16 (estimated): {conversion.precision}"]
+    notes = [*map(str, conversion.failed)]
+    notes += [] if conversion.precision is None else [f"fp16 (estimated): {conversion.precision}"]
     batches = [
         str(size)
         for port in conversion.inputs
@@ -207,7 +208,8 @@ def report_optimized(
         )
         sides["comparison"] = _comparison("the net as it was, and as it is", diff_graphs(before, after))
     old, new = optimized.layers
-    return _record(source.param.name, verified, run, sides, [("layers with Splits", f"{old} \u2192 {new}")], [])
+    facts, notes = [("layers with Splits", f"{old} \u2192 {new}")], [*map(str, optimized.failed)]
+    return _record(source.param.name, verified, run, sides, facts, notes)
 
 
 def report_net(

@@ -14,7 +14,7 @@ import click
 from onnx2ncnn_opt.cli.output import Output, message_of
 from onnx2ncnn_opt.cli.watchdog import watch
 from onnx2ncnn_opt.deferred import defer_imports
-from onnx2ncnn_opt.errors import Error, Stop
+from onnx2ncnn_opt.errors import Error, Stop, interruption
 from onnx2ncnn_opt.version import __version__
 
 PROGRAM = "onnx2ncnn-opt"
@@ -99,13 +99,11 @@ def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    """Let an interrupt be one, where Python 3.11 and older make a RuntimeError of it: while a class is made."""
+    """Let an interrupt be one, where Python made another error of it."""
     try:
         yield
     except (RuntimeError, Error) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, KeyboardInterrupt | Stop):
-            cause = cause.__cause__
+        cause = interruption(error)
         if cause is None:
             raise
         raise cause from None

@@ -104,6 +104,7 @@ def summary_of(
     return {
         "applied": made.applied,
         "near_misses": made.near_misses,
+        "failed": made.failed,
         "storage": (storage.encoding.value, storage.count) if storage else ("", 0),
         "kept": [str(kept) for kept in storage.kept] if storage else [],
         "verified": None if report is None else report.outputs,

@@ -45,11 +45,10 @@ class Sym:
     def __hash__(self) -> int:
         return self._hash
 
-    def __repr__(self) -> str:
-        return f"Sym({self})"
-
     def __str__(self) -> str:
         return " + ".join(_term(factors, k) for factors, k in self.terms.items())
+
+    __repr__ = __str__  # of a shape in a message
 
     def __add__(self, other: Dim) -> Dim:
         return sum_of((self, other))

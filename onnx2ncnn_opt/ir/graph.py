@@ -7,7 +7,7 @@ one purpose, to give a tensor more than one public name.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
@@ -161,23 +161,24 @@ class Layer:
         *,
         type: str | None = None,
         inputs: Iterable[Blob] | None = None,
-        weights: Mapping[str, Array | Weight] | None = None,
+        weights: Mapping[str, Array | Weight | None] | None = None,
         **params: Any,
     ) -> Layer:
         """A copy outside any graph, with these things changed.
 
-        `weights` are added to, or replace, those there are; a parameter given as None goes back to its default.
+        `weights` are added to, or replace, those there are, and None removes one; a parameter given as None goes back
+        to its default.
         """
         merged: dict[str | int, Any] = {**self.params}
         merged.update(params)
-        blocks: dict[str, Array | Weight] = {**dict(self.weights.stored_items()), **(weights or {})}
+        blocks = {**dict(self.weights.stored_items()), **(weights or {})}
         return Layer(
             type or self.type,
             self.name,
             self.inputs if inputs is None else inputs,
             (),
             {k: v for k, v in merged.items() if v is not None},
-            blocks,
+            {k: v for k, v in blocks.items() if v is not None},
             self.traced,
             self.spec if type in (None, self.type) else None,
         )
@@ -323,6 +324,26 @@ class Graph:
         for blob in layer.inputs:
             blob._users[layer] = blob._users.get(layer, 0) + 1
 
+    def checkpoint(self) -> Callable[[], None]:
+        """Return a function that undoes all later edits; layers and weights themselves must not change."""
+        layers = [(layer, layer.inputs, layer.outputs, layer.traced) for layer in self]
+        blobs = [(blob, blob.name, blob.shape, blob.batch) for layer in self for blob in layer.outputs]
+        outputs = self.outputs
+
+        def undo() -> None:
+            self.outputs = ()
+            for layer in self.layers:
+                layer.graph = None
+            self._head, self._tail, self._count = None, None, 0
+            for blob, name, shape, batch in blobs:
+                blob.name, blob.shape, blob.batch, blob.producer, blob._users = name, shape, batch, None, {}
+            for layer, inputs, tops, traced in layers:
+                layer.inputs, layer.outputs, layer.traced = inputs, tops, traced
+                self.add(layer)
+            self.outputs = outputs
+
+        return undo
+
     def check(self) -> None:
         """Raise GraphError where a rule of the graph or of a layer's table entry is broken."""
         produced: set[Blob] = set()
@@ -393,9 +414,10 @@ def check_layer(layer: Layer) -> None:
         codes = [code.value for code in allowed]
         if layer[name] not in codes and name in ("op_type", "activation_type", "operation"):
             raise GraphError(f"{spec.type} '{layer.name}': {name}={layer[name]} is none of {codes}")
-    for weight in spec.weights:
-        if not weight.present(layer.resolved):
-            continue
+    present = [weight for weight in spec.weights if weight.present(layer.resolved)]
+    if strange := set(layer.weights) - {weight.name for weight in present}:
+        raise GraphError(f"{spec.type} '{layer.name}' cannot hold the weights {sorted(strange)}")
+    for weight in present:
         if weight.name not in layer.weights:
             raise GraphError(f"{spec.type} '{layer.name}' lacks its weight {weight.name}")
         size, count = layer.weights.stored(weight.name).data.size, weight.count(layer.resolved)

@@ -11,13 +11,14 @@ The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.ir.codes import Activation
+from onnx2ncnn_opt.ir.dim import exact_div, product
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.kernels import has_3x3_taps, has_kernel
@@ -203,24 +204,44 @@ def winograd_tile(layer: Layer) -> int:
     return 4 if min(inputs, outputs) >= 16 else 2
 
 
-def faulty_kernel(layer: Layer, *, fixed: bool) -> str:
-    """Why ncnn's fp16 kernel for a layer computes something else on ARM; empty where it does not.
+def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str]]:
+    """Yield the features under which ncnn's 16-bit kernel for a layer may compute something else, and why."""
+    if _is_strided_depthwise(layer):
+        reason = "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
+        yield Feature.NO_FP16_ARITHMETIC, reason
+    if layer.type == "Permute" and _permutes_odd_channels(layer):
+        reason = "ncnn's 16-bit kernel on GPUs moves 4n channels of an odd number of elements to wrong places"
+        yield Feature.NO_VULKAN, reason
 
-    convdw3x3s2_pack8_fp16sa_neon in convolutiondepthwise_3x3_pack8_fp16s.h: where it computes two columns at a time, it
-    takes the last column of the second and third row from the first. That is so for the last two or three columns of
-    outputs whose width is 4n+2 or 4n+3. `fixed` says that the shapes in the graph are those at run time.
+
+def _is_strided_depthwise(layer: Layer) -> bool:
+    """Return True for convolutions that ARM computes in convdw3x3s2_pack8_fp16sa_neon, at a width that it spoils.
+
+    Where it computes two columns at a time, it takes the last column of the second and third row from the first
+    (convolutiondepthwise_3x3_pack8_fp16s.h): the last two or three columns of outputs whose width is 4n+2 or 4n+3.
     """
     channels = layer["group"] if layer.type == "ConvolutionDepthWise" else 0
-    if not channels or channels % 8 or layer["num_output"] != channels or layer["featmask"] & 1:
-        return ""
+    if not channels or channels % 8 or layer["num_output"] != channels:
+        return False
     window = {name: (layer[f"{name}_w"], layer[f"{name}_h"]) for name in ("kernel", "stride", "dilation")}
     if window != {"kernel": (3, 3), "stride": (2, 2), "dilation": (1, 1)}:
-        return ""
-    shape = layer.output.shape
-    width = shape[-1] if shape else None
-    if fixed and isinstance(width, int) and width % 4 < 2:
-        return ""
-    return "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
+        return False
+    width = layer.output.shape[-1] if layer.output.shape else None
+    return not isinstance(width, int) or width % 4 > 1
+
+
+def _permutes_odd_channels(layer: Layer) -> bool:
+    """Return True if c stays the outermost axis and may be a multiple of 4, and w * h * d may be odd.
+
+    permute_pack4.comp divides an index that counts in steps of `cstep` by w * h * d. Four numbers of 16 bits are 8
+    bytes, and ncnn aligns channels to 16, so that `cstep` is one larger if w * h * d is odd.
+    """
+    shape = layer.input.shape
+    last = 5 if shape is None else {3: 1, 4: 5}.get(len(shape), 0)
+    if not 1 <= layer["order_type"] <= last:
+        return False
+    c, *inner = shape or (4,)
+    return not (isinstance(c, int) and c % 4) and exact_div(product(inner), 2) is None
 
 
 def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) -> tuple[Inner, ...]:

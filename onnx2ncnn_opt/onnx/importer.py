@@ -31,6 +31,7 @@ from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.given import solved
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.read.schema import misfit
 from onnx2ncnn_opt.onnx.read.structure import read_values
@@ -48,6 +49,14 @@ from onnx2ncnn_opt.onnx.value import (
 from onnx2ncnn_opt.progress import counted
 
 MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
+
+
+class _Equal(Exception):
+    """Raised by the walk: operators demand what `sizes` says of dynamic dimensions."""
+
+    def __init__(self, sizes: Mapping[str, Dim]) -> None:
+        super().__init__()
+        self.sizes = sizes
 
 
 class Port(NamedTuple):
@@ -102,17 +111,22 @@ def import_model(
         UsageError: `batch_axes` names no input, or `custom` an operator that the model does not have.
     """
     told = batch_axes or {}
-    walk = _Walk(model, told, types, custom)
-    result: Imported | UnsupportedError
-    try:
-        result = walk.run()
-    except UnsupportedError as error:
-        result = error
+    while True:
+        walk = _Walk(model, told, types, custom)
+        result: Imported | UnsupportedError
+        try:
+            result = walk.run()
+        except UnsupportedError as error:
+            result = error
+        except _Equal as found:
+            model = model.bound(found.sizes)
+            continue
+        break
     batch = walk.free_batch()
     if batch is not None:
         axes = {name: output.axis for name, output in batch.outputs.items()}
-        one = _Walk(model.bound(batch.name, 1), {**told, **batch.inputs}, types, custom, axes)
-        with suppress(UnsupportedError):
+        one = _Walk(model.bound({batch.name: 1}), {**told, **batch.inputs}, types, custom, axes)
+        with suppress(UnsupportedError, _Equal):
             imported = one.run()
             if _reach(imported, batch):
                 result = _with_batch(imported, model, batch)
@@ -207,6 +221,9 @@ class _Walk(ImportContext):
         except Incomplete:
             pass
         except Refusal as refusal:
+            sizes = solved(refusal.equal)
+            if sizes:
+                raise _Equal(sizes) from None
             self._refuse(node, refusal.reason, refusal.hint)
             if isinstance(refusal, Misfit) and self._model.given and self._tainted.isdisjoint(names):
                 self._misfit = self._misfit or self._does_not_accept(node, refusal)

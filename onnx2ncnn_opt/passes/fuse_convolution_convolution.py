@@ -47,9 +47,10 @@ def fuse_convolution_convolution(first: Layer, second: Layer, view: Layer | None
     require_offsets_fold((offset, after.bias), bias, lambda: np.abs(weight).sum(axis=1))
     if view is None:
         params = {name: second[name] for name in ("num_output", "activation_type", "activation_params")}
-        weights = {"weight_data": stored(first, "weight_data", weight).reshape(-1)}
-        if bias.any():
-            weights["bias_data"] = stored(first, "bias_data", bias)
+        weights = {
+            "weight_data": stored(first, "weight_data", weight).reshape(-1),
+            "bias_data": stored(first, "bias_data", bias) if bias.any() else None,
+        }
         new = first.having(weights=weights, bias_term=int(bias.any()), weight_data_size=weight.size, **params)
         return new.without_defaults()
     b = stored(first, "B_data", weight if first["transB"] else weight.T)

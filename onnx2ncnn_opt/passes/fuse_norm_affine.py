@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from onnx2ncnn_opt.passes._constants import constant_array, per_channel
 from onnx2ncnn_opt.passes._fold import Affine, linear, require_offsets_fold, require_own_weights, scale_affine
 from onnx2ncnn_opt.passes._gemm import stored
 from onnx2ncnn_opt.rewrite.pattern import Op, const, op
-from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
 _SIZE = {"InstanceNorm": "channels", "GroupNorm": "channels", "LayerNorm": "affine_size", "RMSNorm": "affine_size"}
 _PER_CHANNEL = frozenset({"InstanceNorm", "GroupNorm"})
@@ -20,7 +21,7 @@ _NO_OFFSETS = ("RMSNorm", "add")
 
 def _fold(norm: Layer, affine: Affine) -> Layer:
     """The normalisation with ``y * scale + shift`` computed into its factors and offsets."""
-    size = norm[_SIZE[norm.type]]
+    size = _size(norm)
     has = norm["affine"]
     gamma = norm.weights["gamma_data"].astype(np.float64) if has else np.ones(size)
     weights = {"gamma_data": stored(norm, "gamma_data", gamma * affine.scale)}
@@ -29,12 +30,18 @@ def _fold(norm: Layer, affine: Affine) -> Layer:
         moved = beta * affine.scale
         require_offsets_fold((moved, affine.shift), moved + affine.shift, lambda: np.abs(gamma * affine.scale))
         weights["beta_data"] = stored(norm, "beta_data", moved + affine.shift)
-    return norm.having(affine=None, weights=weights)
+    stated: dict[str, Any] = {_SIZE[norm.type]: size}
+    return norm.having(affine=None, weights=weights, **stated)
+
+
+def _size(norm: Layer) -> int:
+    """Return the number of factors that the normalisation takes; an InstanceNorm without any need not state it."""
+    return int(norm[_SIZE[norm.type]]) or fixed_shape(norm.output, 3, 4)[0]
 
 
 def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
     """The constant operand as one number for each factor that the normalisation has."""
-    size = norm[_SIZE[norm.type]]
+    size = _size(norm)
     if constant is None:
         return np.full(size, binary["b"], np.float64)
     if norm.type in _PER_CHANNEL:
@@ -83,5 +90,5 @@ def fuse_norm_affine(
         return _fold(norm, linear(binary, _values(norm, binary, constant), first))
     assert scale is not None
     require_own_weights(scale)
-    require(scale["scale_data_size"] == norm["channels"], "the numbers of channels differ")
+    require(scale["scale_data_size"] == _size(norm), "the numbers of channels differ")
     return _fold(norm, scale_affine(scale))

@@ -70,6 +70,12 @@ def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> floa
     return factor(scale) if scale is not None else 1.0
 
 
+def _stated(scale: float) -> float:
+    """Return the scale as SDPA's parameter; refuse one that is 0 in float32, which stands for ncnn's default."""
+    require(np.float32(scale), "a scale of 0 is the default scale in ncnn")
+    return scale
+
+
 @rewrite(*attention(), *transposed_attention(), exact=False)
 def fuse_sdpa(
     q: Blob,
@@ -105,7 +111,7 @@ def fuse_sdpa(
     if mask is not None:
         require(not _is_divided(mask), f"'{mask.name}' is too low for SDPA, which divides it by its scale on ARM")
         inputs.append(_mask(mask, product.output, layers))
-    params = {"scale": _factor(product, scale, weighted)} | ({"attn_mask": 1} if mask is not None else {})
+    params = {"scale": _stated(_factor(product, scale, weighted))} | ({"attn_mask": 1} if mask is not None else {})
     layers.append(Layer("SDPA", root.name, inputs, (), params))
     if root.inputs[1] is weights.output:
         c, h, w = root.output.known_shape
@@ -198,7 +204,7 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
     require(scale is not None, f"the scale depends on the width of '{blob.name}', which is dynamic")
     assert scale is not None
     inputs = [scaling.input if b is scaling.output else b for b in sdpa.inputs]
-    new = sdpa.having(inputs=inputs, scale=one_factor(scale, factor(scaling)))
+    new = sdpa.having(inputs=inputs, scale=_stated(one_factor(scale, factor(scaling))))
     return Replacement((scaling, sdpa), takes={sdpa: new}, reads={scaling.output: scaling.input})
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt.report.console import Block, Table
 from onnx2ncnn_opt.report.verification import checked_lines, latency_lines
 from onnx2ncnn_opt.report.words import file_size
-from onnx2ncnn_opt.rewrite.events import Applied, NearMiss
+from onnx2ncnn_opt.rewrite.events import Applied, Failed, NearMiss
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency, OutputReport
@@ -26,6 +26,7 @@ class Summary:
 
     applied: Sequence[Applied]
     near_misses: Sequence[NearMiss]
+    failed: Sequence[Failed]
     storage: tuple[str, int]
     kept: Sequence[str]
     verified: Sequence[OutputReport] | None
@@ -43,6 +44,7 @@ def summary_fields(summary: Summary) -> dict[str, Any]:
     return {
         "rewrites": [asdict(event) for event in summary.applied],
         "near_misses": [asdict(event) for event in summary.near_misses],
+        "failed_passes": [asdict(event) for event in summary.failed],
         "storage": {"encoding": encoding or None, "count": count, "kept": list(summary.kept)},
         "masks": list(summary.masks),
         "estimated": summary.estimated or None,
@@ -56,7 +58,8 @@ def layers_blocks(summary: Summary, before: int, after: int) -> list[Block]:
     """How many layers there were and are, and which passes have done that."""
     passes = Counter(event.pass_name for event in summary.applied)
     rows = tuple((name, str(count)) for name, count in passes.items())
-    return [f"layers: {before} -> {after}", *([Table(("pass", "rewrites"), rows, "pass")] if rows else [])]
+    warnings = [f"warning: {event}" for event in summary.failed]
+    return [*warnings, f"layers: {before} -> {after}", *([Table(("pass", "rewrites"), rows, "pass")] if rows else [])]
 
 
 def storage_lines(summary: Summary, *, is_own: bool = False) -> list[Block]:

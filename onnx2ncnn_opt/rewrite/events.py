@@ -44,7 +44,18 @@ class NearMiss:
         return f"{self.pass_name}: {' + '.join(map(str, self.layers))}: {self.reason}"
 
 
-Event: TypeAlias = Applied | NearMiss
+@dataclass(frozen=True)
+class Failed:
+    """A pass that raised an error, or made an invalid layer, and was left out."""
+
+    pass_name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; the net is made without it. Please report this, with the model"
+
+
+Event: TypeAlias = Applied | NearMiss | Failed
 
 
 class Rewritten:
@@ -61,6 +72,11 @@ class Rewritten:
     def near_misses(self) -> tuple[NearMiss, ...]:
         """Patterns that were found but could not be rewritten, with the reasons."""
         return tuple(event for event in self.events if isinstance(event, NearMiss))
+
+    @property
+    def failed(self) -> tuple[Failed, ...]:
+        """The passes that were left out, with the errors."""
+        return tuple(event for event in self.events if isinstance(event, Failed))
 
 
 def refs(layers: tuple[Layer, ...]) -> tuple[LayerRef, ...]:

@@ -44,11 +44,8 @@ def _reads_integers(layer: Layer) -> bool:
     return layer.type == "Dequantize" and layer["scale_data_size"] == 1 and layer.weights["scale_data"][0] == 1
 
 
-def inexact_layers(graph: Graph, ports: Collection[Blob], *, fixed: bool) -> Iterator[tuple[Layer, str]]:
-    """The layers whose integers fp16 makes others of, and why; `ports` are the inputs and outputs that are integers.
-
-    `fixed` says that the shapes in the graph are those at run time.
-    """
+def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Layer, str]]:
+    """Yield the layers whose integers fp16 changes, and why; `ports` are the inputs and outputs that are integers."""
     bits = {*(blob for blob in ports if blob.is_input), *index_blobs(graph)}
     for layer in graph:
         if layer.type == "MemoryData" and layer.weights["data"].dtype.kind == "i":
@@ -65,7 +62,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob], *, fixed: bool) -> Ite
             _collect(blob, "it computes integers, and fp16 tells them apart up to 2048", ranges, cones)
     for layer in graph:
         if layer.type == "GridSample" and layer["sample_type"] == Sample.NEAREST:
-            width = _longest(layer.inputs[0], fixed=fixed)
+            width = _longest(layer.inputs[0])
             if width is None or width > _LARGEST_SIDE:
                 reason = f"it samples an image of more than {_LARGEST_SIDE} pixels a side"
                 reason = reason if width else "it samples an image of any size"
@@ -79,9 +76,9 @@ def inexact_layers(graph: Graph, ports: Collection[Blob], *, fixed: bool) -> Ite
     yield from cones.items()
 
 
-def _longest(image: Blob, *, fixed: bool) -> int | None:
+def _longest(image: Blob) -> int | None:
     """The longest side of an image; None where that is not known."""
-    if image.shape is None or not fixed:
+    if image.shape is None:
         return None
     sides = [size for size in image.shape[1:] if isinstance(size, int)]
     return max(sides, default=1) if len(sides) == len(image.shape[1:]) else None

@@ -17,7 +17,7 @@ import numpy as np
 from onnx2ncnn_opt.ir.codes import BinaryOp, EpsMode, UnaryOp
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernel, own_numbers
+from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, SMALLEST, faulty_kernels, own_numbers
 from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
@@ -48,11 +48,10 @@ class Mask(NamedTuple):
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
 
 
-def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
-    """The masks that a graph needs whatever its inputs are.
+def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
+    """Return the masks that a graph needs whatever its inputs are.
 
-    `fixed` says that its shapes are those at run time, `integers` which of its inputs and outputs are such, besides
-    those that it takes for indexes.
+    Its known sizes are those at run time. `integers` are inputs and outputs; the graph itself shows which are indexes.
     """
     found: dict[Layer, Mask] = {}
 
@@ -60,14 +59,14 @@ def prove_masks(graph: Graph, *, fixed: bool, integers: Collection[Blob] = ()) -
         if features & ~layer["featmask"]:
             found.setdefault(layer, Mask(layer.name, layer.type, features, reason))
 
-    for layer, reason in inexact_layers(graph, integers, fixed=fixed):
+    for layer, reason in inexact_layers(graph, integers):
         add(layer, FP32 | Feature.NO_BF16_STORAGE, reason)
     ranges = Ranges()
     for layer in _differences_of_limits(graph, ranges):
         add(layer, FP32, "it takes the largest float32 for infinity, so that a difference of two is 0")
     for layer in graph:
-        if reason := faulty_kernel(layer, fixed=fixed):
-            add(layer, Feature.NO_FP16_ARITHMETIC, reason)
+        for features, reason in faulty_kernels(layer):
+            add(layer, features, reason)
         if layer.type == "Softplus" and ranges.of(layer.input).high > _EXP_LIMIT:
             add(layer, Feature.NO_FP16_ARITHMETIC, f"exp of numbers above {_EXP_LIMIT:g} is infinite in fp16 on GPUs")
         if layer.type in _HALF_WEIGHTS and (size := _largest_weight(layer)) > LARGEST:

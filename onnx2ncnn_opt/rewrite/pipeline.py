@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import GraphError, plugged
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.errors import GraphError, PluginError, plugged
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
 from onnx2ncnn_opt.progress import Count
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
-from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss, refs
+from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
 from onnx2ncnn_opt.rewrite.rule import GraphPass, Miss, Pass, Refused, Replacement, Result, Rewrite, is_foreign, require
 
@@ -42,14 +42,25 @@ def run(
     veto: Veto | None = None,
     step: Step = lambda text: None,
 ) -> list[Event]:
-    """Apply passes until none finds anything more; returns what was done, then the near misses.
+    """Apply passes until none finds anything more; returns what was done, then the near misses and failed passes.
 
     `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
     `veto` is asked for every layer that a rewrite would make; what it answers is the reason not to.
-    `step` is told which pass runs.
+    `step` is told which pass runs. A pass that fails is left out: the others start again with the graph as it was. With
+    `check` its error is raised.
     """
-    with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
-        return _Run(graph, passes, limit, check, veto, step).run()
+    failed: dict[Pass, Failed] = {}
+    undo = graph.checkpoint()
+    while True:
+        run = _Run(graph, [p for p in passes if p not in failed], limit, check, veto, step)
+        try:
+            with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
+                return [*run.run(), *failed.values()]
+        except PluginError as error:
+            if check:
+                raise
+            failed[run.current] = Failed(run.current.name, str(error))
+            undo()
 
 
 class _Run:
@@ -92,7 +103,8 @@ class _Run:
                     seen[p] = len(self.applied)
                     self._sweep(p)
         if self.bounded and self._is_full:
-            raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
+            with self._guarded(next(p for p in self.passes if p.name == self.applied[-1].pass_name)):
+                raise GraphError(f"the passes do not come to an end; the last rewrite was {self.applied[-1]}")
         found = (pair for misses in self.near_misses.values() for pair in misses.items())
         return [*self.applied, *(miss for layer, miss in found if layer.graph is self.graph)]
 
@@ -130,9 +142,11 @@ class _Run:
                 return
 
     def _guarded(self, p: Pass) -> AbstractContextManager[None]:
-        """What becomes of an exception in a pass: in one of another package it is told as such."""
-        name = p.function.__module__
-        return plugged(f"the pass {p.name} of the plug-in {name}") if is_foreign(p) else nullcontext()
+        """Make a PluginError of an exception in a pass, except of ours with `check`: tests want the error itself."""
+        self.current = p
+        if is_foreign(p):
+            return plugged(f"the pass {p.name} of the plug-in {p.function.__module__}", MemoryError)
+        return nullcontext() if self.check else plugged(f"the pass {p.name}", MemoryError)
 
     def _sweep(self, p: GraphPass) -> None:
         with self._guarded(p):
@@ -166,6 +180,8 @@ class _Run:
         gone = {layer for layer in edit.layers if layer.graph is not self.graph}
         before = tuple(ref for ref, layer in zip(before, edit.layers, strict=True) if layer in gone)
         self.applied.append(Applied(p.name, before, refs(edit.made)))
+        for layer in edit.made:
+            check_layer(layer)
         if self.check or is_foreign(p):
             self.graph.check()
         self._revisit(touched, used)

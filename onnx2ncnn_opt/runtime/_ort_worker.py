@@ -34,21 +34,27 @@ class OrtServer(Server):
         model = self.requests.read(size) if path is None else path
         self.attempt(self.load, number, model, **settings)
 
-    def load(self, number: int, model: bytes | str, threads: int, folder: str | None, fast: bool, plain: bool) -> None:
+    def load(self, number: int, model: bytes | str, threads: int, folder: str | None, **flags: bool) -> None:
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = threads
         # Threads that spin between nodes take three times the CPU of a small model's run.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.use_deterministic_compute = not fast
-        if fast:  # as ncnn does; it holds for the process
+        options.use_deterministic_compute = not flags["fast"]
+        if flags["fast"]:  # as ncnn does; it holds for the process
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        if plain:
+        else:
+            # Else sums of two products of uint8 and int8 saturate at 32767 on CPUs without VNNI. QDQ models are right
+            # in float32, as ONNX defines them.
+            options.add_session_config_entry("session.x64quantprecision", "1")
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if flags["plain"]:
             options.graph_optimization_level = self.ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Its errors come as exceptions; the log on stderr would only repeat them.
         options.log_severity_level = 4
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
-            # Weights that are mapped are not copied into another layout: such a model runs a few times at most.
+        if flags["once"]:
+            # Weights are not copied into another layout. That other layout also adds up sums in another order.
             options.add_session_config_entry("session.disable_prepacking", "1")
         session = self.ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self.sessions[number] = session

@@ -141,8 +141,8 @@ def main(kind: type[Server]) -> None:
     try:
         greeting = worker.start(config)
     except (ImportError, Missing) as error:
-        greeting = {"missing": str(error)}
+        greeting = {"error": str(error)}
     answers.write(GREETING)
     worker.answer({**greeting, "mark": worker.mark()})
-    if "missing" not in greeting:
+    if "error" not in greeting:
         worker.serve()

@@ -71,4 +71,4 @@ def is_older(version: str, than: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)))
+    return tuple(map(int, re.findall(r"\d{1,18}", text)))

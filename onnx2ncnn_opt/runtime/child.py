@@ -6,6 +6,7 @@ The process may be on another machine: all that it needs goes over its stdin, it
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -30,12 +31,20 @@ _BOOTSTRAP = (
     "[exec(compile(s.read(n()),'worker','exec'),globals())for _ in range(n())]"
 )
 _COMMON = Path(__file__).with_name("_worker.py")
-_END = re.compile(rb"\0(crashed|ended) (\d+)\0")
+_END = re.compile(rb"\0(crashed|ended) (\d{1,9})\0")
 
 _SAID_AT_MOST = 2000
 _KEPT_AT_MOST = 1 << 20
 # What a login may print before the worker does.
 _LINES_BEFORE_GREETING = 200
+# A device that sends more than these ends with an error, before it takes the memory of this machine. In bytes.
+_LONGEST_REPLY = 1 << 22
+_LARGEST_ARRAY = 1 << 31
+_MOST_AXES = 32
+_SHOWN_AT_MOST = 80
+# The fields of a reply that an array follows. The kind of a field is a type; [kind] is a list.
+ARRAY: Mapping[str, Any] = {"dtype": str, "shape": [int]}
+_DTYPES = frozenset(np.dtype(order + code).str for code in "?bBhHiIqQefd" for order in "<>")
 _PATIENCE = 2.0  # seconds for what takes no time, but another process has to do
 
 
@@ -50,6 +59,13 @@ class Ended(Exception):
         self.how, self.said = how, said
 
 
+class _InvalidReply(EOFError):
+    """A reply that no worker sends; the message says what it was."""
+
+    def __init__(self, reply: bytes) -> None:
+        super().__init__(f"sent an invalid reply: {reply[:_SHOWN_AT_MOST].decode(errors='replace')!r}")
+
+
 class TimeUp(Ended):
     """The process took too long, and was ended."""
 
@@ -59,8 +75,8 @@ class Child:
 
     `command` starts Python, here or anywhere else; `programs` are the worker's files, after what all have in common.
     With `remote` the process is reached by something that may end without it. `config` is for the worker; the answer to
-    it is `greeting`, whose "missing" says what the worker lacks. Raises Ended where no worker comes to life, with what
-    was said instead.
+    it is `greeting`: texts of these names, or an "error" that says what the worker lacks. Raises Ended where no worker
+    comes to life, with what was said instead.
     """
 
     def __init__(
@@ -71,8 +87,10 @@ class Child:
         *,
         seconds: float,
         remote: bool = False,
+        greeting: Sequence[str] = (),
     ) -> None:
         self._remote = remote
+        self._greeting_fields = dict.fromkeys((*greeting, "mark"), str)
         quoted = shlex.quote(_BOOTSTRAP)
         if command[0] == "ssh":  # it hands its arguments to a shell
             self._start([*command, "-c", quoted], programs, config, seconds)
@@ -118,8 +136,8 @@ class Child:
                 if not line:
                     raise EOFError
             else:
-                raise EOFError
-            self.greeting = self.receive()
+                raise _InvalidReply(line)
+            self.greeting = self.receive(**self._greeting_fields)
         self.said(self.greeting["mark"])
 
     def send(self, message: Mapping[str, Any], *arrays: Array | bytes) -> None:
@@ -129,18 +147,31 @@ class Child:
             self._stdin.write(array if isinstance(array, bytes) else array.reshape(-1).view(np.uint8).data)
         self._stdin.flush()
 
-    def receive(self) -> dict[str, Any]:
-        """The next answer; raises EOFError where there is none."""
-        line = self._stdout.readline()
+    def receive(self, **fields: Any) -> dict[str, Any]:
+        """Return the next answer: it has an "error" and a "mark", or else `fields`, each of its kind (see ARRAY).
+
+        Raises EOFError where there is no answer, or another one.
+        """
+        line = self._stdout.readline(_LONGEST_REPLY)
+        if not line.endswith(b"\n") and len(line) < _LONGEST_REPLY:  # the process has ended
+            raise EOFError
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:  # half a line, or the words of something in between
-            raise EOFError from None
+            answer = json.loads(line)
+            json.dumps(answer, ensure_ascii=False).encode()  # text that cannot be printed is refused
+        except (ValueError, RecursionError):  # the words of something in between, or of somebody hostile
+            raise _InvalidReply(line) from None
+        expected = {"error": str, "mark": str} if isinstance(answer, dict) and "error" in answer else fields
+        if not isinstance(answer, dict) or not all(_is_kind(answer.get(name), expected[name]) for name in expected):
+            raise _InvalidReply(line)
         return answer
 
     def receive_array(self, described: Mapping[str, Any]) -> Array:
-        """The array that follows an answer."""
-        array = np.empty(described["shape"], described["dtype"])
+        """Return the array that follows an answer with the fields of ARRAY."""
+        shape, dtype = described["shape"], described["dtype"]
+        is_array = dtype in _DTYPES and len(shape) <= _MOST_AXES and all(0 <= size < _LARGEST_ARRAY for size in shape)
+        if not is_array or (self._remote and math.prod(shape) * np.dtype(dtype).itemsize > _LARGEST_ARRAY):
+            raise _InvalidReply(f"an array of {dtype} {shape}".encode())
+        array = np.empty(shape, dtype)
         if self._stdout.readinto(array.reshape(-1).view(np.uint8).data) < array.nbytes:  # type: ignore[attr-defined]
             raise EOFError
         return array
@@ -166,7 +197,7 @@ class Child:
             yield
             finished = True
         except (EOFError, OSError) as end:
-            how, said = self._ended()
+            how, said = self._ended(end)
             if expired.is_set():
                 raise TimeUp(f"did not finish within {seconds:g} s", said) from end
             raise Ended(how, said) from end
@@ -203,8 +234,8 @@ class Child:
                 continue
             return
 
-    def _ended(self) -> tuple[str, str]:
-        """How the process ended, and what was printed last."""
+    def _ended(self, end: Exception) -> tuple[str, str]:
+        """Return how the process ended, and what it printed last; `end` is how reading from it ended."""
         try:
             code: int | None = self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:  # it has closed its stdout, or talks nonsense
@@ -213,11 +244,13 @@ class Child:
         printed = self._stderr.until(None)
         told = _END.search(printed)
         said = _as_end(_END.sub(b"", printed))
+        if code is None:  # it did not end by itself
+            return str(end) if isinstance(end, _InvalidReply) else "closed its output", said
         if told:
             number = int(told[2])
             return (_crash(number) if told[1] == b"crashed" else f"ended with exit code {number}"), said
-        if code is None:
-            return "gave an answer that is none", said
+        if isinstance(end, _InvalidReply):
+            return str(end), said
         if self._remote:
             return f"ended with exit code {code} and no word of the worker (a lost connection?)", said
         return (_crash(-code) if code < 0 else f"ended with exit code {code}"), said
@@ -276,6 +309,13 @@ def _as_end(printed: bytes) -> str:
     """The last of what was printed, as the end of a message."""
     text = printed.decode(errors="replace").strip()
     return f"; it says: {text[-_SAID_AT_MOST:]}" if text else ""
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    """Return True if a value from JSON is of a kind: a type, or a list of one kind for a list of any length."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is_kind(each, kind[0]) for each in value)
+    return isinstance(value, kind)
 
 
 def _crash(number: int) -> str:

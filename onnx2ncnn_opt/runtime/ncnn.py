@@ -14,7 +14,7 @@ import numpy as np
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import OLDEST, Array, Failure, Feed, Fetch, is_older
-from onnx2ncnn_opt.runtime.child import Child, Ended, Worker
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, Worker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target
 
 _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_ncnn_worker.py"))
@@ -23,6 +23,7 @@ _PROGRAMS = tuple(Path(__file__).with_name(name) for name in ("_ncnn_net.py", "_
 _EXACT = dict.fromkeys(("use_winograd_convolution", "use_sgemm_convolution", "use_packing_layout"), False)
 
 _SECONDS_TO_START = 60.0
+_SEEN = {"largest": float, "special": int, "batch": bool}
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,14 @@ class NcnnWorker(Worker):
         config = {"vulkan": target.vulkan, "files": not target.shares_files}
         seconds = _SECONDS_TO_START * target.patience
         try:
-            child = Child(target.command, _PROGRAMS, config, seconds=seconds, remote=target.is_remote)
+            texts = ("ncnn", "machine")
+            child = Child(target.command, _PROGRAMS, config, seconds=seconds, remote=target.is_remote, greeting=texts)
         except Ended as end:
             raise UsageError(f"ncnn cannot be run by `{' '.join(target.command)}`, which {end}") from end
         greeting, oldest = child.greeting, OLDEST["ncnn"]
-        problem = greeting.get("missing", "")
+        problem = greeting.get("error", "")
         if not problem and is_older(greeting["ncnn"], oldest):
-            problem = f"its ncnn is {greeting['ncnn']}, but has to be {oldest} or newer"
+            problem = f"its ncnn is {greeting['ncnn']:.40}, but has to be {oldest} or newer"
         if problem:
             child.close()
             hint = "" if target.is_local else "; `python3 -m pip install -U numpy ncnn` there gets what is needed"
@@ -136,7 +138,7 @@ class NcnnWorker(Worker):
         """
         with self._within(_SECONDS_TO_START, "a question") as child:
             child.send({"do": "memory", "restart": restart})
-            bytes: int | None = child.receive()["bytes"]
+            bytes: int | None = child.receive(bytes=int | None)["bytes"]
             return bytes
 
     @contextmanager
@@ -265,7 +267,7 @@ class NcnnRunner:
         request = {"do": "time", "feeds": _described(given), "outputs": [{"blob": blob} for blob in outputs]}
         with self._worker.session(self) as child:
             child.send({**request, "seconds": seconds}, *(feed.array for feed in given.values()))
-            return [float(each) for each in self._receive(child)["times"]]
+            return [float(each) for each in self._receive(child, times=[float])["times"]]
 
     def walk(
         self,
@@ -287,7 +289,8 @@ class NcnnRunner:
             failure: RunError | None = None
             for step in counted(steps, "ncnn computes the net blob by blob", "blobs"):
                 try:
-                    answer = self._receive(child)
+                    fields = {**_SEEN, **(ARRAY if step.send else {})}
+                    answer = self._receive(child, **fields)
                 except RunError as error:  # the other answers come all the same
                     failure = failure or error
                     continue
@@ -321,14 +324,14 @@ class NcnnRunner:
         }
         with self._worker.session(self) as child:
             child.send(request, *(feed.array for feed in given.values()))
-            answer = self._receive(child)
+            answer = self._receive(child, blobs=[float], whole=float, runs=int)
         return Times(tuple(answer["blobs"]), answer["whole"], answer["runs"])
 
     def load(self, child: Child) -> None:
         """Put the net into the worker's process; called by it."""
         param, bin = self._worker.file(self.param), self._worker.file(self.bin)
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
-        self._names = self._receive(child)
+        self._names = self._receive(child, inputs=[str], outputs=[str])
 
     def _loaded(self) -> dict[str, Any]:
         if not self._names:
@@ -336,8 +339,8 @@ class NcnnRunner:
                 pass
         return self._names
 
-    def _receive(self, child: Child) -> dict[str, Any]:
-        answer = child.receive()
+    def _receive(self, child: Child, **fields: Any) -> dict[str, Any]:
+        answer = child.receive(**fields)
         if "error" in answer:
             raise RunError(f"ncnn refuses {self.param}: {answer['error']}{child.said(answer['mark'])}")
         return answer
@@ -352,7 +355,7 @@ def _described(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
 
 
 def _fetched(child: Child, fetch: Fetch) -> Array | Failure:
-    answer = child.receive()
+    answer = child.receive(**ARRAY)
     if "error" in answer:
         return Failure(answer["error"] + child.said(answer["mark"]))
     return fetch.read(child.receive_array(answer))

@@ -14,13 +14,15 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime.base import Array, require
-from onnx2ncnn_opt.runtime.child import Child, Ended, TimeUp, Worker
+from onnx2ncnn_opt.runtime.child import ARRAY, Child, Ended, TimeUp, Worker
 
 if TYPE_CHECKING:
     import onnx
 
 _WORKER = Path(__file__).with_name("_ort_worker.py")
 _SECONDS_TO_START = 60.0
+# Of a tensor of int8 that two nodes read: ONNX Runtime, told to avoid saturation, makes the same one of uint8 twice.
+_SHARED_INTEGERS = "Attempt to replace the existing tensor"
 _SESSIONS_AT_ONCE = 2  # of one process: a model, and the same model with something added
 
 
@@ -41,7 +43,7 @@ class OrtWorker(Worker):
                     child = Child((sys.executable,), [_WORKER], {"files": False}, seconds=_SECONDS_TO_START)
                 except Ended as end:
                     raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}, which {end}") from end
-                if problem := child.greeting.get("missing"):
+                if problem := child.greeting.get("error"):
                     child.close()
                     raise UsageError(f"ONNX Runtime cannot be run by {sys.executable}: {problem}")
                 self._child = child
@@ -86,7 +88,9 @@ class OrtRunner:
     `values` are fed in every run to the inputs of their names, as far as the outputs need those. `timeout` is in
     seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in ncnn, in the whole
     process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as they are, so that
-    nothing is computed of weights beforehand. Raises RunError if ONNX Runtime refuses the model.
+    nothing is computed of weights beforehand; but products of 8-bit integers are right on every CPU only without it.
+    `once`, which `outputs` imply, keeps the layout of weights, for a model that runs a few times. Raises RunError if
+    ONNX Runtime refuses the model.
     """
 
     def __init__(
@@ -100,21 +104,23 @@ class OrtRunner:
         timeout: float = 300.0,
         fast: bool = False,
         plain: bool = False,
+        once: bool = False,
         worker: OrtWorker = SHARED,
     ) -> None:
         self.number, self._worker, self._threads, self._timeout = next(_numbers), worker, threads, timeout
-        self._fast, self._plain = fast, plain
+        self._flags = {"fast": fast, "plain": plain, "once": once or bool(outputs)}
         self._name = "the model" if isinstance(model, bytes) else os.fspath(model)
         if outputs:
             folder = model.absolute().parent if isinstance(model, Path) else folder
             model = _cut(model, outputs)
         self._model, self._folder = model, folder
-        child = worker.start()
         try:
-            with child.within(timeout):
-                described = self._loaded(child)
-        except Ended as end:
-            raise self._lost(end) from end
+            described = self._loaded()
+        except RunError as error:
+            if _SHARED_INTEGERS not in str(error):
+                raise
+            self._model, self._folder = _unshared(model), model.absolute().parent if isinstance(model, Path) else folder
+            described = self._loaded()
         self._inputs, self._outputs = described["inputs"], described["outputs"]
         taken = {*self._inputs, *described["with_default"]}
         self._values = {name: array for name, array in (values or {}).items() if name in taken}
@@ -130,16 +136,18 @@ class OrtRunner:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
-            return {name: child.receive_array(child.receive()) for name in self._outputs}
+            return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
         """The seconds of CPU time that each run of one thread took, as many as fit into some seconds."""
-        with self._asked({"do": "time", "seconds": seconds}, feeds) as (_, answer):
+        with self._asked({"do": "time", "seconds": seconds}, feeds, times=[float]) as (_, answer):
             return [float(each) for each in answer["times"]]
 
     @contextmanager
-    def _asked(self, request: Mapping[str, Any], feeds: Mapping[str, Array]) -> Iterator[tuple[Child, dict[str, Any]]]:
-        """The process and its first answer to a request with arrays."""
+    def _asked(
+        self, request: Mapping[str, Any], feeds: Mapping[str, Array], **fields: Any
+    ) -> Iterator[tuple[Child, dict[str, Any]]]:
+        """The process and its first answer, which has `fields`, to a request with arrays."""
         arrays = {name: np.asarray(array) for name, array in {**self._values, **feeds}.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
@@ -151,7 +159,7 @@ class OrtRunner:
                 if not self._worker.hold(self, child):
                     self._load(child)
                 child.send({**request, "number": self.number, "feeds": described}, *arrays.values())
-                yield child, self._receive(child, "failed on")
+                yield child, self._receive(child, "failed on", **fields)
         except Ended as end:
             raise self._lost(end) from end
 
@@ -159,10 +167,14 @@ class OrtRunner:
         """Let the process forget the model."""
         self._worker.drop(self)
 
-    def _loaded(self, child: Child) -> dict[str, Any]:
-        self._worker.hold(self, child)
+    def _loaded(self) -> dict[str, Any]:
+        child = self._worker.start()
         try:
-            return self._load(child)
+            with child.within(self._timeout):
+                self._worker.hold(self, child)
+                return self._load(child)
+        except Ended as end:
+            raise self._lost(end) from end
         except RunError:
             self._worker.drop(self)
             raise
@@ -174,15 +186,14 @@ class OrtRunner:
             "path": None if isinstance(self._model, bytes) else os.fspath(self._model.absolute()),
             "size": len(data),
             "threads": self._threads,
-            "fast": self._fast,
-            "plain": self._plain,
             "folder": None if self._folder is None else os.fspath(self._folder),
+            **self._flags,
         }
         child.send({"do": "load", **request}, data)
-        return self._receive(child, "refuses")
+        return self._receive(child, "refuses", inputs=[str], outputs=[str], with_default=[str])
 
-    def _receive(self, child: Child, what: str) -> dict[str, Any]:
-        answer = child.receive()
+    def _receive(self, child: Child, what: str, **fields: Any) -> dict[str, Any]:
+        answer = child.receive(**fields)
         if "error" in answer:
             raise RunError(f"ONNX Runtime {what} {self._name}: {answer['error']}")
         return answer
@@ -191,6 +202,22 @@ class OrtRunner:
         self._worker.lost()
         hint = "; smaller inputs may do (--shape, --inputs)" if isinstance(end, TimeUp) else ""
         return CrashError(f"ONNX Runtime {end.how} on {self._name}{hint}{end.said}")
+
+
+def _unshared(model: Path | bytes) -> bytes:
+    """Return the model with a copy of a tensor of int8 for each node that reads it."""
+    import onnx
+
+    proto = read_model(model)
+    shared = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    for number, node in enumerate(proto.graph.node):
+        for index, name in enumerate(node.input):
+            if name in shared:
+                node.input[index] = f"{name}.of{number}.{index}"
+                copy = proto.graph.initializer.add()
+                copy.CopyFrom(shared[name])
+                copy.name = node.input[index]
+    return bytes(proto.SerializeToString())
 
 
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:

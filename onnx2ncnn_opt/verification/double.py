@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ _DOUBLE_NAMES = """
     Swish Tanh Tile TopK Transpose Trilu Unsqueeze Where
 """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
+_GATES = {"GRU": 3, "RNN": 1}  # which ONNX Runtime has in float32 only
+_STATE, _PRODUCTS = "onnx2ncnn_opt.state", "onnx2ncnn_opt.products"  # inputs of a step: products with the weights
 _OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs
 _END = np.iinfo(np.int64).max
 
@@ -56,6 +58,7 @@ class InDouble:
         }
         self._shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
         self._nodes: list[onnx.NodeProto] = []
+        self._numbers = count()
         self._double: dict[str, str] = {}
         for value in (*proto.graph.input, *proto.graph.initializer):
             if self._types.get(value.name) in FLOATS and value.name not in self._double:
@@ -84,10 +87,10 @@ class InDouble:
         if not node.domain and node.op_type == "GlobalAveragePool" and (rank := self._ranks.get(node.input[0])):
             self._mean(inputs[0], rank, node.output[0])
             return
+        if not node.domain and node.op_type in _GATES and self._recurrent(node, inputs, attributes):
+            return
         if not node.domain and node.op_type == "Sigmoid":
-            # ONNX Runtime's own takes a difference of numbers near 1, and is 0 for -37.
-            shifted = self._node("Add", self._node("Exp", self._node("Neg", inputs[0])), self._constant(np.array(1.0)))
-            self._node("Reciprocal", shifted, out=node.output[0])
+            self._sigmoid(inputs[0], node.output[0])
             return
         is_double = not node.domain and node.op_type in DOUBLE
         floats = any(self._types.get(name) in FLOATS for name in (*node.input, *node.output))
@@ -153,6 +156,71 @@ class InDouble:
         self._node("Div", self._node("Sum", *taps), self._constant(np.array(float(len(taps)))), out=node.output[0])
         return True
 
+    def _recurrent(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
+        """Add a GRU or an RNN as Scans, one for each direction; return False for options that few models have."""
+        gates, shape = _GATES[node.op_type], self._shapes.get(node.input[1])
+        data, weights, recurrent, bias, lengths, initial = (*inputs, *[""] * 6)[:6]
+        if shape is None or lengths or attributes.keys() & {"activations", "clip", "layout"}:
+            return False
+        size, way = shape[1] // gates, attributes.get("direction", b"forward")
+        if not bias:
+            bias = self._constant(np.zeros((shape[0], 2 * shape[1])))
+        if not initial:
+            batch = self._node("Slice", self._node("Shape", data), self._ints(1), self._ints(2))
+            sizes = self._node("Concat", self._ints(shape[0]), batch, self._ints(size), axis=0)
+            initial = self._node("Expand", self._constant(np.zeros(1)), sizes)
+        states, sequences = [], []
+        for number in range(shape[0]):
+            own = [self._node("Gather", each, self._constant(np.array(number))) for each in (weights, recurrent, bias)]
+            matrix, own_recurrent = (self._node("Transpose", each, perm=[1, 0]) for each in own[:2])
+            products = self._node("Add", self._node("MatMul", data, matrix), self._part(own[2], 0, shape[1]))
+            start = self._node("Gather", initial, self._constant(np.array(number)))
+            outer, self._nodes = self._nodes, []
+            is_linear = bool(attributes.get("linear_before_reset"))
+            recurrent_bias = self._part(own[2], shape[1], 2 * shape[1])
+            after = self._step(gates, size, own_recurrent, recurrent_bias, is_linear=is_linear)
+            copy = self._node("Identity", after)
+            starts, ends = (
+                [onnx.ValueInfoProto(name=name) for name in names] for names in ((_STATE, _PRODUCTS), (after, copy))
+            )
+            body, self._nodes = helper.make_graph(self._nodes, "step", starts, ends), outer
+            back = [int(way == b"reverse" or number == 1)]
+            names = [f"{node.output[0]}.{number}.{part}" for part in ("state", "sequence")]
+            scan = helper.make_node("Scan", [start, products], names, body=body, num_scan_inputs=1)
+            scan.attribute.append(helper.make_attribute("scan_input_directions", back))
+            scan.attribute.append(helper.make_attribute("scan_output_directions", back))
+            self._nodes.append(scan)
+            states.append(self._node("Reshape", names[0], self._ints(1, -1, size)))
+            sequences.append(self._node("Reshape", names[1], self._ints(0, 1, -1, size)))
+        for parts, axis, out in zip((sequences, states), (1, 0), node.output, strict=False):
+            if out:
+                self._node("Concat", *parts, axis=axis, out=out)
+        return True
+
+    def _step(self, gates: int, size: int, recurrent: str, bias: str, *, is_linear: bool) -> str:
+        """Add one step of a GRU or an RNN; return the new state."""
+        added = self._node("Add", self._node("MatMul", _STATE, recurrent), bias)
+        if gates == 1:
+            return self._node("Tanh", self._node("Add", _PRODUCTS, added))
+        both = self._sigmoid(self._node("Add", *(self._part(each, 0, 2 * size) for each in (_PRODUCTS, added))))
+        update, reset = self._part(both, 0, size), self._part(both, size, 2 * size)
+        if is_linear:
+            inner = self._node("Mul", reset, self._part(added, 2 * size, 3 * size))
+        else:
+            product = self._node("MatMul", self._node("Mul", reset, _STATE), self._part(recurrent, 2 * size, 3 * size))
+            inner = self._node("Add", product, self._part(bias, 2 * size, 3 * size))
+        new = self._node("Tanh", self._node("Add", self._part(_PRODUCTS, 2 * size, 3 * size), inner))
+        return self._node("Add", new, self._node("Mul", update, self._node("Sub", _STATE, new)))
+
+    def _part(self, name: str, start: int, end: int) -> str:
+        """Add a slice of the last axis."""
+        return self._node("Slice", name, self._ints(start), self._ints(end), self._ints(-1))
+
+    def _sigmoid(self, name: str, out: str = "") -> str:
+        """Add a sigmoid; ONNX Runtime's own takes a difference of numbers near 1, and is 0 for -37."""
+        shifted = self._node("Add", self._node("Exp", self._node("Neg", name)), self._constant(np.array(1.0)))
+        return self._node("Reciprocal", shifted, out=out)
+
     def _mean(self, name: str, rank: int, out: str) -> None:
         """The mean of all axes but the first two."""
         axes = list(range(2, rank))
@@ -191,7 +259,7 @@ class InDouble:
 
     def _node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
         """A node of one output, whose name it gives back."""
-        name = out or f"onnx2ncnn_opt.double{len(self._nodes)}"
+        name = out or f"onnx2ncnn_opt.double{next(self._numbers)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ _FLOAT32 = np.finfo(np.float32)
 # For a model in float64, which takes some ten to a hundred times as long as in float32.
 _SECONDS = 120.0
 
+_OF_INTEGERS = re.compile("Integer|^Q[A-Z]|DynamicQuantize")
 _WEIGHTS = "weights"  # a file's name
 _OWN, _SHARED = "onnx2ncnn_opt.own_errors", "onnx2ncnn_opt.shared_error"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -122,10 +125,15 @@ class Rounding:
         """That of the weights which are not in the message."""
         return self._model.absolute().parent if isinstance(self._model, Path) else None
 
+    @cached_property
+    def _has_integer_products(self) -> bool:
+        """Return True if the model has operators such as MatMulInteger, QLinearConv and DynamicQuantizeMatMul."""
+        return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
+
     def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """What a rewritten model gives."""
-        options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS}
-        runner = OrtRunner(model, folder=folder, plain=True, **options)
+        options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS, "once": True}
+        runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
         known = set(runner.input_names())
         try:
             return runner.run({name: array for name, array in feeds.items() if name in known})
@@ -146,6 +154,7 @@ class Rounding:
                     folder=self._folder,
                     values=self._values,
                     threads=self._threads,
+                    once=True,
                 )
             unsigned = {name: array + 0 if array.dtype.kind == "f" else array for name, array in feeds.items()}
             known = set(self._runner.input_names())

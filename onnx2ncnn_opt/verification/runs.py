@@ -39,6 +39,7 @@ _SIZES_EACH = 2
 _MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
 # Nets up to so many weights, with so many numbers as inputs, are run more often: it takes no longer than to load them.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
+_SHORTEST = 8  # images, sentences and sounds are longer
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,22 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
         f"{problem}; the inputs were random; --inputs gives others"
         + (f", and --shape says how long {', '.join(open_names)} may be" if open_names else "")
     )
+
+
+def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run]) -> str:
+    """Return a note on the inputs that ran at tiny sizes only, because the model takes or names no others."""
+    batches = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
+    small = [
+        info.name
+        for info in model.inputs
+        for axis, dim in enumerate(info.shape)
+        if axis and axis != batches.get(info.name) and isinstance(dim, Sym)
+        if max(run.feeds[info.name].shape[axis] for run in runs) < _SHORTEST
+    ]
+    if not small:
+        return ""
+    names = ", ".join(dict.fromkeys(small))
+    return f"{names} ran at tiny sizes only, which proves little; give your sizes with --shape, or arrays with --inputs"
 
 
 def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:

@@ -45,6 +45,7 @@ from onnx2ncnn_opt.verification.runs import (
     check_feeds,
     drawn_runs,
     load_converted,
+    small_runs,
     wanted_runs,
 )
 
@@ -237,9 +238,14 @@ def verify_net(
                 step("ONNX Runtime runs the model in float64")
                 rows, problem = _explained(rows, *worst, mode, is_close=is_usual)
                 notes += [f"what {mode} explains is not known: {problem}"] if problem else []
+            if mode != "fp32" and wrong is not None and worst is not None:
+                passes = chosen(in_mode("fp32", allowed), rtol, atol)
+                runner = NcnnRunner(param, bin, exact=exact, **{**options, "mode": "fp32"})
+                rows = _blamed(rows, replace(worst[0], runner=runner, tolerance=passes), mode)
             merged += rows
         checked = process.checked(modes)
     of_sizes = {tuple(run.sizes.items()): run for run in done}.values()
+    small = small_runs(loaded, manifest, done) if feeds is None and wanted is None else ""
     open_inputs = [info.name for info in loaded.inputs if any(isinstance(size, Sym) for size in info.shape)]
     return VerifyReport(
         outputs=tuple(merged),
@@ -248,7 +254,7 @@ def verify_net(
         shapes=tuple({name: run.feeds[name].shape for name in open_inputs} for run in of_sizes),
         checked=checked,
         draws=tuple(run.draw for run in done if run.draw is not None),
-        notes=(*_notes(loaded, done, rounding, is_fixed), *notes),
+        notes=(*_notes(loaded, done, rounding, is_fixed), *notes, *([small] if small else [])),
         wrong=wrong,
         manifest=manifest,
     )
@@ -274,6 +280,19 @@ def _explained(
         return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
 
     return [explained(row, found[row.name]) for row in rows], problem
+
+
+def _blamed(rows: Sequence[OutputReport], in_fp32: Comparison, mode: str) -> list[OutputReport]:
+    """Return the reports with the mode as the cause of errors that the net does not have in fp32 on the same inputs."""
+    is_wrong = any(row.status in ("mismatch", "nan") for row in rows)
+    right = {found.name for found in in_fp32.outputs() if found.status == "ok"} if is_wrong else set()
+    text = f"; the net is right in fp32, so the cause is {mode}"
+    return [
+        replace(row, cause=mode, message=row.message + text)
+        if row.name in right and row.status in ("mismatch", "nan")
+        else row
+        for row in rows
+    ]
 
 
 def _kept(runs: Iterable[Run], done: list[Run]) -> Iterator[Run]:

@@ -1,17 +1,19 @@
 """Random valid ONNX models through `convert`: what ncnn computes is what ONNX Runtime does, or the model is refused.
 
-    python -m scripts.fuzz.models [--count 10000] [--seed 0] [--first 0] [--reasons]
-    python -m scripts.fuzz.models --only N [--seed 0]     one model, cut down to what goes wrong
+    python -m scripts.fuzz.models [--kind any] [--count 10000] [--seed 0] [--first 0] [--reasons] [--verify]
+    python -m scripts.fuzz.models --only N [--kind any] [--seed 0]     one model, cut down to what goes wrong
 
-The models (testing/random_models.py) are put together of whatever operators fit, on one to three inputs of any rank;
-every third has open sizes and runs at three of each. Each is converted without and with passes, runs in ncnn (with
-passes also without packing and what goes with it), and is compared at the tolerance of `verify`; it is converted again,
-which has to give the same bytes, and its net goes through `optimize`, which has to find nothing to do, or nothing wrong
-where it knows less: how many images there are. Outcomes:
+The models (testing/generators.py has their kinds) are put together of whatever operators fit, on one to three inputs
+of any rank; every third has open sizes and runs at three of each. Each is converted without and with passes, runs in
+ncnn (with passes also without packing and what goes with it), and is compared at the tolerance of `verify`; it is
+converted again, which has to give the same bytes, and its net goes through `optimize`, which has to find nothing to
+do, or nothing wrong where it knows less: how many images there are. Outcomes:
 
     right
     refused          the converter names a reason (--reasons counts them)
     ill-conditioned  outputs differ, but rounding each value in the model changes them as much
+    unproven         with --verify: `verify` finds nothing to compare
+    ALARM            with --verify: `verify` calls the right net wrong
     WRONG, CRASH, TRACEBACK, SLOW, UNSTABLE    never
 """
 
@@ -32,33 +34,33 @@ from typing import Any
 
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing.fuzz_models import Fuzzer, Outcome, guarded, shrunk
+from testing.generators import GENERATORS
 from testing.random_models import RandomModel
-from testing.random_steps import random_model
 
 ROOT = Path(__file__).parents[2]
 BATCH = 100
 
 
-def child(first: int, count: int, seed: int) -> None:
+def child(first: int, count: int, seed: int, kind: str, is_verified: bool) -> None:
     """Judge a run of models, a line each: number, outcome, seconds, reason."""
     warnings.simplefilter("error")
     with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
-        fuzzer = Fuzzer(Path(folder), worker)
+        fuzzer = Fuzzer(Path(folder), worker, is_verified=is_verified)
         for number in range(first, first + count):
             print(f"{number}\tbegin", flush=True)
-            model = random_model(seed, number)
+            model = GENERATORS[kind](seed, number)
             start = time.monotonic()
             outcome = guarded(fuzzer, model)
             reason = " ".join(outcome.reason.split())
             print(f"{number}\t{outcome.kind}\t{time.monotonic() - start:.2f}\t{reason}", flush=True)
 
 
-def campaign(count: int, seed: int, first: int) -> Iterator[tuple[int, Outcome, float]]:
-    """The outcomes of a run of models, judged in child processes, and the seconds that each took."""
+def campaign(count: int, first: int, options: Sequence[str]) -> Iterator[tuple[int, Outcome, float]]:
+    """Yield the outcomes of a run of models, judged in child processes, and the seconds that each took."""
     number = first
     while number < first + count:
         batch = min(BATCH, first + count - number)
-        command = [sys.executable, "-m", "scripts.fuzz.models", "--child", str(number), str(batch), "--seed", str(seed)]
+        command = [sys.executable, "-m", "scripts.fuzz.models", "--child", str(number), str(batch), *options]
         process = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
@@ -95,11 +97,10 @@ def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> 
     return int(any(Outcome(kind).is_bad for kind in counts))
 
 
-def show(seed: int, number: int) -> int:
+def show(model: RandomModel, is_verified: bool) -> int:
     """Judge one model, and print what is left of it when all is cut off that does not matter."""
     with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
-        fuzzer = Fuzzer(Path(folder), worker)
-        model = random_model(seed, number)
+        fuzzer = Fuzzer(Path(folder), worker, is_verified=is_verified)
         outcome = guarded(fuzzer, model)
         print(outcome.kind, outcome.reason)
         if not outcome.is_bad and outcome.kind != "refused":
@@ -128,6 +129,8 @@ def _shapes(model: RandomModel, names: Mapping[str, Any] | Sequence[str]) -> str
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=GENERATORS, default="any")
+    parser.add_argument("--verify", action="store_true", help="verify what is right, as `convert` does")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first model, as after a stop")
@@ -137,11 +140,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.child:
         first, count = options.child
-        child(first, count, options.seed)
+        child(first, count, options.seed, options.kind, options.verify)
         return 0
     if options.only is not None:
-        return show(options.seed, options.only)
-    return report(campaign(options.count, options.seed, options.first), reasons=options.reasons)
+        return show(GENERATORS[options.kind](options.seed, options.only), options.verify)
+    passed = ["--seed", str(options.seed), "--kind", options.kind, *["--verify"] * options.verify]
+    return report(campaign(options.count, options.first, passed), reasons=options.reasons)
 
 
 if __name__ == "__main__":

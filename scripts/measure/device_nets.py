@@ -116,7 +116,7 @@ def pass_fixtures() -> Cases:
 
 def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
     """Put masks on a net as `optimize` does; how many, and what is left of its precision."""
-    proved = prove_masks(graph, fixed=True)
+    proved = prove_masks(graph)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     with Estimator(graph, by_blob(graph, feeds), worker=WORKER) as estimator:
         found, precision = find_masks(estimator)

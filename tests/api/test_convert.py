@@ -299,6 +299,47 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
     fixed.verify(worker=WORKER).check()
 
 
+@pytest.mark.parametrize("name", ["?", " ", "N"])
+def test_a_dim_that_names_no_size(name: str, tmp_path: Path) -> None:
+    """Three axes that share such a name once became one symbol; the net ran at 2x3x2x2 and at no other ratio."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[D,3,D,D] x) => (float[D,D,1] y)'
+        " <int64[1] two = {2}, int64[2] rest = {-1, 3}> { n = Shape<end = 1>(x) t = Transpose<perm = [0, 2, 3, 1]>(x)"
+        " shape = Concat<axis = 0>(n, rest) r = Reshape(t, shape) y = ReduceSum(r, two) }"
+    )
+    for value, axes in ((model.graph.input[0], (0, 2, 3)), (model.graph.output[0], (0, 1))):
+        for axis in axes:
+            value.type.tensor_type.shape.dim[axis].dim_param = name
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    for shapes in (None, {"x": (1, 3, 640, 480)}, {"x": (1, 3, "?", "?")}):
+        conversion = convert(path, shapes=shapes)
+        report = conversion.verify(worker=WORKER)
+        report.check()
+        assert not report.notes
+        files = conversion.save(tmp_path / "net")
+        image = {"x": np.ones((1, 3, 640, 480), np.float32)}
+        verify_net(path, files.param, files.bin, manifest=read_manifest(files.manifest), feeds=image).check()
+
+
+def test_a_verification_at_tiny_sizes_says_so() -> None:
+    """A name of a first axis is drawn as a batch; the model takes other sizes of a matrix, and has to run at them."""
+    conversion = convert(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[n, n] x, float[n, 20] z) => (float[n, 20] y)'
+            " { y = MatMul(x, z) }"
+        )
+    )
+    [note] = conversion.verify(worker=WORKER).notes
+    assert note == (
+        "x ran at tiny sizes only, which proves little; give your sizes with --shape, or arrays with --inputs"
+    )
+    feeds = {"x": np.ones((2, 2), np.float32), "z": np.ones((2, 20), np.float32)}
+    assert not conversion.verify(worker=WORKER, feeds=feeds).notes
+    fixed = convert(conversion.source, shapes={"x": (3, 3)})
+    assert not fixed.verify(worker=WORKER).notes
+
+
 def test_the_cost_of_dynamic_dimensions() -> None:
     """The token that a ViT puts before its patches is repeated for each image, here also for each row."""
     graph = (

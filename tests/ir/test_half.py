@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx2ncnn_opt.ir.dim import Dim, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature, features_of
 from onnx2ncnn_opt.ir.graph import Blob, Layer
-from onnx2ncnn_opt.ir.half import faulty_kernel, inner_arithmetic, to_half, winograd_tile
+from onnx2ncnn_opt.ir.half import faulty_kernels, inner_arithmetic, to_half, winograd_tile
 
 
 def convolution(inputs: int, outputs: int, kernel: int = 3, *, type: str = "Convolution", **params: object) -> Layer:
@@ -82,15 +83,11 @@ def test_matrices_of_all_kinds_are_sampled() -> None:
     assert all(1e-4 < way.error < 3e-2 for (way,) in ways)
 
 
-@pytest.mark.parametrize(("width", "fixed", "faulty"), [(8, True, False), (9, True, False), (8, False, True)])
-def test_widths_that_the_faulty_kernel_does_not_spoil(width: int, fixed: bool, faulty: bool) -> None:
+@pytest.mark.parametrize(("width", "faulty"), [(8, False), (9, False), (10, True), (11, True), (symbol("w"), True)])
+def test_widths_that_the_faulty_kernel_spoils(width: Dim, faulty: bool) -> None:
     layer = convolution(1, 16, type="ConvolutionDepthWise", group=16, stride_w=2)
     layer.output.shape = (16, 4, width)
-    assert bool(faulty_kernel(layer, fixed=fixed)) == faulty
-    layer.output.shape = (16, 4, width + 2)
-    assert faulty_kernel(layer, fixed=fixed)
-    layer.params["featmask"] = 1
-    assert not faulty_kernel(layer, fixed=fixed)
+    assert [features for features, _ in faulty_kernels(layer)] == [Feature.NO_FP16_ARITHMETIC] * faulty
 
 
 def test_too_large_for_half() -> None:

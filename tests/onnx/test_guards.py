@@ -143,6 +143,40 @@ def test_integers(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path)
             )
 
 
+# The shape of an input, its shape here, and a permutation: c stays the outermost axis, and w * h * d is odd.
+MOVES = {
+    "an image": ("1,8,7,7", (1, 8, 7, 7), (0, 1, 3, 2)),
+    "an image of any size": ("1,8,h,w", (1, 8, 7, 5), (0, 1, 3, 2)),
+    "any number of channels": ("n,45,3", (4, 45, 3), (0, 2, 1)),
+    **{
+        f"a volume, {axes}": ("1,4,3,5,7", (1, 4, 3, 5, 7), (0, 1, *axes))
+        for axes in ((2, 4, 3), (3, 2, 4), (3, 4, 2), (4, 2, 3), (4, 3, 2))
+    },
+}
+
+
+@pytest.mark.parametrize("title", list(MOVES))
+def test_moves(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path) -> None:
+    """Channels of an odd number of elements are permuted as in the model, in 16 bits as well."""
+    declared, shape, perm = MOVES[title]
+    nodes = f"r = Relu(x) t = Transpose<perm=[{','.join(map(str, perm))}]>(r) y = Neg(t)".replace(") ", ")\n")
+    source = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 18]> g (float[{declared}] x) => (float[] y) {{ {nodes} }}'
+    )
+    x = np.resize(np.arange(1, 250, dtype=np.float32), shape)  # which fp16 and bf16 hold
+    conversion = convert(source)
+    files = conversion.save(tmp_path / "net")
+    assert "Permute" in files.param.read_text()
+    manifest = conversion.manifest()
+    (given,), (out,) = manifest.inputs, manifest.outputs
+    for name, worker in workers.items():
+        for mode in ROUNDING:
+            runner = NcnnRunner(files.param, files.bin, mode=mode, worker=worker)
+            result = runner.run({given.blob: Feed(x, given.batch_axis)}, [Fetch(out.blob, out.batch_axis)])[out.blob]
+            wanted = -x.transpose(perm)
+            np.testing.assert_array_equal(result.reshape(wanted.shape), wanted, err_msg=f"{name} {mode}")
+
+
 def is_right(actual: Any, wanted: Array, mode: str, rough: float) -> bool:
     """NaN and infinities where the model has them; numbers beyond those of fp16 may be infinite in it."""
     scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0)), 1.0)

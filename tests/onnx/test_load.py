@@ -633,6 +633,42 @@ class TestBinding:
         shape = load_model(model).inputs[0].shape
         assert shape == (symbol("3*s53"), 3, symbol("x_2"), symbol("x_3"))
 
+    @pytest.mark.parametrize("text", ["?", "", " ", "-1", "None", "unk", "*", "#0"])
+    def test_what_names_no_size(self, text: str) -> None:
+        """Axes that share such a text differ, and any sizes fit them; so do the axes of other inputs."""
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 18]> '
+            "net (float[N,3,N,N] x, float[N,4] z) => (float[N,3,N,N] y, float[N,4] w) { y = Relu(x) w = Relu(z) }"
+        )
+        for value in (*model.graph.input, *model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = text
+        names = [symbol("x_0"), 3, symbol("x_2"), symbol("x_3")]
+        loaded = load_model(model)
+        assert [info.shape for info in loaded.inputs] == [tuple(names), (symbol("z_0"), 4)]
+        assert len({str(size) for info in loaded.outputs for size in info.shape or ()}) == 6
+        fixed = load_model(model, shapes={"x": (1, 3, 640, 480), "z": (7, 4)})
+        assert [info.shape for info in fixed.inputs] == [(1, 3, 640, 480), (7, 4)]
+        assert load_model(model, shapes={"x": (1, 3, None, "?")}).inputs[0].shape == (1, *names[1:])
+
+    @pytest.mark.parametrize("name", ["N", "a b", " n ", "x.1"])
+    def test_a_batch_is_not_as_large_as_an_image(self, name: str) -> None:
+        """The name of an input's first axis contradicts itself on the third; on the second it may be a matrix."""
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 18]> '
+            "net (float[N,3,N,M] x, float[M,M,4] z) => (float[N,3,N,M] y, float[M,M,4] w) { y = Relu(x) w = Relu(z) }"
+        )
+        for value in (*model.graph.input, *model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = name if dim.dim_param == "N" else f"{name}M"
+        m = symbol(f"{name}M")
+        loaded = load_model(model)
+        assert [info.shape for info in loaded.inputs] == [(symbol("x_0"), 3, symbol("x_2"), m), (m, m, 4)]
+        again = load_model(model, shapes={info.name: tuple(map(str, info.shape)) for info in loaded.inputs})
+        assert [info.shape for info in again.inputs] == [info.shape for info in loaded.inputs]
+
     def test_new_symbols_do_not_meet_old_ones(self) -> None:
         model = parse(SMALL)
         dims = model.graph.input[0].type.tensor_type.shape.dim

@@ -9,10 +9,11 @@ from onnx2ncnn_opt.api.convert import convert
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing.conformance import Harness
 from testing.fuzz_models import Fuzzer, difference, guarded, moves
+from testing.generators import GENERATORS
 from testing.random_models import Step, build
 from testing.random_steps import MOVEMENT, VIEWS, random_model
 
-MODELS = 150
+MODELS = {"any": 150, "cells": 60, "decisions": 100}
 CHAINS = 60
 
 
@@ -22,8 +23,9 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory, worker: NcnnWorker) -> Fuzz
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_models_are_right_or_refused(fuzzer: Fuzzer, part: int) -> None:
-    outcomes = {number: guarded(fuzzer, random_model(7, number)) for number in range(part, MODELS, 5)}
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_are_right_or_refused(fuzzer: Fuzzer, kind: str, part: int) -> None:
+    outcomes = {number: guarded(fuzzer, GENERATORS[kind](7, number)) for number in range(part, MODELS[kind], 5)}
     assert {number: outcome for number, outcome in outcomes.items() if outcome.is_bad} == {}
     assert sum(outcome.kind == "right" for outcome in outcomes.values()) > 0.7 * len(outcomes)
 

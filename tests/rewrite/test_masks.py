@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.text import format_param, parse_param
@@ -97,14 +98,14 @@ def test_what_the_graph_proves() -> None:
     )
     harmless = graph.add(Layer("BinaryOp", "harmless", [scaled.output], [Blob("f")], {"with_scalar": 1, "b": 1e-12}))
     graph.outputs = [harmless.output]
-    found = prove_masks(graph, fixed=True)
+    found = prove_masks(graph)
     assert [each.name for each in found] == ["large", "added", "root", "quotient", "scaled"]
     assert all(mask.features == FP32 for mask in found.values())
     assert str(found[large]).startswith(
         "InnerProduct 'large': no fp16 arithmetic, no fp16 storage, no Vulkan: a weight"
     )
     put_masks(graph, ((each, mask.features) for each, mask in found.items()))
-    assert prove_masks(graph, fixed=True) == {}
+    assert prove_masks(graph) == {}
 
 
 def test_a_mask_times_the_lowest_number() -> None:
@@ -118,7 +119,7 @@ def test_a_mask_times_the_lowest_number() -> None:
     scores = graph.add(Layer("BinaryOp", "scores", [x, times_low], [Blob("s", (8,))])).output
     weights = graph.add(Layer("Softmax", "weights", [scores], [Blob("w", (8,))])).output
     graph.outputs = [total, graph.add(Layer("ReLU", "relu", [weights], [Blob("r", (8,))])).output]
-    found = list(prove_masks(graph, fixed=True).values())
+    found = list(prove_masks(graph).values())
     assert {mask.features for mask in found} == {FP32 | Feature.NO_BF16_STORAGE}
     own = "a number of its own is 3.4e+38, which is infinite in fp16"
     row = "a row of nothing but 3.4e+38 is NaN in fp16"
@@ -147,7 +148,7 @@ def test_a_mask_times_the_lowest_number() -> None:
 )
 def test_numbers_of_layers(line: str, features: int) -> None:
     graph = net("Input x 0 1 x 0=8 1=8 2=8", line)
-    assert [mask.features for mask in prove_masks(graph, fixed=True).values()] == [features] * bool(features)
+    assert [mask.features for mask in prove_masks(graph).values()] == [features] * bool(features)
 
 
 @pytest.mark.parametrize(
@@ -169,12 +170,42 @@ def test_the_faulty_kernel_is_proved() -> None:
         "Input x 0 1 x 0=12 1=12 2=8", "ConvolutionDepthWise y 1 1 x y 0=8 1=3 3=2 4=1 6=72 7=8 -23330=4,3,6,6,8"
     )
     layer(graph, "y").output.shape = (8, 6, 6)
-    (mask,) = prove_masks(graph, fixed=True).values()
+    (mask,) = prove_masks(graph).values()
     assert mask.features == Feature.NO_FP16_ARITHMETIC
     assert "wrong row" in mask.reason
 
 
+@pytest.mark.parametrize(
+    ("shape", "order", "is_masked"),
+    [
+        ((4, 3, 3), 1, True),
+        ((8, symbol("h"), symbol("w")), 1, True),
+        ((symbol("n"), 45, 3), 1, True),
+        ((12, 197, 5), 1, True),
+        ((16, 45, 3), 2, False),
+        ((8, 7, 8), 1, False),
+        ((8, 7, 2 * symbol("w")), 1, False),
+        ((6, 7, 7), 1, False),
+        ((8, 7), 1, False),
+        ((16, 3, 5, 7), 5, True),
+        ((16, 3, 5, 7), 6, False),
+        ((16, 3, 5, 7), 0, False),
+        ((16, 3, 2, 7), 3, False),
+        (None, 5, True),
+        (None, 6, False),
+        (None, 0, False),
+    ],
+)
+def test_permutes_that_gpus_spoil_in_16_bits(shape: Shape | None, order: int, is_masked: bool) -> None:
+    graph = net("Input x 0 1 x", f"Permute y 1 1 x y 0={order}")
+    layer(graph, "x").output.shape = shape
+    masks = prove_masks(graph)
+    assert [mask.features for mask in masks.values()] == [Feature.NO_VULKAN] * is_masked
+    put_masks(graph, ((each, mask.features) for each, mask in masks.items()))
+    assert not prove_masks(graph)
+
+
 def test_softplus_keeps_its_exp_in_fp32() -> None:
     graph = net("Input x 0 1 x 0=8", "Softplus y 1 1 x y", "Sigmoid s 1 1 y s", "Softplus z 1 1 s z")
-    found = prove_masks(graph, fixed=True)
+    found = prove_masks(graph)
     assert {each.name: mask.features for each, mask in found.items()} == {"y": Feature.NO_FP16_ARITHMETIC}

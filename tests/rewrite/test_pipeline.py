@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from onnx2ncnn_opt.errors import GraphError, PluginError, UsageError
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.errors import GraphError, PluginError, Stop, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.passes import run as optimise
-from onnx2ncnn_opt.rewrite.events import Applied, Event, LayerRef, NearMiss
+from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, LayerRef, NearMiss
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.pipeline import run
-from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, Rewrite, attempt, graph_pass, require, rewrite
+from onnx2ncnn_opt.rewrite.rule import Miss, Pass, Replacement, Rewrite, attempt, graph_pass, require, rewrite
 from testing.param_text import net, shown
 
 X = "Input x 0 1 x 0=4 1=4 2=3"
@@ -265,8 +270,14 @@ def test_passes_that_undo_each_other_are_an_error() -> None:
         """Sigmoid   ⇒   ReLU"""
         return Layer("ReLU", layer.name, [x])
 
-    with pytest.raises(GraphError, match="do not come to an end; the last rewrite was to_"):
-        run(net(X, "ReLU r 1 1 x y"), [to_sigmoid, to_relu])
+    graph = net(X, "ReLU r 1 1 x y")
+    with pytest.raises(PluginError, match="do not come to an end; the last rewrite was to_"):
+        run(graph, [to_sigmoid, to_relu], check=True)
+    graph = net(X, "ReLU r 1 1 x y")
+    *_, last = run(graph, [to_sigmoid, to_relu])
+    assert isinstance(last, Failed)
+    assert "do not come to an end" in last.reason
+    graph.check()
 
 
 def test_check_finds_the_rewrite_that_breaks_the_graph() -> None:
@@ -276,11 +287,99 @@ def test_check_finds_the_rewrite_that_breaks_the_graph() -> None:
         return Layer("BinaryOp", layer.name, [x, x], (), {"op_type": 99})
 
     with pytest.raises(PluginError, match=r"broken of the plug-in .*op_type=99"):
-        run(net(X, "ReLU r 1 1 x y"), [broken])
-    broken.function.__module__ = "onnx2ncnn_opt.passes.broken"  # passes of this package are checked on demand
-    run(net(X, "ReLU r 1 1 x y"), [broken])
+        run(net(X, "ReLU r 1 1 x y"), [broken], check=True)
+    broken.function.__module__ = "onnx2ncnn_opt.passes.broken"
     with pytest.raises(GraphError, match="op_type=99"):
         run(net(X, "ReLU r 1 1 x y"), [broken], check=True)
+
+
+def broken_pass(how: str) -> Pass:
+    """A pass that breaks the second of two ReLUs, after it has changed the first."""
+
+    @graph_pass(exact=True)
+    def broken(graph: Graph) -> Iterator[Replacement]:
+        first, second = (layer for layer in graph.layers if layer.type == "ReLU")
+        yield Replacement((first,), takes={first: Layer("Sigmoid", "new", first.inputs)})
+        new = Layer("ReLU", "other", second.inputs)
+        match how:
+            case "raises":
+                raise KeyError("it")
+            case "is interrupted":
+                raise KeyboardInterrupt
+            case "is interrupted in a class":
+                raise RuntimeError from KeyboardInterrupt()
+            case "is stopped":
+                raise Stop(143)
+            case "has no memory":
+                raise MemoryError
+            case "reads a later blob":
+                new.inputs = graph.outputs
+            case "has a weight too much":
+                new.weights["bias_data"] = np.zeros(3, np.float32)
+            case "takes a blob twice":
+                third = Layer("ReLU", "third", second.inputs, first.outputs)
+                yield Replacement((second,), takes={second: new}, added=[(third, second)])
+        yield Replacement((second,), takes={second: new})
+
+    return broken
+
+
+BREAKING = {
+    "raises": "KeyError: 'it'",
+    "reads a later blob": "before anything produces it",
+    "has a weight too much": "ReLU 'other' cannot hold the weights ['bias_data']",
+    "takes a blob twice": "blob 'p' has two producers",
+}
+
+
+@pytest.mark.parametrize("how", BREAKING)
+def test_a_pass_that_fails_is_left_out(how: str) -> None:
+    lines = (X, "Dropout d 1 1 x o", "ReLU a 1 1 o p", "ReLU b 1 1 p q", "Dropout e 1 1 q y")
+    graph, without = net(*lines), net(*lines)
+    *events, failed = run(graph, [drop, broken_pass(how)])
+    assert isinstance(failed, Failed)
+    assert failed.pass_name == "broken"
+    assert str(failed).startswith(f"the pass broken of the plug-in {__name__} failed: ")
+    assert BREAKING[how] in failed.reason
+    assert events == run(without, [drop], check=True)
+    assert shown(graph) == shown(without)
+    graph.check()
+    assert [blob.name for blob in graph.outputs] == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("is interrupted", KeyboardInterrupt),
+        ("is interrupted in a class", RuntimeError),
+        ("is stopped", Stop),
+        ("has no memory", MemoryError),
+    ],
+)
+def test_what_is_no_fault_of_a_pass_ends_the_run(how: str, error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        run(net(X, "ReLU a 1 1 x p", "ReLU b 1 1 p y"), [broken_pass(how)])
+
+
+def test_a_conversion_goes_on_without_a_pass_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @rewrite(op("ReLU")("x"), exact=True)
+    def broken(x: Blob) -> Blob:
+        """ReLU   ⇒   nothing"""
+        raise ZeroDivisionError("by 0")
+
+    broken.function.__module__ = "onnx2ncnn_opt.passes.broken"
+    monkeypatch.setattr(passes, "PASSES", (broken, *PASSES))
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 17]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y)'
+        "{ a = Relu(x) b = Dropout(a) y = Relu(b) }"
+    )
+    conversion = convert(model)
+    assert conversion.failed == (Failed("broken", "the pass broken failed: ZeroDivisionError: by 0"),)
+    assert conversion.verify().ok
+    files = conversion.save(tmp_path / "net")
+    assert "fuse_clip" in {event.pass_name for event in conversion.applied}
+    optimised = optimize(files.param, files.bin)
+    assert optimised.failed == conversion.failed
 
 
 def test_a_rule_names_what_its_pattern_captures() -> None:

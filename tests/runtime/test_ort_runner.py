@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,8 @@ import onnx.parser
 import pytest
 
 from onnx2ncnn_opt.errors import RunError
-from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
+from onnx2ncnn_opt.runtime.ort import SHARED, OrtRunner, read_model
+from onnx2ncnn_opt.verification.rounding import Rounding
 
 MODEL = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 18]> g (float[2] a, float[2] b) => (float[2] z, float[2] y)'
@@ -68,3 +72,53 @@ def test_weights_stay_in_the_file_of_a_model_that_is_changed(is_link: bool, tmp_
         found = OrtRunner(path, outputs=["b", "y"], plain=plain).run({"x": x})
         np.testing.assert_allclose(found["b"], x @ w @ v, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(found["y"], found["b"] + c, rtol=1e-6)
+
+
+PROCESSORS = ["this machine", *(["Haswell"] if shutil.which("qemu-x86_64-static") else [])]
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run ONNX Runtime on this machine's CPU, and on an emulated one that has no VNNI."""
+    if request.param == "Haswell":
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nexec qemu-x86_64-static -cpu Haswell {sys.executable} "$@" 2>/dev/null\n')
+        python.chmod(0o755)
+        SHARED.close()
+        monkeypatch.setattr(sys, "executable", str(python))
+    yield
+    if request.param == "Haswell":
+        SHARED.close()
+
+
+_QUANTISED = "q = QuantizeLinear(x, s, zu) d = DequantizeLinear(q, s, zu)"
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = MatMulInteger(a, b, zu, zs)",
+        "c = MatMulInteger(a, b, zu, zs) d = MatMulInteger(a, b, zu, zs) e = Sub(c, d) y = Add(c, e)",
+        "y = QLinearMatMul(a, s, zu, b, s, zs, t, zu)",
+        f"{_QUANTISED} e = DequantizeLinear(b, s, zs) f = MatMul(d, e) y = QuantizeLinear(f, t, zu)",
+    ],
+)
+def test_products_of_8_bits_do_not_saturate(nodes: str) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.integers(150, 256, (8, 64)).astype(np.uint8)
+    b = rng.choice(np.array([-128, 127, 127], np.int8), (64, 16))
+    scales = "float s = {0.0078125}, float t = {0.5}, uint8 zu = {3}, int8 zs = {0}"
+    graph = f"g (uint8[8,64] a, float[8,64] x) => (uint8[8,16] y) <{scales}> {{ {nodes} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(b, "b"))
+    if "MatMulInteger" in nodes:
+        model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT32
+    unused = "x" if "(a, " in nodes else "a"
+    del model.graph.input[[value.name for value in model.graph.input].index(unused)]
+    feeds = {"a": a} if unused == "x" else {"x": (a - np.float32(3)) / np.float32(128)}
+    sums = (a.astype(np.int64) - 3) @ b.astype(np.int64)
+    expected = sums if "MatMulInteger" in nodes else np.clip(np.rint(sums / 2.0**13) + 3, 0, 255)
+    data = model.SerializeToString()
+    np.testing.assert_array_equal(OrtRunner(data).run(feeds)["y"], expected)
+    np.testing.assert_array_equal(Rounding(data, (), {}).exact(feeds)["y"], expected)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.runtime import base, child, targets
+from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import LOCAL, MODES, Target, find_target
@@ -127,8 +129,8 @@ def test_nothing_goes_on_there_when_the_caller_has_gone(tmp_path: Path) -> None:
     [
         (['exec "$PYTHON" -S "$@"'], r"No module named '\w+'; `python3 -m pip install -U numpy ncnn` there"),
         (["echo no such host >&2; exit 255"], r"exit code 255 .*lost connection.*no such host"),
-        (["exec cat"], "gave an answer that is none"),
-        (["exec yes"], "gave an answer that is none"),
+        (["exec cat"], "sent an invalid reply"),
+        (["exec yes"], r"sent an invalid reply: 'y\\n'"),
         (["exec true"], "exit code 0 and no word of the worker"),
     ],
 )
@@ -139,6 +141,73 @@ def test_a_command_that_starts_no_worker(
     runner = NcnnRunner(*write_net(tmp_path, *RELU), worker=NcnnWorker(find_target(script(tmp_path, *lines))))
     with pytest.raises(UsageError, match=message):
         runner.run({"x": X})
+
+
+NESTED = b"[" * 200_000 + b"\n"
+GREETED = b'{"ncnn": "1.0.99999999", "machine": "x", "mark": "1"}\n'
+SENT = GREETED + b"{}\n{}\n"  # it has both files
+LOADED = SENT + b'{"inputs": ["x"], "outputs": ["y"]}\n{}\n'  # and was fed
+REPLIES = {
+    "no JSON": b"Welcome\n",
+    "a number": b"7\n",
+    "a list": b"[]\n",
+    "nothing in it": b"{}\n",
+    "nested": NESTED,
+    "an endless line": b"",
+    "an error that is a number": b'{"error": 1, "mark": "1"}\n',
+    "an error without its mark": b'{"error": "no"}\n',
+    "text that no terminal prints": b'{"error": "\\ud800", "mark": "1"}\n',
+    "a long number": b"9" * 5000 + b"\n",
+}
+ARRAYS = {
+    "an object": b'{"dtype": "|O", "shape": [1]}\n',
+    "a type of numpy that is none": b'{"dtype": "((((", "shape": [1]}\n',
+    "a shape that is a number": b'{"dtype": "<f4", "shape": 1}\n',
+    "a size below 0": b'{"dtype": "<f4", "shape": [-1]}\n',
+    "too many elements": b'{"dtype": "<f4", "shape": [1000000, 1000000]}\n',
+    "an axis of 2**70": b'{"dtype": "<f4", "shape": [0, %d]}\n' % 2**70,
+    "a hundred axes": b'{"dtype": "<f4", "shape": [%s1]}\n' % (b"1, " * 99),
+}
+HOSTILE = {
+    **{f"its greeting is {title}": reply for title, reply in REPLIES.items()},
+    "its greeting has no machine": b'{"ncnn": "1.0.99999999", "mark": "1"}\n',
+    "its greeting has a number": b'{"ncnn": 1, "machine": "x", "mark": "1"}\n',
+    **{f"its answer is {title}": SENT + reply for title, reply in REPLIES.items()},
+    "its answer has names that are none": SENT + b'{"inputs": "x", "outputs": [7]}\n',
+    **{f"its result is {title}": LOADED + reply for title, reply in {**REPLIES, **ARRAYS}.items()},
+}
+
+
+@pytest.mark.parametrize("title", list(HOSTILE))
+def test_a_hostile_device_is_one_error_and_takes_no_memory(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_PATIENCE", 0.2)
+    (tmp_path / "sent").write_bytes(GREETING + HOSTILE[title])
+    goes_on = "tr '\\\\n' x < /dev/zero | tr '\\\\0' x" if "endless" in title else "sleep 60"
+    command = script(tmp_path, f"cat {tmp_path / 'sent'}", f"({goes_on}) & cat > /dev/null; wait")
+    tracemalloc.start()
+    try:
+        with NcnnWorker(find_target(command)) as worker:
+            try:
+                net = NcnnRunner(*write_net(tmp_path, *RELU), worker=worker, timeout=10)
+                message = str(net.extract({"x": X}, ["y"])["y"])
+            except (RunError, UsageError) as error:
+                message = str(error)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "sent an invalid reply" in message
+    assert len(message) < 2000
+    assert message.isprintable()
+    assert peak < 64 << 20
+
+
+def test_a_device_that_lies_about_its_end(tmp_path: Path) -> None:
+    number = "9" * 5000
+    command = script(tmp_path, f"printf '\\\\0crashed {number}\\\\0' >&2; exit 3")
+    with pytest.raises(UsageError, match="exit code 3"), NcnnWorker(find_target(command)) as worker:
+        worker.start()
 
 
 def test_an_ncnn_that_is_too_old_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,37 @@ def test_what_rounding_does_is_allowed(tmp_path: Path) -> None:
     assert (fixed.status, fixed.allowed) == ("mismatch", 1e-5)
 
 
+def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU adds up long sums in fp16, which the estimate, with its sums in 32 bits, knows nothing of."""
+    weights = np.random.default_rng(0).uniform(0.5, 1, (1024, 16)).astype(np.float32)
+    graph = "(float[1, 1024] x) => (float[1, 16] y) { a = Abs(x) b = MatMul(a, w) y = Sub(b, c) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}')
+    for name, array in (("w", weights), ("c", weights.sum(0) * np.float32(0.8))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, tmp_path / "model.onnx")
+    files = convert(tmp_path / "model.onnx").save(tmp_path / "net")
+    monkeypatch.setattr("onnx2ncnn_opt.verification.budget._estimated", lambda *_: ({"y": 1e-6}, ""))
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
+
+    def found(modes: tuple[str, ...]) -> list[OutputReport]:
+        report = verify_net(
+            tmp_path / "model.onnx", files.param, files.bin, feeds=feeds, modes=modes, rtol=1e-3, explain=True
+        )
+        return list(report.outputs)
+
+    for modes in (("bf16",), ("fp32", "bf16")):
+        *_, row = found(modes)
+        assert (row.status, row.cause) == ("mismatch", "bf16")
+        assert row.message.endswith("; the net is right in fp32, so the cause is bf16")
+    graph_ = read_net(files.param, files.bin).graph
+    (layer,) = (layer for layer in graph_ if layer.type in ("InnerProduct", "Gemm"))
+    name = next(name for name, weight in layer.weights.stored_items() if weight.array.size == weights.size)
+    layer.weights[name] = layer.weights[name] * np.float32(1.1)
+    write_net(graph_, files.param, files.bin)
+    (row,) = found(("bf16",))
+    assert (row.status, row.cause) == ("mismatch", "conversion")
+
+
 def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     text = "(float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 6, opset_import: ["" : 9]> g {text}'), tmp_path / "model.onnx")

@@ -125,3 +125,24 @@ def test_types_of_other_values_stay() -> None:
 def test_models_that_are_not_rewritten(graph: str, opset: int, reason: str) -> None:
     with pytest.raises(RunError, match=reason):
         InDouble(model(graph, opset))
+
+
+@pytest.mark.parametrize("node", ["GRU<{}>", "GRU<{}, linear_before_reset = 1>", "RNN<{}>"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("inputs", ["x, w, r", "x, w, r, b, , h"])
+def test_recurrent_layers(node: str, direction: str, inputs: str) -> None:
+    gates, ways = 3 if node.startswith("GRU") else 1, 2 if direction == "bidirectional" else 1
+    weights = {
+        "w": random(ways, gates * 5, 4),
+        "r": random(ways, gates * 5, 5),
+        "b": random(ways, gates * 10),
+        "h": random(ways, 3, 5),
+    }
+    call = node.format(f'hidden_size = 5, direction = "{direction}"') + f"({inputs})"
+    used = {name: array for name, array in weights.items() if name in inputs.split(", ")}
+    single, exact = both(
+        model(f"(float[7, 3, 4] x) => (float[A, B, C, D] y) {{ y, z = {call} }}", **used), random(7, 3, 4)
+    )
+    assert exact.dtype == np.float64
+    assert exact.shape == single.shape
+    assert 0 < np.abs(exact - single).max() < 1e-5

@@ -26,11 +26,14 @@ _FIT = "give sizes that fit with --shape, or check how the model was exported"
 
 
 class Refusal(Exception):
-    """Raised inside an importer: this node has no exact ncnn form."""
+    """Raised inside an importer: this node has no exact ncnn form.
 
-    def __init__(self, reason: str, hint: str = "") -> None:
+    `equal` are pairs of sizes: if all of them are equal, the node may have one.
+    """
+
+    def __init__(self, reason: str, hint: str = "", equal: Iterable[tuple[Dim, Dim]] = ()) -> None:
         super().__init__(reason)
-        self.reason, self.hint = reason, hint
+        self.reason, self.hint, self.equal = reason, hint, tuple(equal)
 
 
 class Misfit(Refusal):
@@ -71,12 +74,14 @@ class Builder:
         """The exception to raise where the node has no exact form: why, and what the user can do."""
         return Refusal(reason, hint)
 
-    def invalid(self, reason: str) -> Refusal:
+    def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
         """As `refuse`, for operands and attributes that do not fit the operator's definition.
 
-        They may fit at the sizes that dynamic dimensions have at run time.
+        They may fit at the sizes that dynamic dimensions have at run time. `equal` are pairs of sizes that have to be
+        equal: the model is imported again with these sizes if they can be.
         """
-        return Refusal(reason, "check how the model was exported, and bind its dynamic dimensions with --shape")
+        hint = "check how the model was exported, and bind its dynamic dimensions with --shape"
+        return Refusal(reason, hint, equal)
 
     def misfit(self, reason: str, pairs: Iterable[tuple[Dim, Dim]]) -> Refusal:
         """As `refuse`, for sizes that have to be equal, or to broadcast, two by two."""

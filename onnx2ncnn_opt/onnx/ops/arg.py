@@ -1,6 +1,6 @@
 """Where the largest number is: ArgMax, ArgMin and Hardmax.
 
-ncnn has none of them, but the index of the first 1 in a row of 0 and 1 is the smallest of ``i - n * row[i]``, plus n.
+ncnn has none of them, but the index of the first 0 in a row of 0 and 1 is the smallest of ``i + n * row[i]``.
 As for comparisons, numbers closer to each other than the smallest normal float32 are equal.
 """
 
@@ -37,6 +37,6 @@ def hardmax1(im: ImportContext, x: Tensor, *, axis: int = 1) -> Tensor:
 @onnx_op("Hardmax", since=13, jumps=True, axes="same", items=items.along(-1), folds=bounds.first)
 def hardmax13(im: ImportContext, x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first of the largest numbers along an axis."""
-    marked, _ = mark_largest(im, x, axis, last=False)
+    marked = mark_largest(im, x, axis, last=False)
     first = reduce(im, marked, "ReduceMin", (axis,), 1)
     return im.unary(binary(im, BinaryOp.SUB, first, marked), "Threshold", threshold=-FLT_MIN)

@@ -60,7 +60,7 @@ def _states(seen: Seen) -> tuple[int, ...]:
     return outputs
 
 
-@onnx_op("LSTM", since=7, items=_states)
+@onnx_op("LSTM", since=7, items=_states, errors="input")
 def lstm(
     im: ImportContext,
     x: Tensor,
@@ -90,7 +90,7 @@ def lstm(
     return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
 
 
-@onnx_op("GRU", since=7, items=_states)
+@onnx_op("GRU", since=7, items=_states, errors="input")
 def gru(
     im: ImportContext,
     x: Tensor,
@@ -112,7 +112,7 @@ def gru(
     return node.arranged(unrolled.gru(node.steps_first, node.directions_first([initial_h]), linear_before_reset))
 
 
-@onnx_op("RNN", since=7, items=_states)
+@onnx_op("RNN", since=7, items=_states, errors="input")
 def rnn(
     im: ImportContext,
     x: Tensor,
@@ -154,7 +154,11 @@ class _Node:
             raise self.im.invalid(f"direction {self.given.direction} is not known")
         items = self.x.shape[0 if self.given.layout else 1]
         if self.lengths is not None and self.lengths.shape != (items,):
-            raise self.im.invalid(f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text((items,))}")
+            reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text((items,))}"
+            raise self.im.invalid(reason, zip(self.lengths.shape, (items,), strict=False))
+        if self.x.shape[2] != self.w.shape[-1]:
+            reason = f"{self.w.shape[-1]} inputs for an operand of shape {shape_text(self.x.shape)}"
+            raise self.im.invalid(reason, [(self.x.shape[2], self.w.shape[-1])])
         hidden, size = self.r.shape[-1], self.kind.gates
         rows = hidden * len(size)
         expected = ((self.count, rows, self.w.shape[-1]), (self.count, rows, hidden), (self.count, 2 * rows))
@@ -238,7 +242,8 @@ class _Node:
         expected = (items, count, hidden) if self.given.layout else (count, items, hidden)
         for state in states:
             if state is not None and state.shape != expected:
-                raise self.im.invalid(f"an initial state has shape {list(state.shape)}, not {list(expected)}")
+                reason = f"an initial state has shape {shape_text(state.shape)}, not {shape_text(expected)}"
+                raise self.im.invalid(reason, zip(state.shape, expected, strict=False))
         kept = [None if _is_zero(state) else state for state in states]
         return [self.im.tensor(state) if isinstance(state, SymbolicTensor) else state for state in kept]
 

@@ -4,7 +4,8 @@ ncnn does not sort. A few numbers are found in rounds: each round takes the firs
 more of them, an element's rank is the number of elements that come before it: all larger ones, and equal ones to its
 left. For an axis of n elements that is n * n comparisons.
 
-The rank of NaN is undefined, as in ONNX Runtime: it may be among the largest or the smallest numbers.
+The rank of NaN is undefined, as in ONNX Runtime: it may be among the largest or the smallest numbers. In a row with
+NaN an index may come twice, but every index is one of the axis.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: in
             left = im.tensor(binary(im, BinaryOp.MIN, left, taken))
     sign = 1 if order is x else -1
     values = _scaled(im, im.tensor(concat(im, *found, axis=axis)), sign * _ROOM)
-    indices = im.tensor(binary(im, BinaryOp.RSUB, concat(im, *from_ends, axis=axis), number(size)))
+    # No number equals NaN: where a row has one, `first` may be 0.
+    counted = im.apply(im.tensor(concat(im, *from_ends, axis=axis)), BinaryOp.MAX, 1.0)
+    indices = im.apply(counted, BinaryOp.RSUB, float(size))
     return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
 
 
@@ -144,5 +147,5 @@ def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
     above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-0.5, 0.5))
     found = im.like(distance, im.layer("BinaryOp", *above, op_type=BinaryOp.SUB))
     index = im.tensor(binary(im, BinaryOp.MUL, found, Constant(np.arange(size, dtype=np.float32))))
-    indices = reduce(im, index, "ReduceSum", (2,), 0)
+    indices = reduce(im, index, "ReduceMax", (2,), 0)  # in a row with NaN two elements may have one rank
     return Tensor(indices.blob, indices.view, _UNSIGNED)

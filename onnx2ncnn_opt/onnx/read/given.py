@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import UsageError
@@ -46,7 +46,7 @@ def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim |
     if isinstance(size, str):
         tree = _tree(size)
         names = {} if tree is None else {n.id: symbol(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        meant = parsed_size(size.strip(), {**names, **symbols})
+        meant = parsed_size(size if size in symbols else size.strip(), {**names, **symbols})
         if meant is None:
             raise UsageError(f"{where}: '{size}' is not a size; give a number, a name, a sum such as P+S, or ?")
         size = meant
@@ -65,12 +65,12 @@ class Equations:
     """What symbols stand for, each in terms of others that are still open."""
 
     def __init__(self, values: Mapping[str, Dim]) -> None:
-        self._values: dict[str, Dim] = dict(values)
+        self.values: dict[str, Dim] = dict(values)
 
     def resolved(self, size: Dim) -> Dim:
         """The size with symbols replaced by what is known of them."""
-        while isinstance(size, Sym) and not size.names().isdisjoint(self._values):
-            size = size.subs(self._values)
+        while isinstance(size, Sym) and not size.names().isdisjoint(self.values):
+            size = size.subs(self.values)
         return size
 
     def equate(self, declared: Dim, given: Dim) -> bool:
@@ -86,9 +86,17 @@ class Equations:
         for name in names:
             value = _solved(difference, name)
             if value is not None:
-                self._values[name] = value
+                self.values[name] = value
                 return True
         return False
+
+
+def solved(pairs: Iterable[tuple[Dim, Dim]]) -> dict[str, Dim]:
+    """Return what symbols stand for if the sizes of each pair are equal; empty if nothing makes them so."""
+    equations = Equations({})
+    if not all(equations.equate(a, b) for a, b in pairs):
+        return {}
+    return {name: equations.resolved(symbol(name)) for name in equations.values}
 
 
 def _solved(difference: Dim, name: str) -> Dim | None:

@@ -20,7 +20,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from onnx2ncnn_opt.errors import ModelError
-from onnx2ncnn_opt.ir.dim import Shape, Sym
+from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.read import constants, structure
 from onnx2ncnn_opt.onnx.read.binding import InputInfo, TensorInfo, bind
@@ -74,11 +74,11 @@ class LoadedModel:
         """What `digest` gives."""
         return self.digest()
 
-    def bound(self, name: str, size: int) -> LoadedModel:
-        """The model with a number for a dynamic dimension."""
+    def bound(self, sizes: Mapping[str, Dim]) -> LoadedModel:
+        """Return the model with numbers or other names for dynamic dimensions."""
 
         def of(shape: Shape) -> Shape:
-            return tuple(dim.subs({name: size}) if isinstance(dim, Sym) else dim for dim in shape)
+            return tuple(dim.subs(sizes) if isinstance(dim, Sym) else dim for dim in shape)
 
         inputs = tuple(replace(info, shape=of(info.shape)) for info in self.inputs)
         outputs = tuple(info if info.shape is None else replace(info, shape=of(info.shape)) for info in self.outputs)
@@ -123,6 +123,7 @@ def load_model(
     structure.name_domains(model)
     structure.inline_functions(model, opaque)
     structure.check_opset(model)
+    structure.unname_dims(model.graph)
     bound, sizes = bind_values(model.graph, values, shapes or {}) if values else ({}, {})
     lost = structure.cut(model.graph, outputs) if outputs else ()
     structure.strip(model.graph)

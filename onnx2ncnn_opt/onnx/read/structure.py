@@ -23,6 +23,9 @@ from onnx2ncnn_opt.progress import counted
 OLDEST_OPSET = 7  # older operators broadcast by attribute
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
 
+# What exporters write for "any size", in lower case.
+_NO_NAMES = frozenset({"", "?", "*", "-1", "any", "nan", "none", "null", "unk", "unknown"})
+
 
 def check_proto(proto: onnx.ModelProto) -> None:
     """Find what onnx_ir would drop or overwrite without a word when it reads the model. Raises ModelError."""
@@ -93,6 +96,27 @@ def _check_nodes_proto(nodes: Iterable[onnx.NodeProto]) -> None:
                 _check_graph_proto(graph)
             for tensor in (attribute.t, *attribute.tensors):
                 _check_external(tensor, f"attribute '{attribute.name}' of {node.op_type} '{node.name}'")
+
+
+def unname_dims(graph: onnx_ir.Graph) -> None:
+    """Clear every dim_param that names no size: "?" and the like, and a name that contradicts itself.
+
+    An input [N, 3, N, N] says that its batch is as large as its images. No model means that.
+    """
+    shapes = [tuple(value.shape or ()) for value in graph.inputs]
+    false = {dim for shape in shapes for dim in shape[:1] if not isinstance(dim, int) and dim in shape[2:]}
+    made = [value for node in graph for value in node.outputs]
+    for value in (*graph.inputs, *graph.outputs, *made):
+        if value.shape is not None:
+            dims = [None if dim in false or _is_no_name(dim) else dim for dim in value.shape]
+            value.shape = onnx_ir.Shape(dims)
+
+
+def _is_no_name(dim: int | onnx_ir.SymbolicDim) -> bool:
+    # The names of axis indices begin with #.
+    return not isinstance(dim, int) and (
+        dim.value is None or dim.value.strip().lower() in _NO_NAMES or dim.value[0] == "#"
+    )
 
 
 def check_structure(model: onnx_ir.Model) -> None:

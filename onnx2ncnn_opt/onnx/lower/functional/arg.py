@@ -8,32 +8,32 @@ from onnx2ncnn_opt.ir.codes import BinaryOp
 from onnx2ncnn_opt.ir.dim import Sym, axis_index
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
-from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, FLT_MIN, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, held_as_float
 
-# Longer than any dynamic axis; the indices in it and this less are whole numbers that float32 holds.
+# Longer than any dynamic axis; the indices in it and this more are whole numbers that float32 holds.
 _LONGEST = 2**23
 
 
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """Threshold of what reaches the largest number, and Reduction of the indices of that."""
-    marked, size = mark_largest(im, as_numbers(im, x), axis, last=bool(select_last_index))
-    name, sign = ("ReduceMax", BinaryOp.SUB) if select_last_index else ("ReduceMin", BinaryOp.ADD)
-    found = im.tensor(binary(im, sign, reduce(im, marked, name, (axis,), keepdims), number(size)))
+    """Threshold of the distance to the largest number, and Reduction of the indices where there is none."""
+    marked = mark_largest(im, as_numbers(im, x), axis, last=bool(select_last_index))
+    found = reduce(im, marked, "ReduceMax" if select_last_index else "ReduceMin", (axis,), keepdims)
     return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))
 
 
-def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tuple[Tensor, int]:
-    """``i - n`` where the largest number of an axis is, ``i`` elsewhere; with `last` ``i + n``.
+def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> Tensor:
+    """Return ``i`` where the largest number of an axis is and ``i + n`` elsewhere, or ``i - n`` with `last`.
 
-    And n, which is the size of the axis, or more where that is dynamic.
+    n is the size of the axis, or more where that is dynamic. NaN counts as the largest, so every row has one: the
+    distance to NaN is NaN, and Threshold gives 0 for it.
     """
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
     finite = im.unary(x, "Clip", min=-FLT_MAX, max=FLT_MAX)  # the difference of two infinities is NaN
-    below = binary(im, BinaryOp.SUB, finite, reduce(im, finite, "ReduceMax", (axis,), 1))
-    reached = im.unary(below, "Threshold", threshold=-FLT_MIN)
+    below = binary(im, BinaryOp.SUB, reduce(im, finite, "ReduceMax", (axis,), 1), finite)
+    others = im.unary(below, "Threshold", threshold=0.0)
     ones = (1,) * (x.rank - axis - 1)
     if isinstance(size, Sym):
         cells = np.full((1, *ones), axis_index(len(ones)), dtype=object)
@@ -41,5 +41,5 @@ def mark_largest(im: ImportContext, x: Tensor, axis: int, *, last: bool) -> tupl
         span = _LONGEST
     else:
         index, span = Constant(np.arange(size, dtype=np.float32).reshape(-1, *ones)), size
-    far = binary(im, BinaryOp.MUL, reached, number(span if last else -span))
-    return im.tensor(binary(im, BinaryOp.ADD, far, index)), span
+    far = binary(im, BinaryOp.MUL, others, number(-span if last else span))
+    return im.tensor(binary(im, BinaryOp.ADD, far, index))

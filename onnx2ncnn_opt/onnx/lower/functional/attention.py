@@ -208,7 +208,8 @@ def any_key(im: ImportContext, mask: Value) -> Value:
 def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
     q, k, v = heads
     if any(x.rank != 4 for x in heads) or q.shape[3] != k.shape[3] or k.shape[:3] != v.shape[:3]:
-        raise im.invalid(f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}")
+        reason = f"operands of shapes {', '.join(str(list(x.shape)) for x in heads)}"
+        raise im.invalid(reason, zip((*q.shape[3:], *k.shape[:3]), (*k.shape[3:], *v.shape[:3]), strict=False))
     groups = q.shape[1], k.shape[1]
     if not isinstance(groups[0], int) or not isinstance(groups[1], int) or groups[0] % groups[1]:
         raise im.invalid(f"{groups[0]} heads cannot share {groups[1]} of keys")
@@ -221,7 +222,8 @@ def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
         shape = (1,) * (4 - mask.rank) + mask.shape
         mask = im.reshape(mask, shape)
     if mask.rank != 4 or any(n not in (1, m) for n, m in zip(mask.shape, full, strict=True)):
-        raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}")
+        apart = [(n, m) for n, m in zip(mask.shape, full, strict=False) if n != 1]
+        raise im.invalid(f"a mask of shape {list(mask.shape)} for scores of shape {list(full)}", apart)
     if mask.shape[2:] != full[2:]:
         if not all(isinstance(n, int) for n in full[2:]):
             raise im.refuse("a mask that broadcasts to a dynamic length", "bind it with --shape")
@@ -248,8 +250,10 @@ def rotate(
     if not isinstance(size, int) or not 0 <= rotated <= size:
         raise im.invalid(f"{rotated} of {size} elements to rotate")
     part = heads if rotated in (0, size) else crop(im, heads, 3, 0, rotated)
-    if any(t.rank != 3 or t.shape[1:] != (part.shape[2], (rotated or size) // 2) for t in tables):
-        raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}")
+    wanted = part.shape[2], (rotated or size) // 2
+    if any(t.rank != 3 or t.shape[1:] != wanted for t in tables):
+        apart = [pair for t in tables for pair in zip(t.shape[1:], wanted, strict=False)]
+        raise im.invalid(f"tables of shapes {', '.join(str(list(t.shape)) for t in tables)}", apart)
     caches = [im.mat(table, [[1], [2]], [] if table.shape[0] == 1 else [0]) for table in tables]
     blob = im.layer("RotaryEmbed", im.mat(part, [[1], [2], [3]], [0]), *caches, interleaved=int(bool(interleaved)))
     rotated_part: Value = im.wrap(blob, part.shape, [[1], [2], [3]], [0], x.dtype)

@@ -34,7 +34,9 @@ def conv(
     kernel, group = _check(im, x, w, given), given.group
     _check_channels(im, x, w.shape[1], group)
     n = len(kernel)
-    dilation, stride = given.dilations or (1,) * n, given.strides or (1,) * n
+    stride = given.strides or (1,) * n
+    # One tap has no dilation; ncnn crashes on one that is larger than the image, where packing is off.
+    dilation = tuple(1 if k == 1 else d for k, d in zip(kernel, given.dilations or (1,) * n, strict=True))
     begins_ends = same_pads(im, x.shape[2:], given.auto_pad, given.pads, kernel, dilation, stride)
     params = spatial("kernel", kernel) | spatial("dilation", dilation) | spatial("stride", stride)
     params |= pad_params(begins_ends) | ({} if group == 1 else {"group": group})

@@ -1,0 +1,252 @@
+"""Random models of recurrent cells: nodes with missing parts, and cells that are written out step by step.
+
+A written cell may lack gates, biases, the initial state, and in its first step all that reads a state. Sometimes one
+step has another number than the others, so that the steps form no chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from testing.random_models import Builder, NoFit, RandomModel, add_input, completed
+from testing.random_steps import MOVES, unary
+
+State = list[str | None]
+Cell = Callable[[str, State], State]
+
+
+@dataclass
+class Parts:
+    """The constants of a written cell; `changed` are those that one step replaces."""
+
+    b: Builder
+    changed: dict[str, str] = field(default_factory=dict)
+    made: list[str] = field(default_factory=list)
+
+    def matrix(self, *shape: int) -> str:
+        """A constant of all steps."""
+        name = self.b.constant((self.b.rng.standard_normal(shape) / 2).astype(np.float32))
+        self.made.append(name)
+        return name
+
+    def bias(self, size: int) -> str:
+        """A bias, empty if the cell has none there."""
+        return self.matrix(size) if self.b.chance(0.6) else ""
+
+    def change(self) -> None:
+        """Give the next steps another number in one constant."""
+        name = self.b.choice(self.made)
+        other = self.b.constants[name].copy()
+        other.flat[self.b.number(0, other.size - 1)] += np.float32(0.5)
+        self.changed = {name: self.b.constant(other)}
+
+    def dense(self, x: str, matrix: str, bias: str, *, is_gemm: bool) -> str:
+        """The product with a constant, plus a bias."""
+        matrix, bias = self.changed.get(matrix, matrix), self.changed.get(bias, bias)
+        if is_gemm:
+            return self.b.node("Gemm", x, matrix, *([bias] if bias else []))
+        product = self.b.node("MatMul", x, matrix)
+        return self.b.node("Add", product, bias) if bias else product
+
+
+def _sum(parts: Parts, width: int, hidden: int, size: int) -> Callable[[str, str | None], str]:
+    """W @ x + U @ h + b, as two products or as one of the concatenated operands."""
+    b = parts.b
+    w, u, outer, inner = parts.matrix(width, size), parts.matrix(hidden, size), parts.bias(size), parts.bias(size)
+    is_gemm, is_one, keeps = b.chance(0.4), b.chance(0.3), b.chance(0.5)
+    whole = parts.matrix(width + hidden, size) if is_one else ""
+    alone = b.constant(b.constants[whole][:width]) if is_one else w
+
+    def make(x: str, h: str | None) -> str:
+        if is_one and h is not None:
+            return parts.dense(b.node("Concat", x, h, axis=1), whole, outer, is_gemm=is_gemm)
+        product = parts.dense(x, alone, outer, is_gemm=is_gemm)
+        if h is None:
+            return b.node("Add", product, parts.changed.get(inner, inner)) if inner and keeps else product
+        return b.node("Add", product, parts.dense(h, u, inner, is_gemm=is_gemm))
+
+    return make
+
+
+def _gates(parts: Parts, count: int, width: int, hidden: int) -> Callable[[str, str | None], list[str]]:
+    """The sums of some gates, as one product that is split, or each of its own."""
+    is_split = count > 1 and parts.b.chance(0.5)
+    sums = [_sum(parts, width, hidden, hidden * (count if is_split else 1)) for _ in range(1 if is_split else count)]
+    lengths = parts.b.ints(*(hidden,) * count)
+
+    def make(x: str, h: str | None) -> list[str]:
+        found = [each(x, h) for each in sums]
+        return parts.b.many(count, "Split", found[0], lengths, axis=1) if is_split else found
+
+    return make
+
+
+def _lstm(parts: Parts, width: int, hidden: int) -> Cell:
+    """An LSTM of which any gate may be missing, or coupled with another one."""
+    b = parts.b
+    is_input, is_output, is_tanh = b.chance(0.8), b.chance(0.8), b.chance(0.8)
+    forget = b.choice(("own", "own", "own", "coupled", "none"))
+    gates = _gates(parts, 2 + is_output + (forget == "own"), width, hidden)
+    one = b.constant(np.float32(1))
+
+    def make(x: str, states: State) -> State:
+        h, before = states
+        first, g, *rest = gates(x, h)
+        i, g = b.node("Sigmoid", first), b.node("Tanh", g)
+        c = b.node("Mul", i, g) if is_input else g
+        f = {"own": rest[0] if rest else "", "coupled": first}.get(forget)
+        if before is not None:
+            kept = before
+            if f is not None:
+                kept = b.node("Mul", b.node("Sigmoid", f) if forget == "own" else b.node("Sub", one, i), before)
+            c = b.node("Add", kept, c)
+        seen = b.node("Tanh", c) if is_tanh else c
+        return [b.node("Mul", b.node("Sigmoid", rest[-1]), seen) if is_output else seen, c]
+
+    return make
+
+
+def _gru(parts: Parts, width: int, hidden: int) -> Cell:
+    """A GRU with the reset gate before or after the product, or none, and any form of the new state."""
+    b = parts.b
+    reset, form = (
+        b.choice(("after", "after", "before", "none")),
+        b.choice(("1 - z", "n - n z", "z (h - n)", "mirrored")),
+    )
+    gates, outer = _gates(parts, 2, width, hidden), _gates(parts, 1, width, hidden)
+    u, inner, keeps, is_gemm = parts.matrix(hidden, hidden), parts.bias(hidden), b.chance(0.5), b.chance(0.4)
+    one = b.constant(np.float32(1))
+
+    def make(x: str, states: State) -> State:
+        (h,) = states
+        z, r = (b.node("Sigmoid", each) for each in gates(x, h))
+        (new,) = outer(x, h if reset == "none" else None)
+        if reset != "none" and h is not None:
+            product = parts.dense(b.node("Mul", r, h) if reset == "before" else h, u, inner, is_gemm=is_gemm)
+            new = b.node("Add", new, b.node("Mul", r, product) if reset == "after" else product)
+        elif reset == "after" and inner and keeps:
+            new = b.node("Add", new, b.node("Mul", r, parts.changed.get(inner, inner)))
+        n = b.node("Tanh", new)
+        if form == "z (h - n)" and h is not None:
+            return [b.node("Add", n, b.node("Mul", z, b.node("Sub", h, n)))]
+        if form == "n - n z":
+            part = b.node("Sub", n, b.node("Mul", n, z))
+        else:
+            part = b.node("Mul", z if form == "mirrored" else b.node("Sub", one, z), n)
+        if h is None:
+            return [part]
+        return [b.node("Add", part, b.node("Mul", b.node("Sub", one, z) if form == "mirrored" else z, h))]
+
+    return make
+
+
+def _rnn(parts: Parts, width: int, hidden: int) -> Cell:
+    """A plain cell."""
+    gate, function = _gates(parts, 1, width, hidden), parts.b.choice(("Tanh", "Tanh", "Relu", "Sigmoid"))
+    return lambda x, states: [parts.b.node(function, gate(x, states[0])[0])]
+
+
+def _state(b: Builder, shape: tuple[int, ...], like: str, axis: int) -> str | None:
+    """An initial state: none, zeros, a constant, an input, or zeros of the batch's size."""
+    kind = b.choice(("none", "none", "zeros", "constant", "input", "shape"))
+    items = b.inputs["x0"][axis] if like == "x0" else None
+    if kind == "none":
+        return None
+    if kind == "shape":
+        size = b.node("Gather", b.node("Shape", like), b.ints(axis), axis=0)
+        parts = [size if at == len(shape) - 2 else b.ints(shape[at]) for at in range(len(shape))]
+        return b.node("Expand", b.constant(np.zeros((1,) * len(shape), np.float32)), b.node("Concat", *parts, axis=0))
+    if kind == "input" and items is not None:
+        runs = [array.shape[axis] for array in b.values[like]]
+        declared = (*shape[:-2], items, shape[-1])
+        return add_input(b, declared, {items: runs} if isinstance(items, str) else {}, runs=len(runs))
+    one = (*shape[:-2], 1, shape[-1]) if len(shape) < 3 else shape
+    return b.constant(np.zeros(one, np.float32)) if kind == "zeros" else b.floats(one)
+
+
+def written(b: Builder, x: str, time: int) -> str:
+    """A cell written out over the steps of an axis; returns the last state, or all."""
+    length, width, hidden = b.shape(x)[time], b.shape(x)[2], b.number(1, 5)
+    if any(array.shape[time] != length for array in b.values[x]):
+        raise NoFit
+    parts = Parts(b)
+    make, count = b.choice(((_lstm, 2), (_gru, 1), (_gru, 1), (_rnn, 1)))
+    cell = make(parts, width, hidden)
+    states: State = [_state(b, (b.shape(x)[1 - time], hidden), x, 1 - time)] * count
+    rows = b.many(length, "Split", x, b.ints(*(1,) * length), axis=time) if length > 1 and b.chance(0.5) else []
+    order = range(length)[:: b.choice((1, 1, -1))]
+    unlike = b.number(0, length - 1) if b.chance(0.15) else None
+    hs = []
+    for at in order:
+        row = b.node("Squeeze", rows[at], b.ints(time)) if rows else b.node("Gather", x, _index(b, at), axis=time)
+        if at == unlike:
+            parts.change()
+        states = cell(row, states)
+        parts.changed = {}
+        hs.append(str(states[0]))
+    kind = b.choice(("all", "last", "some"))
+    if kind == "last" or length == 1:
+        return hs[-1]
+    chosen = hs if kind == "all" else [hs[b.number(0, length - 1)], hs[-1]]
+    return b.node("Concat", *(b.node("Unsqueeze", h, b.ints(time)) for h in chosen), axis=time)
+
+
+def _index(b: Builder, value: int) -> str:
+    return b.constant(np.array(value, np.int64))
+
+
+def node(b: Builder, x: str, time: int) -> str:
+    """An LSTM, GRU or RNN without some of its optional inputs; returns one of its outputs."""
+    if time == 1:
+        x = b.node("Transpose", x, perm=[1, 0, 2])
+    length, batch, width = b.shape(x)
+    operator, gates = b.choice((("LSTM", 4), ("GRU", 3), ("RNN", 1)))
+    direction = b.choice(("forward", "reverse", "bidirectional"))
+    ways, hidden, states = 1 + (direction == "bidirectional"), b.number(1, 5), 2 if operator == "LSTM" else 1
+    inputs = [x, b.floats((ways, gates * hidden, width)), b.floats((ways, gates * hidden, hidden))]
+    inputs.append(b.floats((ways, 2 * gates * hidden)) if b.chance(0.6) else "")
+    is_short = b.chance(0.2) and all(a.shape == b.values[x][0].shape for a in b.values[x])
+    inputs.append(b.constant(b.rng.integers(1, length + 1, batch).astype(np.int32)) if is_short else "")
+    inputs += [_state(b, (ways, batch, hidden), x, 1) or "" for _ in range(states)]
+    if operator == "LSTM" and b.chance(0.1):
+        inputs.append(b.floats((ways, 3 * hidden)))
+    after = {"linear_before_reset": b.number(0, 1)} if operator == "GRU" else {}
+    if b.chance(0.1):
+        after["clip"] = b.choice((0.5, 1.0))
+    y, *ends = b.many(1 + states, operator, *inputs, hidden_size=hidden, direction=direction, **after)
+    b.hidden.update(end for end in ends if b.chance(0.5))
+    if b.chance(0.2):
+        return b.node("Squeeze", ends[0], b.ints(0)) if ways == 1 else ends[0]
+    rows = b.node("Reshape", b.node("Transpose", y, perm=[0, 2, 1, 3]), b.ints(0, 0, -1))
+    return b.node("Transpose", rows, perm=[1, 0, 2]) if time == 1 else rows
+
+
+def random_cells(seed: int, number: int) -> RandomModel:
+    """Model `number` of a seed: one or two cells; the sizes of every third are open, as far as the cells can be."""
+    rng = np.random.default_rng([seed, number, 1])
+    while True:
+        b = Builder(rng, int(rng.choice([13, 17, 18, 23])))
+        time, form, is_open = b.number(0, 1), b.choice((written, written, node)), number % 3 == 0
+        shape: list[int | str] = [b.number(1, 5) for _ in range(3)]
+        sizes = {name: [int(n) for n in rng.permutation(5)[:3] + 1] for name in ("batch", "steps")}
+        if is_open:
+            shape[1 - time] = "batch"
+            if form is node and b.chance(0.5):
+                shape[time] = "steps"
+        x = add_input(b, tuple(shape), sizes, runs=3 if is_open else 1)
+        try:
+            y = form(b, x, time)
+            if len(b.shape(y)) == 3 and b.chance(0.4):
+                b.choice((written, node))(b, y, time)
+        except NoFit:
+            if not b.nodes:
+                continue
+        for _ in range(b.number(0, 2)):
+            try:
+                b.choice((*MOVES, unary))(b)
+            except NoFit:
+                continue
+        return completed(b)

@@ -1,0 +1,133 @@
+"""Random models of decisions behind small nets: orders, places, nearest samples, rounding and comparisons.
+
+Their operands are computed, so that rounding can change a decision, and some numbers tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import TensorProto
+
+from testing.random_models import Builder, NoFit, RandomModel, Step, add_input, completed
+from testing.random_steps import compare, convolve, largest, matmul, one_hot, reduce, select, softmax, stepped, unary
+
+_NETS: tuple[Step, ...] = (matmul, matmul, convolve, convolve, unary, unary, reduce, softmax)
+_FIRST = range(1, 5)
+
+
+def top(b: Builder) -> None:
+    """TopK whose values, or elements of another tensor at whose indices, are read."""
+    x = b.pick("f", _FIRST)
+    shape = b.shape(x)
+    axis = b.number(0, len(shape) - 1)
+    values, places = b.many(
+        2, "TopK", x, b.ints(b.number(1, b.least(x)[axis])), axis=axis, largest=b.number(0, 1), sorted=1
+    )
+    kind = b.choice(("both", "gather", "first", "values"))
+    if kind == "gather":
+        others = [name for name, arrays in b.values.items() if arrays[0].shape == shape and arrays[0].dtype.kind == "f"]
+        b.node("GatherElements", b.choice(others), places, axis=axis)
+        b.hidden.add(values)
+    elif kind == "first":
+        b.node("Gather", places, b.constant(np.array(0, np.int64)), axis=axis)
+    elif kind == "values":
+        b.hidden.add(places)
+
+
+def place(b: Builder) -> None:
+    """ArgMax or ArgMin, as it is, as a number, or as an index into a table."""
+    x = b.pick("f", _FIRST)
+    axis = b.axis(len(b.shape(x)))
+    kind = b.choice(("ArgMax", "ArgMin"))
+    index = b.node(kind, x, axis=axis, keepdims=b.number(0, 1), select_last_index=b.number(0, 1))
+    use = b.choice(("none", "cast", "table", "half"))
+    if use == "table":
+        b.node("Gather", b.floats((max(a.shape[axis] for a in b.values[x]), 3)), index, axis=0)
+    elif use != "none":
+        number = b.node("Cast", index, to=TensorProto.FLOAT)
+        if use == "half":
+            b.node("Add", number, b.constant(np.float32(0.5)))
+
+
+def is_largest(b: Builder) -> None:
+    """x == max(x), as peaks are found, or a mask of it."""
+    x = b.pick("f", _FIRST)
+    axis = b.axis(len(b.shape(x)))
+    if len(b.shape(x)) == 4 and b.chance(0.5):
+        most = b.node("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    elif b.opset < 18:
+        most = b.node("ReduceMax", x, axes=[axis], keepdims=1)
+    else:
+        most = b.node("ReduceMax", x, b.ints(axis), keepdims=1)
+    mask = b.node("Equal", x, most)
+    if b.chance(0.6):
+        b.node("Mul", x, b.node("Cast", mask, to=TensorProto.FLOAT))
+
+
+def nearest(b: Builder) -> None:
+    """GridSample of the nearest elements, at computed places."""
+    x = b.pick("f", (4,))
+    shape = b.shape(x)
+    grids = [name for name, (a, *_) in b.values.items() if a.ndim == 4 and a.shape[::3] == (shape[0], 2)]
+    size = (shape[0], b.number(1, 5), b.number(1, 5), 2)
+    grid = b.choice(grids) if grids and b.chance(0.7) else b.floats(size)
+    if b.chance(0.5):
+        grid = b.node(b.choice(("Tanh", "Sigmoid")), grid)
+    padding = b.choice(("zeros", "border", "reflection"))
+    mode = "nearest" if b.chance(0.8) else "bilinear" if b.opset < 20 else "linear"
+    b.node("GridSample", x, grid, mode=mode, padding_mode=padding, align_corners=b.number(0, 1))
+
+
+def count(b: Builder) -> None:
+    """How many numbers are above others."""
+    x = b.pick("f", _FIRST)
+    mask = b.node("Cast", b.node("Greater", x, b.operand(b.shape(x))), to=TensorProto.FLOAT)
+    b.node("ReduceSum", mask, b.ints(b.axis(len(b.shape(x)))), keepdims=b.number(0, 1))
+
+
+def coarse(b: Builder) -> None:
+    """Numbers of few levels, which tie."""
+    x = b.pick("f", _FIRST)
+    step = b.constant(np.float32(b.choice((1, 2, 4))))
+    b.node("Div", b.node(b.choice(("Round", "Floor", "Ceil")), b.node("Mul", x, step)), step)
+
+
+DECISIONS: tuple[Step, ...] = (
+    *(top, top, place, place, is_largest, nearest, nearest, count, coarse),
+    *(largest, stepped, compare, select, one_hot),
+)
+
+
+def random_decisions(seed: int, number: int) -> RandomModel:
+    """Model `number` of a seed: one to three decisions behind a small net; every third has open sizes."""
+    rng = np.random.default_rng([seed, number, 2])
+    while True:
+        b = Builder(rng, int(rng.choice([16, 17, 18, 23])))
+        is_open, rank = number % 3 == 0, b.choice((2, 3, 4, 4))
+        shape: list[int | str] = [b.number(1, 5) for _ in range(rank)]
+        sizes = {f"s{axis}": [int(n) for n in rng.permutation(5)[:3] + 1] for axis in range(rank)}
+        if is_open:
+            shape = [f"s{axis}" if b.chance(0.6 if axis != 1 else 0.2) else size for axis, size in enumerate(shape)]
+        runs = 3 if is_open else 1
+        add_input(b, tuple(shape), sizes, runs=runs)
+        if rank == 4 and b.chance(0.4):
+            add_input(b, (shape[0], b.number(1, 5), b.number(1, 5), 2), sizes, runs=runs)
+        _some(b, _NETS, b.number(0, 4))
+        if _some(b, DECISIONS, b.number(1, 3)):
+            return completed(b)
+
+
+def _some(b: Builder, steps: tuple[Callable[[Builder], object], ...], most: int) -> int:
+    """Append some of the steps, and return how many of them fit."""
+    fit = 0
+    for _ in range(3 * most):
+        try:
+            b.choice(steps)(b)
+        except NoFit:
+            continue
+        fit += 1
+        if fit == most:
+            break
+    return fit

@@ -1,0 +1,49 @@
+"""Every operator on zeros and ones: the models of its fixtures, with the weights of a model that was never trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from test_op_fixtures import CASES, computed
+
+from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.errors import UnsupportedError
+from testing.arrays import first_difference
+from testing.conformance import Harness
+from testing.op_cases import Case
+
+_WITHOUT = {
+    "quantization": "a scale of 0 is no model",
+    "division": "ncnn's x / 0 is NaN",
+    "normalization: LayerNormalization: width one": "ncnn adds and takes away 316 times the operand",
+    "normalization: BatchNormalization that trains": "ONNX Runtime writes into equal weights, which it shares",
+}
+
+
+def has_weights(case: Case) -> bool:
+    weights = case.model().graph.initializer
+    return any(weight.dims and weight.data_type == onnx.TensorProto.FLOAT for weight in weights)
+
+
+WEIGHTED = [case for case in CASES if has_weights(case) and not str(case).startswith((*_WITHOUT,))]
+
+
+@pytest.mark.parametrize(("number", "most_axes"), [(0, 9), (1, 9), (0, 1)], ids=["zeros", "ones", "zero biases"])
+@pytest.mark.parametrize("case", WEIGHTED, ids=str)
+def test_plain_weights(case: Case, number: float, most_axes: int, harness: Harness) -> None:
+    model = case.model()
+    for weight in model.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT and len(weight.dims) <= most_axes:
+            value = 1 if weight.name in ("var", "positive") else number
+            weight.CopyFrom(numpy_helper.from_array(np.full(weight.dims, value, np.float32), weight.name))
+    try:
+        conversions = [convert(model, optimize=False), convert(model)]
+    except UnsupportedError:
+        return
+    for sizes in case.sizes:
+        feeds = case.feeds(model, sizes)
+        reference = computed(model, feeds)
+        for conversion in conversions:
+            assert not first_difference(harness.run(conversion, feeds), reference)
