@@ -51,7 +51,7 @@ from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Pass
 from scripts.measure.latency import Latency, NetPaths, compare
 from scripts.measure.measured import BENEFIT, FIRINGS, ROOT, SOURCES, Rows, read_table, table, write_table
-from testing.pass_cases import Case, load
+from testing.pass_cases import FOLDER, Case, load_large
 from testing.skeletons import refill
 
 WORTH = ("net", "net ms", "net ratio", "net median", "alone ms", "alone ratio", "alone median")
@@ -155,14 +155,14 @@ def _numbers(prefix: str, found: Latency | None) -> dict[str, str]:
 def run_worth(options: argparse.Namespace) -> None:
     """Measure all passes, and write the table after each one."""
     rows, firings, start = read_table(BENEFIT), read_table(FIRINGS), time.perf_counter()
-    nets = {case.title: case for case in load(ROOT / "fixtures" / "pass_nets.md")}
     todo = [p for p in PASSES if options.only in p.name and (options.again or p.name not in rows)]
     for number, p in enumerate(todo, 1):
         net = firings.get(p.name, {}).get("net", "-")
         path = locate(net, options.models, options.nets)
         whole = None
         with tempfile.TemporaryDirectory() as folder:
-            alone = measure_alone(p, nets[p.name], Path(folder), options.seconds)
+            large = load_large(FOLDER / f"{p.name}.md")
+            alone = measure_alone(p, large, Path(folder), options.seconds) if large else None
             if path is not None:
                 try:
                     whole = measure_whole(p, path, Path(folder), options.seconds)
