@@ -17,6 +17,7 @@ from onnx2ncnn_opt import entry_points, passes
 from onnx2ncnn_opt.errors import RunError, ShapeError, UsageError, check_option, check_options
 from onnx2ncnn_opt.ir.caches import caches
 from onnx2ncnn_opt.ir.cut import cut, drop_unused
+from onnx2ncnn_opt.ir.detections import DETECTORS, after_boxes, before_boxes
 from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
@@ -29,8 +30,8 @@ from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.param.connect import DroppedSplit
 from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_net, write_staged
 from onnx2ncnn_opt.param.pnnx import shapes_beside
-from onnx2ncnn_opt.param.splits import count_layers
-from onnx2ncnn_opt.param.storage import ROUNDING, OwnStorage, Storage, encoding_of, plan_storage
+from onnx2ncnn_opt.param.splits import count_layers, list_layers
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of, own_storage, plan_storage
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
 from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
@@ -74,6 +75,7 @@ class Optimized(Rewritten):
     is_binary: bool
     shapes: Mapping[str, tuple[int, ...]]
     _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
+    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # what it calls the inputs of detection layers
     _is_cut: bool = field(repr=False)
     _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
     masks: tuple[Mask, ...] = ()
@@ -163,7 +165,8 @@ class Optimized(Rewritten):
     ) -> VerifyReport:
         """Run the net before and after in ncnn on inputs drawn from a seed, and compare every output but `caches`.
 
-        The inputs are plain ones and large ones, for a small net many more, as `verify_net` draws them.
+        The inputs are plain ones and large ones, for a small net many more, as `verify_net` draws them. Boxes that a
+        detection layer chooses are judged as `Boxes` says.
 
         `files` are the ones to judge, with the names in them, as `staged` gives them; by default the graph is written
         to temporary ones. `threads` is the number of cores to use, and `worker` a process to use again. `on` is where
@@ -182,7 +185,7 @@ class Optimized(Rewritten):
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker  # only where something is verified
         from onnx2ncnn_opt.runtime.targets import check_modes, find_target
         from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, chosen, in_mode, with_rounding
-        from onnx2ncnn_opt.verification.nets import FOLDING, compare_outputs, draw_runs, run_reference
+        from onnx2ncnn_opt.verification.nets import FOLDING, Boxes, compare_outputs, draw_runs, run_reference
         from onnx2ncnn_opt.verification.verify import VerifyReport, found_at, worst_of
 
         check_options(seed=seed, threads=threads, timeout=timeout)
@@ -193,15 +196,24 @@ class Optimized(Rewritten):
         opaque = set(self.caches)
         outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob.name not in opaque]
         given = [{self._blobs[blob.name]: array for blob, array in feeds.items()} for _, feeds in runs]
-        asked = {self._blobs[blob.name]: blob.name for blob in outputs}
+        after = after_boxes(self.graph)
+        read = {blob: n for layer, names in self._boxes.items() for blob, n in zip(layer.inputs, names, strict=True)}
+        origins = {blob: read[blob] for blob in before_boxes(self.graph) if blob in read}
+        boxes = Boxes(
+            {blob.name: name for blob, name in origins.items()},
+            {blob.name: self._blobs[blob.name] for blob in outputs if blob in after},
+        )
+        origins |= {blob: self._blobs[blob.name] for blob in outputs if blob not in after}
+        asked = {name: blob.name for blob, name in origins.items()}
         options: dict[str, Any] = {"timeout": timeout, "threads": threads}
         with (
             tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
             nullcontext(worker) if worker else NcnnWorker(target) as process,
+            NcnnWorker(target) as second,  # which keeps the original loaded, and starts when that is needed
         ):
 
-            def runner(paths: NetFiles, *, exact: bool, mode: str = "fp32") -> NcnnRunner:
-                return NcnnRunner(paths.param, paths.bin, worker=process, exact=exact, mode=mode, **options)
+            def runner(paths: NetFiles, *, exact: bool, mode: str = "fp32", worker: NcnnWorker = process) -> NcnnRunner:
+                return NcnnRunner(paths.param, paths.bin, worker=worker, exact=exact, mode=mode, **options)
 
             def original(*, exact: bool) -> list[dict[str, Array]]:
                 net = runner(self.source, exact=exact)
@@ -223,14 +235,18 @@ class Optimized(Rewritten):
             def judged(
                 paths: NetFiles, known: Mapping[Blob, str], tolerance: Tolerance, mode: str = "fp32"
             ) -> Iterator[tuple[Draw, tuple[OutputReport, ...]]]:
-                wanted = {blob.name: known[blob] for blob in outputs}
+                names = {**inner_names, **known}
+                wanted = {blob.name: names[blob] for blob in (*origins, *outputs)}
                 net = runner(paths, exact=exact and mode == "fp32", mode=mode)
-                both = list(zip(runs, references, strict=True))
-                for (draw, drawn), before in counted(both, f"ncnn runs the net in {mode}", "runs"):
+                source = runner(self.source, exact=exact, worker=second)
+                each = list(zip(runs, given, references, strict=True))
+                for (draw, drawn), own, before in counted(each, f"ncnn runs the net in {mode}", "runs"):
                     if tolerance.relative > allowed.relative and draw.scale > 1:
                         continue  # the rounding of weights is judged on ordinary inputs, the net in 32 bits on all
                     feeds = {known[blob]: array for blob, array in drawn.items()}
-                    yield draw, compare_outputs(net, feeds, before, wanted, chosen(tolerance, rtol, atol))
+                    limits = chosen(tolerance, rtol, atol)
+                    reports = compare_outputs(net, feeds, before, wanted, limits)
+                    yield draw, boxes.compare(net, feeds, wanted, source, own, reports, limits)
 
             def in_16_bits(
                 written: NetFiles, known: Mapping[Blob, str], mode: str
@@ -254,7 +270,8 @@ class Optimized(Rewritten):
             except RunError:  # some nets run with ncnn's usual kernels only
                 exact, allowed = False, DEFAULT
                 references = original(exact=False)
-            if files is None or names is None:
+            inner_names = list_layers(self.graph).inner_names
+            if files is None or names is None or boxes.outputs:  # a binary .param has no names of inner blobs
                 files = NetFiles.at(Path(folder) / "net")
                 names = write_net(self.graph, files.param, files.bin)
             rounded = allowed
@@ -349,7 +366,7 @@ def optimize(
     are what is verified and computed with, but the net may be fed others: only with `fixed_shapes` may passes rely
     on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
     between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
-    without it that is done with weights that passes have made, if most others have 16 bits. `shape_hints` writes the
+    without it that is done with weights that passes have computed from such weights alone. `shape_hints` writes the
     shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
     does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
     make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
@@ -373,6 +390,8 @@ def optimize(
     step("reading the net")
     net = read_net(param, bin, types)
     graph = net.graph
+    producers = {blob: name for name, blob in reversed(list(net.names.items()))}
+    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
     beside = {} if start or end else _beside(Path(param), graph, shapes or {})
     given = {**beside, **(shapes or {})}
     sizes = _bound(graph, given, partial=bool(start))
@@ -382,7 +401,6 @@ def optimize(
         _infer(graph, sizes)
         starts, ends = (_find(net, names, option) for names, option in ((start, "--start"), (end, "--end")))
         # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
-        producers = {blob: name for name, blob in reversed(list(net.names.items()))}
         files |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
         for name, blob in starts.items():
             if shapes and name in shapes:
@@ -393,7 +411,6 @@ def optimize(
         sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
         _check_known(graph, shapes or {})
     before = count_layers(graph)
-    own = OwnStorage(graph)
     misfit = _infer(graph, sizes)
     memory = peak_memory(graph)
     events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release, step)
@@ -408,7 +425,7 @@ def optimize(
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     if shape_hints:
         _add_hints(graph)
-    plan = plan_storage(graph, encoding) if encoding else own.plan(graph)
+    plan = plan_storage(graph, encoding) if encoding else own_storage(graph)
     if plan:
         plan.apply()
     return Optimized(
@@ -429,6 +446,7 @@ def optimize(
         _blobs=files,
         masks=tuple(proved.values()),
         _is_masked=masked,
+        _boxes=boxes,
         _is_cut=bool(start or end),
     )
 

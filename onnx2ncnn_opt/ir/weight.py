@@ -34,13 +34,15 @@ class Encoding(enum.Enum):
 class Weight:
     """One weight block: `data` as stored, and for `Encoding.TABLE` its 256 float32 `table` values.
 
-    `tag` is the number before a TABLE, which may be any that is not another encoding's.
+    `tag` is the number before a TABLE, which may be any that is not another encoding's. `short` is the encoding of the
+    weights that a pass has computed this one from, if that is FP16 or BF16.
     """
 
     data: Array
     encoding: Encoding = Encoding.FP32
     table: Array | None = None
     tag: int = 1
+    short: Encoding | None = None
 
     @property
     def array(self) -> Array:

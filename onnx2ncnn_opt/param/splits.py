@@ -29,10 +29,11 @@ class Line(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The lines of a file, and the name under which it has each input and output of the graph."""
+    """The lines of a file, and the name under which it has each input and output of the graph, and each other blob."""
 
     lines: tuple[Line, ...]
     names: Mapping[Blob, str]
+    inner_names: Mapping[Blob, str]
 
 
 class _Tensor:
@@ -61,7 +62,7 @@ def list_layers(graph: Graph) -> Listing:
     inner = [t.blob for blob, t in tensors.items() if blob is t.blob and not t.promised and blob not in names]
     inner_names = dict(zip(inner, safe_names((blob.name for blob in inner), pool), strict=True))
     lines = tuple(_lines(graph, tensors, {**names, **inner_names}, pool))
-    return Listing(lines, names)
+    return Listing(lines, names, inner_names)
 
 
 def count_layers(graph: Graph) -> int:

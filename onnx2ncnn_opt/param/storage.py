@@ -64,7 +64,7 @@ class _Change(NamedTuple):
 class Storage:
     """What `plan_storage` found: the weights to store in 16 bits, and those that have to stay as they are.
 
-    `is_own` says that the net was stored so before, and that it is only about the weights that passes have made.
+    `is_own` says that these weights come of weights that were stored so before.
     """
 
     encoding: Encoding
@@ -105,33 +105,15 @@ class Storage:
                     del change.layer.params["load_type"]
 
 
-class OwnStorage:
-    """How a net stores its weights before passes change them, so that a 16 bit net stays one."""
+def own_storage(graph: Graph) -> Storage | None:
+    """Return the weights that passes have computed from 16-bit weights, to be stored in 16 bits again; None for none.
 
-    def __init__(self, graph: Graph) -> None:
-        self._weights: set[Weight] = set()
-        sizes: dict[bool, Counter[Encoding]] = {True: Counter(), False: Counter()}  # of constants, and of others
-        for layer in graph:
-            self._weights.update(weight for _, weight in layer.weights.stored_items())
-            for block in weight_blocks(layer):
-                weight = layer.weights.stored(block.name)
-                is_constant = layer.type == "MemoryData" and not _is_integer(weight)
-                if weight.is_float and (block.tagged or is_constant):
-                    sizes[is_constant][weight.encoding] += block.count
-        usual = {kind: encoding for kind, count in sizes.items() for encoding, _ in count.most_common(1)}
-        self._encoding = usual[False] if usual.get(False) in ROUNDING else None
-        self._of_constants = usual.get(True) is self._encoding
-
-    def plan(self, graph: Graph) -> Storage | None:
-        """The weights that are new, in the 16 bits of most others; None where most have 32, or none is new."""
-        if self._encoding is None:
-            return None
-        new = [
-            (layer, block, weight)
-            for layer, block, weight in _candidates(graph)
-            if weight not in self._weights and (self._of_constants or layer.type != "MemoryData")
-        ]
-        return _plan(new, self._encoding, is_own=True) if new else None
+    All get the encoding that most have; the others keep 32 bits.
+    """
+    new = [(layer, block, weight) for layer, block, weight in _candidates(graph) if weight.short]
+    for encoding, _ in Counter(weight.short for *_, weight in new if weight.short).most_common(1):
+        return _plan((item for item in new if item[2].short is encoding), encoding, is_own=True)
+    return None
 
 
 def plan_storage(graph: Graph, encoding: Encoding) -> Storage:

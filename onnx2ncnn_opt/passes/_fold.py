@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require
 # What float32 loses of a number beside an offset is at most 2^-24 of the offset. Where that comes to more than 2^-13 of
 # what is left, the offset may be there to round: a quantiser's step is no smaller, and weights are no less exact.
 _MOST_OFFSET = 2.0**11
+# Up to here float32 has all integers, and they may be meant to be exact; larger offsets are masks, such as -1e9.
+_MOST_INTEGER = 2.0**24
 # Between these, a factor neither overflows nor loses digits before another one brings the numbers back.
 _LEAST_FACTOR, _MOST_FACTOR = 2.0**-64, 2.0**64
 
@@ -32,7 +34,7 @@ def fold(layer: Layer, affine: Affine) -> Layer:
     """The layer with ``output * scale + shift`` computed into it; weights that change become float32."""
     scale, shift = affine
     own, reach = _own_offset(layer), partial(_reach, layer, scale)
-    require_offsets_fold((own * scale, shift), own * scale + shift, reach)
+    require_offsets_fold(own * scale, shift, reach)
     if layer.type == "BatchNorm":
         slope, bias = _blocks(layer, "slope_data", "bias_data")
         return layer.having(weights=_stored(layer, slope_data=slope * scale, bias_data=bias * scale + shift))
@@ -49,18 +51,23 @@ def fold(layer: Layer, affine: Affine) -> Layer:
     return layer.having(bias_term=bias_term, weights=_stored(layer, **weights))
 
 
-def require_offsets_fold(offsets: Sequence[Array], left: Array, reach: Callable[[], Array]) -> None:
-    """Refuse to make one offset of several that are far larger than what they leave, element by element.
+def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]) -> None:
+    """Refuse to add two offsets, element by element, if one is far larger than the blob and the sum may matter.
 
     ``x * 10 + 12582912 - 12582912`` rounds: what is added goes beyond float32's digits, and what is taken away brings
-    back what they could hold. `left` is the one offset, and `reach` what numbers of size 1 at most add to it (asked
-    only where it matters); numbers of about that size are what nets compute with.
+    back what they could hold. ``i + 8388608 + 0.5`` is exact for an integer i near -8388608, but 8388608.5 is no
+    float32. `reach` is what numbers of size 1 at most add to the sum (asked only where it matters); numbers of about
+    that size are what nets compute with.
     """
-    largest = np.max([np.broadcast_to(np.abs(offset), left.shape) for offset in offsets], axis=0)
-    enough = np.maximum(np.abs(left), 1.0)
-    if (largest > _MOST_OFFSET * enough).any():
-        rounds = largest > _MOST_OFFSET * np.maximum(enough, reach())
+    both = np.asarray(first + second)
+    largest = np.maximum(np.abs(first), np.abs(second))
+    if (largest > _MOST_OFFSET).any():
+        is_large = largest > _MOST_OFFSET * np.maximum(1.0, reach())
+        rounds = is_large & (largest > _MOST_OFFSET * np.abs(both))
         require(not rounds.any(), "offsets far larger than what they leave may be there to round")
+        is_exact = (both.astype(np.float32) == both) & (both - first == second) & (both - second == first)
+        matters = is_large & (largest <= _MOST_INTEGER)
+        require((is_exact | ~matters).all(), "the sum of large offsets is not exact in float32")
 
 
 def one_factor(first: float, second: float) -> float:

@@ -65,13 +65,13 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
     by_group = weight.reshape(group, layer["num_output"] // group, each, -1)
     scaled = by_group * scale.reshape(group, 1, each, 1)
     weights = {"weight_data": stored(layer, "weight_data", scaled).reshape(-1)}
-    moved = (by_group * shift.reshape(group, 1, each, 1)).sum(axis=(2, 3)).reshape(-1)
     if shift.any():
-        bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros_like(moved)
-        reached, added = (np.abs(by_group * each.reshape(group, 1, -1, 1)) for each in (scale, shift))
-        offsets, reach = (values.sum(axis=(2, 3)).reshape(-1) for values in (added, reached))
-        require_offsets_fold((bias, offsets), bias + moved, lambda: reach)
-        weights["bias_data"] = stored(layer, "bias_data", bias + moved)
+        bias = layer.weights["bias_data"].astype(np.float64) if layer["bias_term"] else np.zeros(layer["num_output"])
+        added = (by_group * shift.reshape(group, 1, each, 1)).reshape(len(bias), -1)
+        terms = np.concatenate([added, bias[:, None]], axis=1)
+        gains, losses = (select(terms, 0).sum(axis=1) for select in (np.maximum, np.minimum))
+        require_offsets_fold(gains, losses, lambda: np.abs(scaled).reshape(len(bias), -1).sum(axis=1))
+        weights["bias_data"] = stored(layer, "bias_data", terms.sum(axis=1))
     bias_term = 1 if shift.any() else layer["bias_term"]
     result = layer.having(inputs=affine.inputs, bias_term=bias_term, weights=weights)
     if relu is not None:

@@ -48,7 +48,7 @@ def fuse_binaryop_binaryop(
     both = np.asarray(a * b if is_factor else a + b)
     require(both.size <= max(a.size, b.size), "the constants together would be larger")
     if not is_factor:
-        require_offsets_fold((a, b), both, partial(np.ones, both.shape))
+        require_offsets_fold(a, b, partial(np.ones, ()))
     sizes = data_params(both.shape)
     constant = second.having(load_type=None, **sizes, weights={"data": stored(second, "data", both).reshape(-1)})
     constant.outputs = (Blob(f"{second.output.name}_both", both.shape),)
@@ -56,6 +56,5 @@ def fuse_binaryop_binaryop(
 
 
 def _sum(first: float, second: float) -> float:
-    both = first + second
-    require_offsets_fold((np.array(first), np.array(second)), np.array(both), partial(np.ones, ()))
-    return both
+    require_offsets_fold(np.array(first), np.array(second), partial(np.ones, ()))
+    return first + second

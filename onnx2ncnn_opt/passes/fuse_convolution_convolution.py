@@ -44,7 +44,7 @@ def fuse_convolution_convolution(first: Layer, second: Layer, view: Layer | None
     weight = after.weight @ before.weight
     offset = after.weight @ before.bias
     bias = offset + after.bias
-    require_offsets_fold((offset, after.bias), bias, lambda: np.abs(weight).sum(axis=1))
+    require_offsets_fold(offset, after.bias, lambda: np.abs(weight).sum(axis=1))
     if view is None:
         params = {name: second[name] for name in ("num_output", "activation_type", "activation_params")}
         weights = {

@@ -40,7 +40,7 @@ def _fuse(name: str, kinds: frozenset[int], one_sided: frozenset[int]) -> Rewrit
         require(gemm["alpha"] or not shift.any(), f"Gemm '{gemm.name}' has alpha 0")
         c = offset_per_column(gemm) * scale
         own = gemm["alpha"] * c
-        require_offsets_fold((own, shift), own + shift, partial(_reach, gemm, scale))
+        require_offsets_fold(own, shift, partial(_reach, gemm, scale))
         return with_c(gemm, c + shift / gemm["alpha"] if shift.any() else c, **weights)
 
     return fuse

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
+
 from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.passes._fold import require_offsets_fold
 from onnx2ncnn_opt.passes._linear import close, factor, offset, plus, times
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
@@ -36,4 +39,6 @@ def fuse_hardsigmoid(
     slope = factor(divided) if divided else 1.0
     alpha = (factor(mul) if mul else slope) * top
     require(alpha > 0, f"'{clip.name}' falls where HardSigmoid rises")
-    return Layer("HardSigmoid", clip.name, [x], (), {"alpha": alpha, "beta": offset(add) * slope * top})
+    beta = np.array(offset(add) * slope * top)
+    require_offsets_fold(beta, np.zeros(()), lambda: np.array(alpha))
+    return Layer("HardSigmoid", clip.name, [x], (), {"alpha": alpha, "beta": float(beta)})

@@ -28,7 +28,7 @@ def _fold(norm: Layer, affine: Affine) -> Layer:
     if norm.type != "RMSNorm":
         beta = norm.weights["beta_data"].astype(np.float64) if has else np.zeros(size)
         moved = beta * affine.scale
-        require_offsets_fold((moved, affine.shift), moved + affine.shift, lambda: np.abs(gamma * affine.scale))
+        require_offsets_fold(moved, affine.shift, lambda: np.abs(gamma * affine.scale))
         weights["beta_data"] = stored(norm, "beta_data", moved + affine.shift)
     stated: dict[str, Any] = {_SIZE[norm.type]: size}
     return norm.having(affine=None, weights=weights, **stated)

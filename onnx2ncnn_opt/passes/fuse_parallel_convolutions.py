@@ -73,7 +73,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
     weight = large.weight.copy()
     weight[np.ix_(*map(range, weight.shape[:2]), *taps)] += small.weight
     bias = large.bias + small.bias
-    require_offsets_fold((large.bias, small.bias), bias, lambda: np.abs(weight).reshape(len(bias), -1).sum(axis=1))
+    require_offsets_fold(large.bias, small.bias, lambda: np.abs(weight).reshape(len(bias), -1).sum(axis=1))
     weights = {"weight_data": stored(large.layer, "weight_data", weight).reshape(-1)}
     if bias.any() or large.layer["bias_term"]:
         weights["bias_data"] = stored(large.layer, "bias_data", bias)

@@ -6,11 +6,15 @@ Both kinds of passes end here: what a rewrite returns for a match becomes a `Rep
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.names import NamePool
 from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.rewrite.rule import Replacement, require
 
 _STORAGE = int(Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE)
@@ -88,6 +92,7 @@ def carry_out(
     for layer in edit.made:
         allow(layer)
     _inherit(edit)
+    _keep_storage(edit)
     readers = [user for blob in edit.reads for user in blob.users if user not in made]
     for layer, before in edit.added:
         graph.add(layer, before=before)
@@ -156,6 +161,29 @@ def _inherit(edit: Replacement) -> None:
         _set(new, "shape_hints", old["shape_hints"])
     for heir in edit.heirs:
         heir.traced = (*heir.traced, *origin)
+
+
+def _keep_storage(edit: Replacement) -> None:
+    """Let a new weight with the numbers of an old one have its encoding; note for others that all old ones are short.
+
+    Only weights that ncnn reads after a tag have encodings.
+    """
+    old = [weight for layer in (*edit.layers, *edit.sources) for _, weight in _tagged(layer)]
+    encodings = {weight.short or weight.encoding for weight in old}
+    short = encodings.pop() if len(encodings) == 1 and encodings < {Encoding.FP16, Encoding.BF16} else None
+    for layer in edit.made:
+        for name, new in _tagged(layer):
+            if new in old or new.encoding is not Encoding.FP32:
+                continue
+            alike = (w for w in old if w.encoding is not Encoding.FP32 and w.data.size == new.data.size)
+            same = next((w for w in alike if np.array_equal(w.array, new.data)), None)
+            layer.weights[name] = same or replace(new, short=short)
+
+
+def _tagged(layer: Layer) -> list[tuple[str, Weight]]:
+    specs = layer.spec.weights if layer.spec else ()
+    names = {spec.name for spec in specs if spec.is_tagged(layer.resolved)}
+    return [(name, weight) for name, weight in layer.weights.stored_items() if name in names]
 
 
 def _set(layer: Layer, name: str, value: object) -> None:

@@ -17,6 +17,9 @@ BINARY_MAGIC = (7767517).to_bytes(4, "little")
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
 
 
+EMPTY = "extract returned an empty Mat"
+
+
 class NcnnNet:
     """A loaded net. `options` are those of ncnn.Option; raises one of NCNN_ERRORS where it does not load."""
 
@@ -61,7 +64,7 @@ class NcnnNet:
 
         code, mat = extractor.extract(self.blob(output["blob"]))
         if code != 0 or mat.dims == 0:
-            raise RuntimeError(f"extract returned {code}" if code else "extract returned an empty Mat")
+            raise RuntimeError(f"extract returned {code}" if code else EMPTY)
         if mat.n > 1 and output["batch_axis"] is None:
             raise RuntimeError(f"the Mat holds a batch of {mat.n}, but no batch axis was expected")
         return np.array(mat.numpy(**batch_index(output)))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.runtime._ncnn_net import EMPTY
 
 Array = NDArray[Any]
 
@@ -45,6 +46,11 @@ class Failure(NamedTuple):
 
     def __str__(self) -> str:
         return self.reason
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether ncnn computed the output, and it has no elements."""
+        return self.reason.startswith(EMPTY)
 
 
 # The first version that can do what is asked of it here: from this one on, ncnn takes batches from Python.

@@ -29,7 +29,8 @@ _DOUBLE_NAMES = """
 DOUBLE = frozenset(_DOUBLE_NAMES.split())
 _GATES = {"GRU": 3, "RNN": 1}  # which ONNX Runtime has in float32 only
 _STATE, _PRODUCTS = "onnx2ncnn_opt.state", "onnx2ncnn_opt.products"  # inputs of a step: products with the weights
-_OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs
+_OLDEST_OPSET = 11  # Slice and Pad have their numbers as inputs, and there is Range
+_WANTED_OPSET = 13  # Clip has float64
 _END = np.iinfo(np.int64).max
 
 
@@ -46,9 +47,8 @@ class InDouble:
         proto = read_model(model)
         if outputs:
             cut_model(proto, outputs, folder)
-        self._opset = next((entry.version for entry in proto.opset_import if not entry.domain), 1)
-        if self._opset < _OLDEST_OPSET:
-            raise RunError(f"opset {self._opset} is not rewritten, {_OLDEST_OPSET} is the oldest")
+        proto = upgraded(proto)
+        self._opset = _opset(proto)
         if any(attribute.HasField("g") for node in proto.graph.node for attribute in node.attribute):
             raise RunError("a model with branches or loops is not rewritten")
         inferred = inferred_values(proto)
@@ -262,6 +262,33 @@ class InDouble:
         name = out or f"onnx2ncnn_opt.double{next(self._numbers)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
+
+
+def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model in an opset that has the operators of a rewritten one, and most of them in float64.
+
+    Raises RunError for one that ONNX cannot convert, and that lacks these operators.
+    """
+    opset = _opset(proto)
+    if opset >= _WANTED_OPSET:
+        return proto
+    try:
+        proto = onnx.version_converter.convert_version(proto, _WANTED_OPSET)
+    except (onnx.version_converter.ConvertError, RuntimeError) as error:
+        if opset >= _OLDEST_OPSET:
+            return proto
+        raise RunError(f"opset {opset} cannot be converted to {_WANTED_OPSET}: {error}") from error
+    for node in proto.graph.node:
+        if node.op_type == "Resize" and opset < 11:  # which ONNX turns into one of other coordinates
+            modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            kept = [attribute for attribute in node.attribute if attribute.name not in modes]
+            del node.attribute[:]
+            node.attribute.extend((*kept, *(helper.make_attribute(name, mode) for name, mode in modes.items())))
+    return proto
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
 def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

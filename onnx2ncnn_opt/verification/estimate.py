@@ -16,6 +16,7 @@ from pathlib import Path
 
 from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import Inner, in_half, inner_arithmetic, makes_32_bits
@@ -32,7 +33,7 @@ _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 @dataclass(frozen=True)
 class Walk:
-    """One run: its outputs; of each blob what `Seen` has."""
+    """One run: the blobs of `Estimator.compared`; of each blob what `Seen` has."""
 
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
@@ -48,7 +49,8 @@ class Estimator:
     """Runs a net in 32 and in 16 bits; use as a context manager.
 
     `feeds` are by the graph's input blobs. Masks may be put on layers between runs: they are honoured. `worker` is a
-    process to use again, instead of one of its own.
+    process to use again, instead of one of its own. `compared` are the outputs, and their names in the written net; in
+    place of chosen boxes, whose number is not stable, are the blobs that they are chosen by.
     """
 
     graph: Graph
@@ -70,12 +72,14 @@ class Estimator:
             if line.layer is not None
             for blob, top in zip(line.layer.outputs, line.tops, strict=True)
         }
-        self._public = listing.names
         self._runner = self._runner_of(param, bin)
         halves = [(layer, in_half(layer)) for layer in self.graph]
         self._halves = {layer: half for layer, half in halves if half is not None}
         self._written: dict[frozenset[Layer], NcnnRunner] = {}  # the last one; others of `on` have it as well
-        self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph)
+        self._indexes, self._opaque = index_blobs(self.graph), caches(self.graph) | after_boxes(self.graph)
+        public = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
+        names = {**listing.inner_names, **listing.names}
+        self.compared = {blob: names[blob] for blob in (*before_boxes(self.graph), *public)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,11 +124,11 @@ class Estimator:
         return self._written[key]
 
     def fetch(self, blob: Blob) -> Fetch:
-        """An output as the written net has it, with a batch as `feeds` have one."""
+        """A blob of `compared` as the written net has it, with a batch as `feeds` have one."""
         is_batch = any(
             feed.batch_axis is not None and feed.array.shape[feed.batch_axis] > 1 for feed in self.feeds.values()
         )
-        return Fetch(self._public[blob], 0 if is_batch else None)
+        return Fetch(self.compared[blob], 0 if is_batch else None)
 
     def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None, seed: int = 0) -> Walk:
         """The net with every blob rounded to "fp16" or "bf16" (or none).
@@ -168,21 +172,21 @@ class Estimator:
                 blobs[name] = blob
                 is_read = any(user in readers for user in blob.users)
                 keeps = blob in self._indexes or _stays(blob, rounding)
-                steps.append(Step(name, "" if keeps else rounding, makes_32_bits(layer), noise.get(layer, ()), is_read))
-        outputs = [blob for blob in self.graph.outputs if not blob.is_input and blob not in self._opaque]
-        ends = {self._public[blob]: blob for blob in outputs}
+                is_sent = is_read or self.compared.get(blob) == name
+                steps.append(Step(name, "" if keeps else rounding, makes_32_bits(layer), noise.get(layer, ()), is_sent))
+        ends = {name: blob for blob, name in self.compared.items() if name not in blobs}  # of Splits
         steps += [Step(name, send=True) for name in ends]
         waiting: dict[Blob, Array] = {}
         left = {blob: sum(user in readers for user in blob.users) for blob in self._names}
 
         def visit(step: Step, seen: Seen) -> None:
-            blob = blobs.get(step.blob)
-            if blob is None or blob in walk.largest:  # what is computed has been: it is an output's turn
-                assert seen.array is not None
-                walk.outputs[ends[step.blob]] = seen.array
+            blob = ends.get(step.blob) or blobs[step.blob]
+            if seen.array is not None and self.compared.get(blob) == step.blob:
+                walk.outputs[blob] = seen.array
+            if step.blob in ends:
                 return
             walk.largest[blob], walk.special[blob] = seen.largest, seen.special
-            if seen.array is None:
+            if seen.array is None or not left[blob]:
                 return
             waiting[blob] = seen.array[0] if seen.is_batch else seen.array
             for layer in blob.users:

@@ -145,7 +145,7 @@ class DeviceJudge(Judge):
         return NcnnRunner(param, self._bin, mode="fp16", worker=self._worker, threads=None, timeout=self._timeout)
 
     def _outputs(self, runner: NcnnRunner) -> dict[Blob, Array]:
-        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        outputs = list(self.estimator.compared)
         fetches = [self.estimator.fetch(blob) for blob in outputs]
         results = runner.run({self._names[blob]: feed for blob, feed in self._feeds.items()}, fetches)
         return {blob: results[fetch.blob] for blob, fetch in zip(outputs, fetches, strict=True)}

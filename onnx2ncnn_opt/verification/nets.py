@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -19,6 +20,7 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.verification.compare import Tolerance, compare
 from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
+from onnx2ncnn_opt.verification.verify import worst_of
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
 # of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and
@@ -29,6 +31,7 @@ UNPROVEN_NET = (
     "it is NaN before as well as after, which proves nothing; broken weights, or inputs that do not suit the net? "
     "(another --seed or --shape may, --no-verify does without)"
 )
+NO_BOXES = "no boxes before and after, which are chosen by the same numbers"
 # NaN as it is computed; as bits of integers these are two numbers of -2**31 and below 2**31.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
@@ -76,12 +79,18 @@ def draw_runs(
     sizes = {blob: _shape(blob, shapes) for blob in inputs}
     uses = {blob: _uses(blob) for blob in inputs}
     swept: Counter[Blob] = Counter()
+    image_sizes = {layer.inputs[2] for layer in graph if layer.type == "Proposal"}
+    largest = max(sizes.values(), key=math.prod, default=())
+    image_size = np.array([*largest[-2:], 1], np.float32)  # height, width and scale
 
     def drawn(draw: Draw) -> tuple[Draw, dict[Blob, Array]]:
         feeds = {}
         for blob, number in inputs.items():
             dtype = np.dtype(np.float32 if uses[blob].table is None else np.int32)
-            feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
+            if blob in image_sizes:
+                feeds[blob] = np.resize(image_size, math.prod(sizes[blob])).reshape(sizes[blob])
+            else:
+                feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
         swept.update({blob: array.size for blob, array in feeds.items()})
         return draw, feeds
 
@@ -197,6 +206,61 @@ def compare_outputs(
     return tuple(
         _judge(name, names[name], results[names[name]], expected, tolerance) for name, expected in reference.items()
     )
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The outputs that depend on boxes of detection layers, and the blobs that these choose boxes by.
+
+    Which boxes there are, and in which order, hangs on the last bits of scores. So the net and the original have to
+    agree about `deciding`. Then the original chooses boxes by the net's own numbers, and `outputs` have to be equal.
+    Both map names in the graph to names in the original file.
+    """
+
+    deciding: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+    def compare(
+        self,
+        runner: NcnnRunner,
+        feeds: Mapping[str, Array],
+        names: Mapping[str, str],
+        original: NcnnRunner,
+        given: Mapping[str, Array],
+        reports: Sequence[OutputReport],
+        tolerance: Tolerance,
+    ) -> tuple[OutputReport, ...]:
+        """Return the reports of all outputs from the `reports` of those that do not depend on boxes, and of `deciding`.
+
+        `feeds` and `names` are the net's, `given` the original's inputs.
+        """
+        if not self.outputs:
+            return tuple(reports)
+        inputs = [report for report in reports if report.name in self.deciding]
+        wrong = [replace(r, message=f"'{r.name}', by which boxes are chosen: {r.message}") for r in inputs if r.message]
+        found: list[OutputReport] = []
+        if not wrong:
+            results = runner.extract(feeds, [names[name] for name in (*self.deciding, *self.outputs)])
+            own = {name: results[names[name]] for name in self.deciding}
+            fed = {self.deciding[name]: array for name, array in own.items() if not isinstance(array, Failure)}
+            before = original.extract({**given, **fed}, list(self.outputs.values()))
+            found = [
+                _judge_boxes(name, names[name], results[names[name]], before[origin], tolerance)
+                for name, origin in self.outputs.items()
+            ]
+        found = found or [replace(wrong[0], name=name, blob=names[name]) for name in self.outputs]
+        merged = [replace(worst_of([report, *inputs]), name=report.name, blob=report.blob) for report in found]
+        return (*(report for report in reports if report not in inputs), *merged)
+
+
+def _judge_boxes(
+    name: str, blob: str, result: Array | Failure, before: Array | Failure, tolerance: Tolerance
+) -> OutputReport:
+    if isinstance(before, Failure):
+        if isinstance(result, Failure) and result.is_empty and before.is_empty:
+            return OutputReport(name, blob, "ok", NO_BOXES)
+        return OutputReport(name, blob, "missing", f"the original net does not give it: {before.reason}")
+    return _judge(name, blob, result, before, tolerance)
 
 
 def _judge(name: str, blob: str, result: Array | Failure, reference: Array, tolerance: Tolerance) -> OutputReport:

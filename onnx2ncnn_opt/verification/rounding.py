@@ -36,7 +36,7 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model, read_model
 from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, parts
-from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values
+from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values, upgraded
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20
@@ -244,6 +244,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
     proto = read_model(model)
     if outputs:
         cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
+    proto = upgraded(proto)
     types = element_types(proto, inferred_values(proto))
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     exact = {value.name for value in (*proto.graph.input, *proto.graph.initializer)}

@@ -241,6 +241,34 @@ def test_a_net_of_32_bits_stays_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("factor", [False, True])
+def test_weights_beside_those_of_16_bits_stay(tmp_path: Path, kind: str, factor: bool) -> None:
+    """A table whose layer gets another bias keeps its bits; weights that were not short before are not short after."""
+    lines = (
+        "Input data 0 1 data 0=4 1=3 2=2",
+        "Split d 1 3 data d0 d1 d2",
+        "Convolution a 1 1 d0 p 0=8 1=1 6=16",
+        "BatchNorm n 1 1 p q 0=8",
+        "BatchNorm m 1 1 d1 r 0=2",
+        "Convolution b 1 1 r s 0=2 1=1 6=4",
+        "Convolution c 1 1 d2 t 0=8 1=1 6=16",
+        "BatchNorm o 1 1 t u 0=8",
+    )
+    norm = values(8), values(8, seed=1), values(8, seed=2) ** 2 + 1, values(8, seed=3)
+    before = raw(np.full(2, 3.0 if factor else 1.0), np.zeros(2), np.ones(2), values(2))
+    table = (1).to_bytes(4, "little") + values(256).tobytes() + bytes([3, 200, 7, 90])
+    weights = short(values(16), kind) + raw(*norm) + before + table + tagged(values(16)) + raw(*norm)
+    result = optimize(*write_net(tmp_path, *lines, weights=weights))
+    assert [event.pass_name for event in result.applied] == ["fuse_affine", "fuse_affine", "fuse_affine_before"]
+    assert {name: kind for name, kind in stored_kinds(result.graph).items() if "weight" in name} == {
+        "a.weight_data": Encoding(kind),
+        "b.weight_data": Encoding.FP32 if factor else Encoding.TABLE,
+        "c.weight_data": Encoding.FP32,
+    }
+    assert result.verify().ok
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
 def test_constants_of_16_bits_stay(tmp_path: Path, kind: str) -> None:
     lines = (
         "Input data 0 1 data 0=4 1=3 2=2",

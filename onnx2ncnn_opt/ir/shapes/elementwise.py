@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+from onnx2ncnn_opt.ir.detections import DETECTORS
 from onnx2ncnn_opt.ir.dim import Dim, Shape, product
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes.registry import (
@@ -26,8 +27,6 @@ _PER_SLICE = {
     "Quantize": ("scale_data_size",),
     "Requantize": ("scale_in_data_size", "scale_out_data_size", "bias_data_size"),
 }
-# Decoders of detections: how many there are depends on the data.
-_DATA_DEPENDENT = ("DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput")
 
 
 @shape_of("Cast", "DeepCopy", "Normalize", "Packing")
@@ -50,7 +49,7 @@ def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
     return list(inputs[: len(layer.outputs)])
 
 
-@shape_of(*_DATA_DEPENDENT, unknown_inputs=True)
+@shape_of(*sorted(DETECTORS), unknown_inputs=True)
 def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
     """Nothing is known before the net runs."""
     return [None] * len(layer.outputs)

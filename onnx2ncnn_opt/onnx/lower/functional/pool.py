@@ -54,13 +54,17 @@ def average_pool(
 
 
 class _Window(NamedTuple):
-    """How a window moves; `tail` is what `ceil_mode` adds to the pads at the ends of the axes."""
+    """How a window moves; `tail` is what `ceil_mode` adds to the pads at the ends of the axes.
+
+    With `mode` FULL ncnn adds it itself, as the sizes are dynamic.
+    """
 
     kernel: Ints
     dilations: Ints
     strides: Ints
     pads: Ints
     tail: Ints
+    mode: PadMode = PadMode.VALID
 
     @property
     def has_gaps(self) -> bool:
@@ -85,13 +89,15 @@ def _window(im: ImportContext, x: Tensor, given: PoolAttributes, dilations: Ints
     explicit = same_pads(im, x.shape[2:], auto_pad, given.pads, kernel, dilations, strides)
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     by_ceil = given.ceil_mode and auto_pad in ("NOTSET", "")
-    tail = _ceil_tail(im, x, extents, explicit, strides) if by_ceil else (0,) * n
-    return _Window(kernel, dilations, strides, explicit, tail)
+    plain = _Window(kernel, dilations, strides, explicit, (0,) * n)
+    if by_ceil and not all(isinstance(size, int) for size in x.shape[2:]):
+        return _rounded_up(im, x, plain)
+    return plain._replace(tail=_ceil_tail(x, extents, explicit, strides)) if by_ceil else plain
 
 
 def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_include_pad: bool) -> Tensor:
     blob, around = im.channels(x), window.around
-    if kind == 1 and count_include_pad and any(window.tail):
+    if kind == 1 and count_include_pad and (any(window.tail) or window.mode == PadMode.FULL):
         # ncnn would count the tail with the pads. Zeros that are there before are counted, the tail is not.
         if any(window.pads):
             zeros: dict[str, Any] = {name.removeprefix("pad_"): size for name, size in pad_params(window.pads).items()}
@@ -103,7 +109,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
         f"Pooling{_SUFFIX[len(window.kernel)]}",
         blob,
         pooling_type=kind,
-        pad_mode=PadMode.VALID,
+        pad_mode=window.mode,
         avgpool_count_include_pad=include,
         **params,
     )
@@ -171,9 +177,25 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
     return im.tensor(binary(im, BinaryOp.MUL, sums, Constant(share)))
 
 
-def _ceil_tail(
-    im: ImportContext, x: Tensor, kernel: Sequence[int], pads: Sequence[int], strides: Sequence[int]
-) -> tuple[int, ...]:
+def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
+    """Let ncnn round up the number of windows; refused where it has windows that `ceil_mode` drops.
+
+    Those start in the end padding, as one of 2 elements does for strides of 2 and pads of 1 over an even size.
+    """
+    n = len(window.kernel)
+    if window.has_gaps:
+        raise im.refuse("ceil_mode and dilations over a dynamic dimension", "bind it with --shape")
+    for i, (kernel, stride) in enumerate(zip(window.kernel, window.strides, strict=True)):
+        if stride > kernel - window.pads[n + i]:
+            raise im.refuse(
+                f"ceil_mode over a dynamic dimension, for windows of {kernel} with strides of {stride}",
+                "bind it with --shape",
+            )
+        im.demand(x.shape[i + 2], kernel - window.pads[i] - window.pads[n + i])
+    return window._replace(mode=PadMode.FULL)
+
+
+def _ceil_tail(x: Tensor, kernel: Sequence[int], pads: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
     """What to add to the end pads so that rounding down gives what ceil_mode gives.
 
     A window that would start in the end padding is dropped (ONNX since opset 19, and PyTorch always).
@@ -181,8 +203,7 @@ def _ceil_tail(
     n = len(kernel)
     tail = []
     for i, size in enumerate(x.shape[2:]):
-        if not isinstance(size, int):
-            raise im.refuse("ceil_mode over a dynamic dimension", "bind it with --shape")
+        assert isinstance(size, int)
         span = size + pads[i] + pads[n + i] - kernel[i]
         count = -(-span // strides[i]) + 1
         if (count - 1) * strides[i] >= size + pads[i]:

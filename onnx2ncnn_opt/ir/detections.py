@@ -1,0 +1,23 @@
+"""Layers that choose boxes: their number and order depend on the data, and on the last bits of scores."""
+
+from __future__ import annotations
+
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+
+DETECTORS = frozenset({"DetectionOutput", "Proposal", "YoloDetectionOutput", "Yolov3DetectionOutput"})
+
+
+def after_boxes(graph: Graph) -> set[Blob]:
+    """Return the blobs that depend on chosen boxes."""
+    found: set[Blob] = set()
+    for layer in graph:
+        if layer.type in DETECTORS or not found.isdisjoint(layer.inputs):
+            found.update(layer.outputs)
+    return found
+
+
+def before_boxes(graph: Graph) -> list[Blob]:
+    """Return the computed blobs that boxes are chosen by, in the order of the graph."""
+    after = after_boxes(graph)
+    read = {blob for layer in graph if layer.type in DETECTORS for blob in layer.inputs if blob not in after}
+    return [blob for layer in graph if layer.type != "Input" for blob in layer.outputs if blob in read]

@@ -1,0 +1,143 @@
+"""Nets that choose boxes: how many there are, and in which order, hangs on the last bits of scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
+from onnx2ncnn_opt.param.files import NetFiles, read_graph
+from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.verification.nets import NO_BOXES
+from testing.command import run
+from testing.handmade import raw, tagged, write_net
+
+
+def numbers(*shape: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+# A convolution whose normalisation folds into it, so that the last bits of the scores change.
+TRUNK = (
+    "Input x 0 1 x 0=22 1=22 2=8",
+    "Convolution trunk 1 1 x c 0=8 1=3 4=1 5=1 6=576",
+    "BatchNorm norm 1 1 c t 0=8",
+)
+HEADS = {
+    "Yolov3DetectionOutput": (
+        "Convolution head 1 1 t h 0=75 1=1 5=1 6=600",
+        "Yolov3DetectionOutput d 1 1 h y 0=20 1=3 2=THRESHOLD 3=0.45 -23304=6,20.,37.,49.,94.,73.,201. "
+        "-23305=3,0,1065353216,1073741824 -23306=1,32.",
+    ),
+    "YoloDetectionOutput": (
+        "Convolution head 1 1 t h 0=125 1=1 5=1 6=1000",
+        "YoloDetectionOutput d 1 1 h y 0=20 1=5 2=THRESHOLD 3=0.45 "
+        "-23304=10,1.08,1.19,3.42,4.41,6.63,11.38,9.42,5.11,16.62,10.52",
+    ),
+    "DetectionOutput": (
+        "Split s 1 3 t t0 t1 t2",
+        "Convolution location 1 1 t0 l 0=8 1=1 5=1 6=64",
+        "Permute lp 1 1 l lq 0=3",
+        "Flatten lf 1 1 lq lr",
+        "Convolution head 1 1 t1 h 0=42 1=1 5=1 6=336",
+        "Permute hp 1 1 h hq 0=3",
+        "Reshape hr 1 1 hq hs 0=21 1=-1",
+        "Softmax soft 1 1 hs ht 0=1 1=1",
+        "Flatten hf 1 1 ht hu",
+        "PriorBox prior 2 1 t2 x1 p -23300=1,60. -23301=1,120. 9=-233 10=-233 13=0.5",
+        "DetectionOutput d 3 1 lr hu p y 0=21 1=0.45 2=400 3=200 4=THRESHOLD",
+    ),
+    "Proposal": (
+        "Input info 0 1 info 0=3",
+        "Split s 1 3 t t0 t1 t2",
+        "Convolution head 1 1 t0 h 0=18 1=1 5=1 6=144",
+        "Reshape hr 1 1 h hs 0=22 1=-1 2=2",
+        "Softmax soft 1 1 hs ht 0=0 1=1",
+        "Reshape hu 1 1 ht hv 0=22 1=22 2=18",
+        "Convolution location 1 1 t1 l 0=36 1=1 5=1 6=288",
+        "Proposal d 3 1 hv l info r 0=16 1=16 2=600 3=30 4=0.7 5=16",
+        "Split rs 1 2 r r0 y",
+        "ROIPooling pool 2 1 t2 r0 pooled 0=3 1=3 2=0.0625",
+        "InnerProduct last 1 1 pooled z 0=5 1=1 2=360",
+    ),
+}
+COUNTS = {"location": {64: 8, 288: 36}, "head": {600: 75, 1000: 125, 336: 42, 144: 18}, "last": {360: 5}}
+
+
+def net(folder: Path, kind: str, threshold: float = 0.3, stem: str = "net") -> NetFiles:
+    lines = [line.replace("THRESHOLD", f"{threshold:g}") for line in (*TRUNK, *HEADS[kind])]
+    if kind == "DetectionOutput":
+        lines[1:1] = ["Split xs 1 2 x x0 x1"]
+        lines[2] = lines[2].replace("1 1 x c", "1 1 x0 c")
+    weights = tagged(numbers(576, seed=0) / 8) + raw(numbers(8, seed=1))
+    weights += raw(np.full(8, 1.1), numbers(8, seed=2), np.full(8, 1.3), numbers(8, seed=3))
+    for line in lines:
+        name = line.split()[1]
+        for size, outputs in COUNTS.get(name, {}).items():
+            if f"6={size}" in line or f"2={size}" in line.split()[6:]:
+                scale = 0.5 if name == "location" else 1.0
+                weights += tagged(scale * numbers(size, seed=size)) + raw(numbers(outputs, seed=outputs))
+    return NetFiles(*write_net(folder, *lines, weights=weights, stem=stem))
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", list(HEADS))
+def test_boxes_are_those_of_the_same_scores(kind: str, mode: str, tmp_path: Path, worker: NcnnWorker) -> None:
+    files = net(tmp_path, kind)
+    result = optimize(files.param, files.bin)
+    assert "BatchNorm" not in {layer.type for layer in result.graph}
+    report = result.verify(worker=worker, modes=[mode])
+    assert [(row.status, row.message) for row in report.outputs] == [("ok", "")] * len(result.graph.outputs)
+    assert {row.name for row in report.outputs} == {blob.name for blob in result.graph.outputs}
+    assert all(row.max_abs is not None and row.max_abs > 0 for row in report.outputs)
+    precision = result.estimated().precision
+    assert precision is not None
+    assert precision.error < 1
+
+
+@pytest.mark.parametrize("kind", ["Yolov3DetectionOutput", "DetectionOutput"])  # others give something else
+def test_no_boxes_are_agreement(kind: str, tmp_path: Path, worker: NcnnWorker) -> None:
+    files = net(tmp_path, kind, threshold=1.5)
+    report = optimize(files.param, files.bin).verify(worker=worker)
+    [row] = report.outputs
+    assert row.status == "ok"
+    assert row.message.endswith(NO_BOXES)
+    assert row.max_abs is not None
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_command_says_that_there_are_no_boxes(binary: bool, tmp_path: Path) -> None:
+    files = net(tmp_path, "DetectionOutput", threshold=1.5)
+    ended = run(tmp_path, "optimize", files.param, files.bin, "-o", "out", "--binary" if binary else "--text")
+    assert ended.code == 0
+    assert NO_BOXES in ended.out
+
+
+@pytest.mark.parametrize("kind", list(HEADS))
+def test_other_scores_are_found(kind: str, tmp_path: Path, worker: NcnnWorker) -> None:
+    files = net(tmp_path, kind)
+    result = optimize(files.param, files.bin)
+    for layer in result.graph:
+        if layer.name == "head":
+            layer.weights["weight_data"] = layer.weights["weight_data"] * np.float32(1.1)
+    statuses = {row.name: row.status for row in result.verify(worker=worker).outputs}
+    assert statuses["y"] == "mismatch"
+
+
+def test_other_boxes_of_the_same_scores_are_found(tmp_path: Path, worker: NcnnWorker) -> None:
+    for threshold in (0.9, 1.5):
+        files = net(tmp_path, "Yolov3DetectionOutput")
+        result = optimize(files.param, files.bin)
+        (detector,) = (layer for layer in result.graph if layer.name == "d")
+        detector.params["confidence_threshold"] = threshold
+        [row] = result.verify(worker=worker).outputs
+        assert row.status in ("shape", "missing")
+
+
+def test_what_depends_on_boxes(tmp_path: Path) -> None:
+    graph = read_graph(net(tmp_path, "Proposal").param)
+    assert [blob.name for blob in before_boxes(graph)] == ["hv", "l"]
+    assert {blob.name for blob in after_boxes(graph)} == {"y", "pooled", "z"}
