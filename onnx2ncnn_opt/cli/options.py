@@ -251,8 +251,8 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on(command: Callable[..., Any]) -> Callable[..., Any]:
     help = (
-        "Run the net on a device: vulkan, qemu-aarch64, ssh:user@host, or a command that starts a Python with numpy "
-        "and ncnn.  [default: this machine's CPU]"
+        "Run the net on a device: vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts a "
+        "Python with numpy and ncnn.  [default: this machine's CPU]"
     )
     return click.option("--on", metavar="TARGET", help=help)(command)
 

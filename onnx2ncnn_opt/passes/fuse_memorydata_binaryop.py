@@ -12,7 +12,7 @@ _ORDERED = frozenset(code for code in BinaryOp if not code.commutes)
 @rewrite(
     op("BinaryOp", "binary", with_scalar=0)("x", const("constant", is_uniform)),
     op("BinaryOp", "binary", with_scalar=0, op_type=_ORDERED)(const("constant", is_uniform), "x"),
-    exact=True,
+    exact=False,  # ncnn divides by a scalar otherwise than by a blob
     purpose="numbers that other converters keep as blobs, masks that mask nothing; other passes look for numbers",
 )
 def fuse_memorydata_binaryop(x: Blob, constant: Layer, binary: Layer) -> Layer:

@@ -215,6 +215,8 @@ def _like(step: Step, following: Linked) -> Linked | None:
     assert state is not None
     if step.size != model.size or not all(map(_is_offset_equal, step.gates, model.gates)):
         return None
+    if step.gates[-1] is None and _lets_bias_in(model):
+        return None
     left = [*step.sources]
     inputs: list[Piece] = []
     for wanted in following.inputs:
@@ -230,11 +232,17 @@ def _like(step: Step, following: Linked) -> Linked | None:
 
 
 def _is_offset_equal(gate: Linear | None, model: Linear | None) -> bool:
-    """Whether a gate has the same bias; one that is not there is without effect, or would be a product with 0."""
+    """Return True if a gate has the same bias; one that is not there is without effect (see `_lets_bias_in`)."""
     assert model is not None
     if gate is None:
         return True
     return bool(np.abs(gate.offset - model.offset).max() <= _TOLERANCE * max(1.0, np.abs(model.offset).max()))
+
+
+def _lets_bias_in(step: Step) -> bool:
+    """Return True if the reset gate of a GRU multiplies a bias, which is there without a state, too."""
+    inner = step.gates[-1]
+    return inner is not None and bool(inner.offset.any())
 
 
 def _is_used_alike(step: Step, piece: Piece, model: Step, wanted: Piece) -> bool:

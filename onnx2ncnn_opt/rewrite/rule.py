@@ -57,9 +57,10 @@ class Rewrite:
     The function's parameters are captures of the pattern; one with a default may be missing in some of `patterns`.
     It returns a Layer without outputs, which takes over the root's output; a Blob, which is used instead of the root's
     output (a sequence of Blobs for a root with several outputs); or a sequence of Layers, the last of which takes over
-    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results.
-    `purpose` says why the pass exists, where the models and numbers of docs/passes.md do not show it. `covers` are the
-    names that ncnnoptimize has for parts of it; ``--skip`` and ``--only`` take them for the whole.
+    the root's output while the others come with their own new output blobs. `exact` promises bit-equal results
+    on every CPU, so a pass that changes a division, or the rows that a function computes, is not exact. `purpose` says
+    why the pass exists, where the models and numbers of docs/passes.md do not show it. `covers` are the names that
+    ncnnoptimize has for parts of it; ``--skip`` and ``--only`` take them for the whole.
     """
 
     name: str

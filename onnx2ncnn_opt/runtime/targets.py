@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ MODES: Mapping[str, Mapping[str, bool]] = {
 }
 
 QEMU_VARIABLE = "ONNX2NCNN_OPT_QEMU_AARCH64"
-_NAMES = "vulkan, qemu-aarch64, ssh:user@host, or a command that starts Python"
+_NAMES = "vulkan, qemu-aarch64, qemu-x86_64[:CPU], ssh:user@host, or a command that starts Python"
 _MACHINES = {"x86_64": "x86-64", "AMD64": "x86-64", "arm64": "aarch64"}
 
 
@@ -78,6 +80,9 @@ def find_target(on: str | None) -> Target:
         return Target(_HERE, vulkan=True)
     if on == "qemu-aarch64":
         return Target((_qemu_python(),), note="qemu", is_remote=True, patience=10.0)
+    if on.partition(":")[0] == "qemu-x86_64":
+        cpu = on.removeprefix("qemu-x86_64").removeprefix(":") or "Haswell"
+        return Target(_qemu_x86_64(cpu), note=f"qemu {cpu}", is_remote=True, patience=10.0)
     if on.startswith("ssh:"):
         host = on.removeprefix("ssh:")
         if not host or host.startswith("-") or any(character.isspace() for character in host):
@@ -107,6 +112,16 @@ def qemu_folder() -> Path:
     """Where the emulated Python is kept."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "onnx2ncnn-opt" / "qemu-aarch64"
+
+
+def _qemu_x86_64(cpu: str) -> tuple[str, ...]:
+    """Return the command that runs this Python on another x86 CPU, because ncnn takes other code for each."""
+    if _MACHINES.get(platform.machine(), platform.machine()) != "x86-64":
+        raise UsageError(f"--on qemu-x86_64 runs this Python, which is for {platform.machine()}; take ssh:user@host")
+    emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
+    if emulator is None:
+        raise UsageError("there is no qemu-x86_64-static; on Debian and Ubuntu: apt-get install qemu-user-static")
+    return (emulator, "-cpu", cpu, sys.executable)
 
 
 def _qemu_python() -> str:

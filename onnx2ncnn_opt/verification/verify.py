@@ -161,12 +161,12 @@ def verify_net(
     in every mode. `outputs` are values to compare instead of the model's outputs. With a manifest arrays have to have
     exactly the model's shapes; without one, sizes of 1 do not count, as other converters drop them freely. `exact`
     takes ncnn's plain kernels instead of the ones that it would choose. `on` is where ncnn runs: "vulkan",
-    "qemu-aarch64", "ssh:user@host", or a command that starts a Python with numpy and ncnn; this machine's CPU by
-    default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which is what ncnn does
-    by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take `timeout` seconds,
-    and ten times as many on an emulated CPU. `worker` is a process to use again, instead of one of its own. `explain`
-    finds out where errors come from, on the inputs on which a net is wrong, or on those of the largest error. `step` is
-    told what is being done.
+    "qemu-aarch64", "qemu-x86_64:CPU", "ssh:user@host", or a command that starts a Python with numpy and ncnn; this
+    machine's CPU by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with `on` also fp16, which
+    is what ncnn does by itself on phones and GPUs. Whatever is wrong with the net is in the report; each run may take
+    `timeout` seconds, and ten times as many on an emulated CPU. `worker` is a process to use again, instead of one of
+    its own. `explain` finds out where errors come from, on the inputs on which a net is wrong, or on those of the
+    largest error. `step` is told what is being done.
 
     A net whose weights have 16 or 8 bits may be off by `budget.ROOM` times what rounding the model's own weights does.
 

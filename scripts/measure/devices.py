@@ -44,7 +44,12 @@ from scripts.measure.measured import table as measured_table
 SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
 RIGHT = ("right", "rounded")
-CHECKED_ON = ("qemu-aarch64", "vulkan")
+CHECKED_ON = {
+    "aarch64": "qemu-aarch64",
+    "AVX2": "qemu-x86_64:Haswell",
+    "SSE": "qemu-x86_64:Nehalem",
+    "Vulkan": "vulkan",
+}
 CHECKED = (
     *("attention.dyn", "attention.ts", "dense.tsbn", "inverted.ts", "loops.ts", "residual.tsbn"),
     *("residual-batch.ts", "shuffle.dyn", "siamese.dyn", "siamese.tsbn", "temporal.tsbn", "video.ts"),
@@ -177,14 +182,14 @@ def _is_too_high(estimate: float, error: float) -> bool:
 def run_check(options: argparse.Namespace) -> int:
     """Run a dozen nets wherever that is possible."""
     workers: dict[str, NcnnWorker] = {}
-    for on in CHECKED_ON:
+    for device, on in CHECKED_ON.items():
         try:
             worker = NcnnWorker(find_target(on))
             worker.start()
         except UsageError as error:
-            print(f"NOT CHECKED on {on}: {error}", flush=True)
+            print(f"NOT CHECKED on {device}: {error}", flush=True)
         else:
-            workers[on] = worker
+            workers[device] = worker
     wrong = 0
     cases = ((name, write) for name, write in models(MODELS) if name in CHECKED) if workers else ()
     for name, write in cases:
@@ -192,15 +197,18 @@ def run_check(options: argparse.Namespace) -> int:
             net = write(Path(folder))
             if net is None:
                 raise SystemExit(f"{name} is refused")
-            for on, worker in workers.items():
+            for device, worker in workers.items():
                 for mode in worker.target.modes:
                     kind, _, said = outcome(net, mode, worker)
                     if kind not in RIGHT:
                         wrong += 1
-                        print(f"{name} on {on} in {mode}: {kind}: {said}", flush=True)
+                        print(f"{name} on {device} in {mode}: {kind}: {said}", flush=True)
     for worker in workers.values():
         print(f"checked: {len(CHECKED)} nets, {worker.checked(worker.target.modes)}", flush=True)
         worker.close()
+    print(
+        "devices:", ", ".join(f"{device} {'yes' if device in workers else 'NO'}" for device in CHECKED_ON), flush=True
+    )
     return 1 if wrong else 0
 
 

@@ -63,6 +63,16 @@ def test_skip_norms(kind: str, biased: bool, batch: int, constant: bool) -> None
     compare_nodes(made, inputs, constants, outputs=("y", "sum"), rel=REL)
 
 
+@pytest.mark.parametrize(
+    ("kind", "opset"),
+    [("SimplifiedLayerNormalization", 11), ("SimplifiedLayerNormalization", 23), ("LayerNormalization", 11)],
+)
+@pytest.mark.parametrize(("attributes", "shape"), [({}, (8,)), ({"axis": 1, "epsilon": 1e-3}, (5, 8))])
+def test_norms_in_the_domain_of_onnx(kind: str, opset: int, attributes: Any, shape: tuple[int, ...]) -> None:
+    made = helper.make_node(kind, ["x", "g"], ["y"], **attributes)
+    compare_nodes(made, {"x": normal(0, 2, 5, 8)}, {"g": normal(1, *shape)}, rel=REL, opset=opset)
+
+
 ACTIVATIONS: list[tuple[str, list[float]]] = [
     ("Relu", []),
     ("Sigmoid", []),

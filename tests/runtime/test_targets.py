@@ -335,6 +335,24 @@ def test_an_aarch64_python_is_missed_with_the_command_that_prepares_it(
     assert find_target("qemu-aarch64").command == (sys.executable,)
 
 
+def test_another_x86_cpu_runs_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(UsageError, match="apt-get install qemu-user-static"):
+        find_target("qemu-x86_64")
+    emulator = tmp_path / "qemu-x86_64-static"
+    emulator.write_text('#!/bin/sh\n[ $2 = Nehalem ] && shift 2 && exec "$@"\necho unable to find $2 >&2; exit 1\n')
+    emulator.chmod(0o755)
+    assert find_target("qemu-x86_64").command == (str(emulator), "-cpu", "Haswell", sys.executable)
+    with NcnnWorker(find_target("qemu-x86_64:Nehalem")) as worker:
+        assert worker.checked(["fp32"]).endswith(" fp32 (qemu Nehalem)")
+    with pytest.raises(UsageError, match="unable to find none"), NcnnWorker(find_target("qemu-x86_64:none")) as worker:
+        worker.start()
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(UsageError, match="which is for aarch64"):
+        find_target("qemu-x86_64")
+
+
 def test_vulkan_runs_or_says_what_is_missing(tmp_path: Path) -> None:
     with NcnnWorker(Target(LOCAL.command, vulkan=True)) as worker:
         try:

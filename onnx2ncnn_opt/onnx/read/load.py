@@ -123,6 +123,7 @@ def load_model(
     structure.name_domains(model)
     structure.inline_functions(model, opaque)
     structure.check_opset(model)
+    structure.name_runtime_operators(model)
     structure.unname_dims(model.graph)
     bound, sizes = bind_values(model.graph, values, shapes or {}) if values else ({}, {})
     lost = structure.cut(model.graph, outputs) if outputs else ()

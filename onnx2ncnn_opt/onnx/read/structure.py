@@ -21,6 +21,8 @@ from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.progress import counted
 
 OLDEST_OPSET = 7  # older operators broadcast by attribute
+# Operators of ONNX Runtime in ONNX's own domain, and the opset from which on ONNX has them itself.
+_RUNTIME_OPERATORS = {"SimplifiedLayerNormalization": 2**31, "LayerNormalization": 17}
 MOST_NODES = 1_000_000  # functions that call functions twice each grow exponentially
 
 # What exporters write for "any size", in lower case.
@@ -202,6 +204,14 @@ def name_domains(model: onnx_ir.Model) -> None:
     for opsets in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
         if "ai.onnx" in opsets:
             opsets.setdefault("", opsets.pop("ai.onnx"))
+
+
+def name_runtime_operators(model: onnx_ir.Model) -> None:
+    """Move operators that ONNX Runtime has in ONNX's own domain, and ONNX does not, to ONNX Runtime's domain."""
+    opset = model.opset_imports.get("", OLDEST_OPSET)
+    for node in model.graph.all_nodes():
+        if not node.domain and opset < _RUNTIME_OPERATORS.get(node.op_type, 0):
+            node.domain = "com.microsoft"
 
 
 def check_opset(model: onnx_ir.Model) -> None:

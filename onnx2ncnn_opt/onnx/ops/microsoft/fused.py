@@ -74,6 +74,17 @@ def skip_rms_norm(
     return rms_norm(im, total, gamma, epsilon=epsilon), *_statistics(im), total
 
 
+@onnx_op("SimplifiedLayerNormalization", domain=MICROSOFT, axes="same", items=items.from_axis(-1))
+def simplified_layer_norm(
+    im: ImportContext, x: Tensor, scale: Value, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[Value | None, ...]:
+    """RMSNorm."""
+    return rms_norm(im, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type), *_statistics(im)[:1]
+
+
+onnx_op("LayerNormalization", domain=MICROSOFT, axes="same", items=items.from_axis(-1), errors="input")(layer_norm)
+
+
 def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
     total = binary(im, BinaryOp.ADD, x, skip)
     return im.tensor(total if b is None else binary(im, BinaryOp.ADD, total, b))
