@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fixtures import BY_NAME, applied, assert_same, compute
 
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.passes import PASSES
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from testing.pass_cases import FOLDER, load
+from tests.passes.test_fixtures import BY_NAME, applied, assert_same, compute
 
 _ONES = {"var_data", "slope_data", "scale_data", "gamma_data"}
 _ZEROS = {"bias_data", "mean_data", "beta_data", "C_data"}
@@ -37,9 +37,9 @@ def fill(graph: Graph, numbers: str) -> bool:
                 layer.weights[name] = np.full(weight.data.size, by_kind[numbers], np.float32)
                 count += 1
         kinds = {p.name: p.kind for p in layer.spec.params} if layer.spec else {}
-        for name in layer.params:
-            if kinds.get(str(name)) == "float" and name not in ("eps", *_SCALES) and numbers.startswith("parameters"):
-                layer.params[name] = float(numbers.endswith("1"))
+        for param in layer.params:
+            if kinds.get(str(param)) == "float" and param not in ("eps", *_SCALES) and numbers.startswith("parameters"):
+                layer.params[param] = float(numbers.endswith("1"))
                 count += 1
     return count > 0
 
