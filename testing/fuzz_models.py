@@ -16,6 +16,7 @@ from onnx2ncnn_opt.errors import CrashError, Error, UnsupportedError
 from onnx2ncnn_opt.runtime.base import Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import too_small
 from onnx2ncnn_opt.verification.compare import compare
 from testing.random_models import NoFit, RandomModel, evaluate
 
@@ -88,6 +89,8 @@ class Fuzzer:
         manifest = conversion.manifest()
         runner = NcnnRunner(files.param, files.bin, exact=not packing, timeout=SECONDS, worker=self._worker)
         for run, (feeds, expected) in enumerate(zip(model.feeds(), model.expected(), strict=True)):
+            if too_small(manifest, feeds):
+                continue
             given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
             wanted = [Fetch(entry.blob, entry.batch_axis) for entry in manifest.outputs]
             at = f"{how}, at sizes {run}: " if len(model.feeds()) > 1 else f"{how}: "

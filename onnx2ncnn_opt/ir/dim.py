@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import combinations, islice
 from itertools import product as choices
 from math import ceil
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 
 class Call(NamedTuple):
@@ -74,7 +74,8 @@ class Sym:
         return _divide(self, other)
 
     def __rfloordiv__(self, other: int) -> Dim:
-        raise TypeError("a constant divided by a symbolic size is not a size")
+        quotient = -(other < 0)  # 3 // n is 0 from n = 4 on, -3 // n is -1 from n = 3 on
+        return quotient if at_least(self, abs(other) + quotient + 1) else Sym({(Call("//", other, self),): 1})
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -90,14 +91,14 @@ class Sym:
                     found.update(*(size.names() for size in (factor.a, factor.b) if isinstance(size, Sym)))
         return found
 
-    def subs(self, values: Mapping[str, Dim]) -> Dim:
-        """The size with symbols replaced by numbers, or by other sizes."""
+    def subs(self, values: Mapping[Any, Dim]) -> Dim:
+        """The size with symbols, or calls in its terms, replaced by numbers or by other sizes."""
         total: Dim = 0
         for factors, k in self.terms.items():
             term: Dim = k
             for factor in factors:
-                if isinstance(factor, str):
-                    term = term * values.get(factor, symbol(factor))
+                if factor in values or isinstance(factor, str):
+                    term = term * values.get(factor, Sym({(factor,): 1}))
                 else:
                     a, b = (size.subs(values) if isinstance(size, Sym) else size for size in (factor.a, factor.b))
                     term = term * _CALLS[factor.operator](a, b)
@@ -303,7 +304,7 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
         if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
             yield {(f"#{calls[0]}",): Fraction(k)}  # itself: what is 0 or more counts like an index
     elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
-        yield {}
+        yield {(): Fraction(k * all(at_least(Sym({(factor,): 1}), 1) for factor in factors))}
 
 
 def _call_below(call: Call) -> Iterator[_Bound]:

@@ -444,7 +444,9 @@ def _padding(layer: Layer, x: Range) -> Range:
 
 
 def _pooling(layer: Layer, x: Range) -> Range:
-    return Range(min(x.low, 0.0), max(x.high, 0.0), False, False)
+    """A mean mixes elements, a maximum is one of them."""
+    is_mixed = layer["pooling_type"] == 1
+    return Range(min(x.low, 0.0), max(x.high, 0.0), x.may_be_nan and not is_mixed, x.may_be_inf and not is_mixed)
 
 
 def _grid_sample(layer: Layer, x: Range, grid: Range) -> Range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import NoneType
 from typing import NamedTuple
 
@@ -22,9 +23,10 @@ from onnx2ncnn_opt.onnx.custom import CustomOp, import_custom, numbered
 from onnx2ncnn_opt.onnx.fold import sizes
 from onnx2ncnn_opt.onnx.fold.bounds import Bound
 from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
+from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.budget import Budget, check_size
+from onnx2ncnn_opt.onnx.lower.budget import Budget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
@@ -136,12 +138,12 @@ def import_model(
 
 
 def _reach(one: Imported, batch: Batch) -> bool:
-    """Whether the outputs that have items depend on inputs that do in the net, and not only in the model."""
+    """Whether in the net, too, the outputs that have items depend on inputs that do, and the others do not."""
     reached = {port.blob for port in one.inputs if port.name in batch.inputs}
     for layer in one.graph:
         if not reached.isdisjoint(layer.inputs):
             reached.update(layer.outputs)
-    return all(port.blob in reached for port in one.outputs if batch.outputs[port.name].axis is not None)
+    return all((port.blob in reached) == (batch.outputs[port.name].axis is not None) for port in one.outputs)
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported:
@@ -191,6 +193,7 @@ class _Walk(ImportContext):
         if self._refused:
             raise UnsupportedError(self._refused, self._cut_advice())
         self._prune()
+        self._demand_elements()
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
     def free_batch(self) -> Batch | None:
@@ -218,6 +221,7 @@ class _Walk(ImportContext):
                     self._known(node)
             else:
                 results = self._results(node, operands)
+                check_results(node, results)
         except Incomplete:
             pass
         except Refusal as refusal:
@@ -347,6 +351,8 @@ class _Walk(ImportContext):
         known = [operand if isinstance(operand, (Constant, SymbolicTensor)) else None for operand in operands]
         if any(isinstance(operand, SymbolicTensor) for operand in known):
             result = None if node.domain else sizes.evaluate(node.op_type, known, attributes_of(node))
+            if isinstance(result, SymbolicTensor) and result.cells.dtype == object:
+                result = replace(result, cells=each(self.resolved, result.cells))
             return None if result is None else [result]
         arrays = [operand.array if isinstance(operand, Constant) else None for operand in known]
         try:
@@ -421,8 +427,8 @@ class _Walk(ImportContext):
             ports.append(Port(info.name, blob, info.shape, dtype, batch, _element(dtype)))
         self._batches = list(dynamic_batches(self._model, self._batch_axes, preferred))
         for port in ports:
-            for each in self._batches:
-                each.feed(self._values[port.name])
+            for known in self._batches:
+                known.feed(self._values[port.name])
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
@@ -485,6 +491,13 @@ class _Walk(ImportContext):
         self._names.release(blob.name)
         self._names.add(name)
         blob.name = name
+
+    def _demand_elements(self) -> None:
+        """Demand sizes at which no blob is empty: a window is not larger than its axis, a slice has an element."""
+        sizes = {size for layer in self.graph for blob in layer.outputs for size in blob.shape or ()}
+        dynamic = (size for size in sizes if isinstance(size, Sym))
+        for size in sorted(dynamic, key=lambda size: (len(size.names()), str(size))):
+            self.demand(size, 1)
 
     def _prune(self) -> None:
         """Drop layers that only fed shapes or refused branches."""

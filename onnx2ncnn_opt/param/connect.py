@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onnx2ncnn_opt.errors import GraphError, ParamError
@@ -46,20 +46,20 @@ class Entry(NamedTuple):
 
 
 def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedNet:
-    """The graph of the lines, Splits resolved."""
+    """The graph of the lines, Splits resolved, except those into one blob that a layer reads: a pass removes them."""
     consumed = {name for entry in entries for name in entry.bottoms}
-    root = _roots(entries)
+    root = _roots(entries, consumed)
     splits: dict[str, list[Entry]] = {}
     aliases: dict[str, list[str]] = {}
     for entry in entries:
-        if entry.type == "Split":
+        if _is_fork(entry, consumed):
             splits.setdefault(root[entry.tops[0]], []).append(entry)
             aliases.setdefault(root[entry.tops[0]], []).extend(top for top in entry.tops if top not in consumed)
     graph = Graph(types)
     blobs: dict[str, Blob] = {}  # by root
     public: dict[str, Blob] = {}
     for entry in entries:
-        if entry.type == "Split":
+        if _is_fork(entry, consumed):
             bottom = root[entry.bottoms[0]]
             if entry is splits[bottom][0] and aliases[bottom]:
                 tops = [Blob(name, blobs[bottom].shape) for name in aliases[bottom]]
@@ -81,7 +81,12 @@ def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedN
     return ParsedNet(graph, tuple(_dropped(splits, blobs)), names, unsplit)
 
 
-def _roots(entries: Sequence[Entry]) -> dict[str, str]:
+def _is_fork(entry: Entry, consumed: Collection[str]) -> bool:
+    """Return True if a Split gives its blob a second reader, or a name that no layer reads."""
+    return entry.type == "Split" and (len(entry.tops) > 1 or entry.tops[0] not in consumed)
+
+
+def _roots(entries: Sequence[Entry], consumed: Collection[str]) -> dict[str, str]:
     """For every blob name the blob that it is when Splits are seen through; blob names are checked on the way."""
     root: dict[str, str] = {}
     producers: dict[str, str] = {}
@@ -98,7 +103,7 @@ def _roots(entries: Sequence[Entry]) -> dict[str, str]:
             if name in producers:
                 raise ParamError(f"{where} produces the blob '{name}', which {producers[name]} already does")
             producers[name] = entry.where
-            root[name] = root[entry.bottoms[0]] if entry.type == "Split" else name
+            root[name] = root[entry.bottoms[0]] if _is_fork(entry, consumed) else name
     return root
 
 

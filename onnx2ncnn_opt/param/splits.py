@@ -70,17 +70,22 @@ def count_layers(graph: Graph) -> int:
     return len(list_layers(graph).lines)
 
 
+def _is_alias(layer: Layer) -> bool:
+    """Return True for a Split that gives public names; the others are those that a file had for one reader."""
+    return layer.type == "Split" and any(b.is_output or not b.users for b in layer.outputs)
+
+
 def _tensors(graph: Graph) -> dict[Blob, _Tensor]:
     found: dict[Blob, _Tensor] = {}
     for layer in graph:
         for blob in layer.inputs:
             if blob not in found:
                 raise GraphError(f"layer '{layer.name}' uses '{blob.name}' before anything produces it")
-        if layer.type != "Split":
+        if not _is_alias(layer):
             for tensor in dict.fromkeys(found[blob] for blob in layer.inputs):
                 tensor.users.append(layer)
         for blob in layer.outputs:
-            tensor = found[blob] = found[layer.input] if layer.type == "Split" else _Tensor(blob)
+            tensor = found[blob] = found[layer.input] if _is_alias(layer) else _Tensor(blob)
             if blob.is_output:
                 tensor.promised.append(blob)
     return found
@@ -88,7 +93,7 @@ def _tensors(graph: Graph) -> dict[Blob, _Tensor]:
 
 def _lines(graph: Graph, tensors: Mapping[Blob, _Tensor], names: Mapping[Blob, str], pool: NamePool) -> Iterator[Line]:
     for layer in graph:
-        if layer.type == "Split":
+        if _is_alias(layer):
             continue
         named = [_name_uses(tensors[blob], names, pool) for blob in layer.outputs]
         bottoms = tuple(tensors[blob].bottoms[layer] for blob in layer.inputs)

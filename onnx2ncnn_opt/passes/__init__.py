@@ -42,6 +42,7 @@ from onnx2ncnn_opt.passes.eliminate_reshape_after_reduction import eliminate_res
 from onnx2ncnn_opt.passes.eliminate_reshape_before_binaryop import eliminate_reshape_before_binaryop
 from onnx2ncnn_opt.passes.eliminate_reshape_before_innerproduct import eliminate_reshape_before_innerproduct
 from onnx2ncnn_opt.passes.eliminate_slice_concat import eliminate_slice_concat
+from onnx2ncnn_opt.passes.eliminate_split import eliminate_split
 from onnx2ncnn_opt.passes.eliminate_tile_before_binaryop import eliminate_tile_before_binaryop
 from onnx2ncnn_opt.passes.eliminate_tile_before_sdpa import eliminate_tile_before_sdpa
 from onnx2ncnn_opt.passes.fold_views import fold_views
@@ -98,6 +99,7 @@ from onnx2ncnn_opt.rewrite.events import Event
 from onnx2ncnn_opt.rewrite.rule import Pass
 
 PASSES: tuple[Pass, ...] = (
+    eliminate_split,
     eliminate_noop,
     eliminate_identity,
     eliminate_dropout,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.manifest import Manifest, Tensor
 from onnx2ncnn_opt.onnx.read.given import parsed_size
-from onnx2ncnn_opt.runtime.slots import np_dtype
+from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 
 # Sizes for what the model leaves open, unless somebody says others: those of an image, and of anything else.
 _IMAGE, _LENGTH = 224, 16
@@ -62,8 +65,11 @@ def example(
         if np_dtype(entry).name != entry.dtype or len(entry.shape) - (entry.batch_axis is not None) > max(_DIMS):
             raise UsageError(f"the manifest says of {_Mat(entry, ()).text} what no Mat is")
     inputs = _inputs(manifest, shapes or {})
+    # The shapes alone matter: these arrays take no memory.
+    if small := too_small(manifest, {mat.entry.name: np.broadcast_to(0, mat.shape) for mat in inputs}):
+        raise UsageError(small)
     files = (param.as_posix(), bin.as_posix())
-    return (_cpp if language == "cpp" else _python)(inputs, manifest.outputs, *files)
+    return (_cpp if language == "cpp" else _python)(inputs, manifest, *files)
 
 
 def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Mat]:
@@ -115,12 +121,31 @@ def _plain(text: object) -> str:
     return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
 
 
+def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield a condition and what to say for each size that has a minimum; `codes` are expressions of sizes by name."""
+    for text, least in manifest.minimum.items():
+        size = parsed_size(text, {name: symbol(code) for name, code in codes.items()})
+        if size is not None:
+            yield f"{size} < {least}", f"the net is for {_plain(text)} of {least} or more"
+
+
 # Python ----------------------------------------------------------------------------------------------------------
 
 
-def _python(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: str) -> str:
+def _python(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
     feeds = [line for mat in inputs for line in _python_feed(mat)]
-    fetches = [line for entry in outputs for line in _python_fetch(entry)]
+    codes = {
+        dim: f"np.shape(arrays[{mat.entry.name!a}])[{axis}]"
+        for mat in inputs
+        for axis, dim in enumerate(mat.entry.shape)
+        if isinstance(dim, str)
+    }
+    checks = [
+        line
+        for condition, problem in _too_small(manifest, codes)
+        for line in (f"    if {condition}:", f"        raise SystemExit({problem!a})")
+    ]
+    fetches = [line for entry in manifest.outputs for line in _python_fetch(entry)]
     arrays = [f"        {mat.entry.name!a}: {_python_array(mat)},  # {mat.text}" for mat in inputs]
     return "\n".join(
         [
@@ -156,6 +181,7 @@ def _python(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: 
             "",
             "",
             "def run(net, arrays):",
+            *checks,
             "    extractor = net.create_extractor()",
             *feeds,
             "    results = {}",
@@ -214,7 +240,7 @@ def _python_fetch(entry: Tensor) -> list[str]:
 # C++ -------------------------------------------------------------------------------------------------------------
 
 
-def _cpp(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: str) -> str:
+def _cpp(inputs: Sequence[_Mat], manifest: Manifest, param: str, bin: str) -> str:
     lines = [
         "// g++ example.cpp -I<ncnn>/include/ncnn -L<ncnn>/lib -lncnn -fopenmp",
         '#include "net.h"',
@@ -234,12 +260,25 @@ def _cpp(inputs: Sequence[_Mat], outputs: Sequence[Tensor], param: str, bin: str
     ]
     for number, mat in enumerate(inputs):
         lines += ["", *_cpp_feed(f"in{number}", mat)]
-    for number, entry in enumerate(outputs):
+    codes = {dim: f"in{number}.{axis}" for number, mat in enumerate(inputs) for dim, axis in _cpp_sizes(mat)}
+    for condition, problem in _too_small(manifest, codes):
+        said = f"        return fputs({_c(problem)}, stderr), 1;"
+        lines += ["", f"    if ({condition.replace('//', '/')})", said]
+    for number, entry in enumerate(manifest.outputs):
         lines += ["", *_cpp_fetch(f"out{number}", entry)]
     return "\n".join([*lines, "    return 0;", "}", ""])
 
 
 _DIMS = {1: ("w",), 2: ("h", "w"), 3: ("c", "h", "w"), 4: ("c", "d", "h", "w")}
+
+
+def _cpp_sizes(mat: _Mat) -> Iterator[tuple[str, str]]:
+    """Yield each dynamic size of an input and the Mat's member of this size."""
+    axes = iter(_DIMS[len(mat.dims)])
+    for axis, dim in enumerate(mat.entry.shape):
+        member = "n" if axis == mat.entry.batch_axis else next(axes)
+        if isinstance(dim, str) and (member != "n" or mat.batch > 1):  # older ncnn has no n
+            yield dim, member
 
 
 def _cpp_feed(name: str, mat: _Mat) -> list[str]:

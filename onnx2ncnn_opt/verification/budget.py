@@ -25,8 +25,6 @@ from onnx2ncnn_opt.verification.rounding import Rounding
 # far from ONNX Runtime, with ncnn's plain kernels, as that is from float64. The least is for sums that it got right by
 # chance: of one output, and of many that are compared (`float32_budget`).
 _ROUNDINGS, _LEAST, LEAST_BUDGET = 16.0, 2.0**-21, 2.0**-15
-# Where rounding does more, an output as a whole proves nothing: its elements may differ by what moves them (`spread`).
-MOST_BUDGET = 5e-2
 # Weights that are rounded after they were folded, and a device's own order of sums, are other errors of the same size.
 ROOM = 4.0
 

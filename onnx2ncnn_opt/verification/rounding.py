@@ -16,7 +16,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model, read_model
-from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, parts
+from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, MOST_BUDGET, parts
+from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
 from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values, upgraded
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
@@ -47,7 +48,7 @@ _BESIDE_ONE = 2.0**-22
 # The error of numbers that decide something, in units of the largest one beside them: of a convolution by winograd.
 _DECIDING = DEFAULT.relative / 5
 # All numbers too large, all too small, and six times each by a sign of its own.
-_RUNS = ((0.0, 1.0), (0.0, -1.0), *((1.0, 0.0),) * 6)
+_RUNS = ((0.0, 1.0), (0.0, -1.0), *((float(number), 0.0) for number in range(1, 7)))
 _ROOM = 2.0
 _PHASE = math.pi * math.sqrt(2)  # which no whole number makes a multiple of pi
 _FLOAT32 = np.finfo(np.float32)
@@ -73,6 +74,9 @@ class Rounding:
         self.problem = ""  # why there are no outputs in float64, once they were asked for
         self.unmoved = ""  # why no errors move the model, once it was asked how far they do
         self.overflown: set[str] = set()  # outputs that were `resolved`
+        self.lone: dict[
+            str, int
+        ] = {}  # how many elements of an output only one run of the last `spread` moves, at most
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
         """The outputs in float64; none where the model cannot be computed so, which `problem` tells."""
@@ -107,6 +111,29 @@ class Rounding:
             return reference
         self.overflown.add(name)
         return np.where(is_any, actual, np.where(is_lost, exact, reference))
+
+    def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
+        """Return the reference with the indices of an actual output where their scores are as good (`decisions.py`)."""
+        choice = self._choices.get(name)
+        if choice is None or actual.shape != reference.shape or not reference.size:
+            return reference
+        scores = Rounding(self._model, (choice.scores,), self._values, self._threads)
+        try:
+            runner = OrtRunner(self._model, outputs=scores._outputs, values=self._values, threads=self._threads)
+            known = set(runner.input_names())
+            given = {name: array for name, array in feeds.items() if name in known}
+            (found,) = (results := runner.run(given)).values()
+        except RunError:
+            return reference
+        good = as_good(actual, reference, found, scores.spread(given, results)[choice.scores], choice.axis)
+        return np.where(good, actual, reference).astype(reference.dtype)
+
+    @cached_property
+    def _choices(self) -> Mapping[str, Choice]:
+        proto = read_model(self._model)
+        if self._outputs:
+            cut_model(proto, self._outputs, None)
+        return choices(proto)
 
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
@@ -143,10 +170,11 @@ class Rounding:
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
         """How far each element of the reference moves with the errors, infinite where it becomes infinite or NaN.
 
-        Where its distance from float64 is finite, it moves by as much at least. No errors move a model that ONNX
-        Runtime does not take with them, as `unmoved` tells.
+        Where its distance from float64 is finite, it moves by as much at least. Where it moves by more than
+        `MOST_BUDGET` of the largest element, or an integer moves at all, errors decide it: that is infinite as well.
+        No errors move a model that ONNX Runtime does not take with them, as `unmoved` tells.
         """
-        moved = {name: np.zeros(array.shape) for name, array in reference.items()}
+        moved = {name: _Moved(array) for name, array in reference.items()}
         try:
             if self._runner is None:
                 self._runner = OrtRunner(
@@ -163,14 +191,44 @@ class Rounding:
                 given = {**(unsigned if own else feeds), **errors}
                 results = self._runner.run({name: array for name, array in given.items() if name in known})
                 for name, array in results.items():
-                    moved[name] = np.maximum(moved[name], _ROOM * _distance(array, reference[name]))
+                    moved[name].add(_distance(array, reference[name]))
         except (RunError, EncodeError) as error:
             self.unmoved = str(error)
-            moved = {name: np.zeros(array.shape) for name, array in reference.items()}
+            moved = {name: _Moved(array) for name, array in reference.items()}
         for name, array in self.exact(feeds).items():
-            distance = _ROOM * _distance(array, reference[name])
-            moved[name] = np.maximum(moved[name], np.where(np.isfinite(distance), distance, 0.0))
-        return moved
+            distance = _distance(array, reference[name])
+            moved[name].add(np.where(np.isfinite(distance), distance, 0.0))
+        self.lone = {name: each.lone for name, each in moved.items()}
+        return {name: each.spread for name, each in moved.items()}
+
+
+class _Moved:
+    """How far the elements of an output move in several runs."""
+
+    def __init__(self, reference: Array) -> None:
+        finite = np.abs(reference[np.abs(reference) < INFINITE]) if reference.dtype.kind == "f" else np.zeros(0)
+        self._largest = float(finite.max(initial=0.0))
+        self._most, self._second = np.zeros(reference.shape), np.zeros(reference.shape)
+        self._run = np.zeros(reference.shape, np.int8)  # the one that moves an element most
+        self._runs = 0
+
+    def add(self, distance: Array) -> None:
+        """Take in a run."""
+        self._second = np.maximum(self._second, np.minimum(self._most, distance))
+        self._run[distance > self._most] = self._runs
+        self._most = np.maximum(self._most, distance)
+        self._runs += 1
+
+    @property
+    def spread(self) -> Array:
+        """How far a right net may be off."""
+        return np.where(self._most > MOST_BUDGET * self._largest, np.inf, _ROOM * self._most)
+
+    @property
+    def lone(self) -> int:
+        """The number of elements that one run moves, and all others do not: a net may be another such run."""
+        lone = self._most > _ROOM * self._second + DEFAULT.relative * self._largest
+        return int(np.bincount(self._run[lone], minlength=1).max())
 
 
 def _distance(a: Array, b: Array) -> Array:
@@ -236,7 +294,7 @@ def _in_8_bits(array: Array) -> Array:
 
 
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
-    """The model with rounding errors in it, and two more inputs that scale them: the own ones, and one for all.
+    """The model with rounding errors in it, and two more inputs: the number of a run with own errors, and one for all.
 
     Every number that a node computes gets an error, but those that are only moved or are 0. Raises EncodeError for one
     that does not fit into a message.
@@ -253,10 +311,12 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
         traits = traits_of(node.domain, node.op_type, opsets.get(node.domain, 1))
         is_exact = traits.errors == "none" or node.op_type in ("Constant", "ConstantOfShape")
         to_float = node.op_type == "Cast" and types.get(node.output[0], TensorProto.FLOAT) in _ALL_FLOATS
-        if traits.jumps and not to_float:
-            for index, name in enumerate(node.input):
-                if types.get(name) in _FLOATS and name not in exact:
-                    node.input[index] = written.decided(name, types[name])
+        for index in _deciding(node, jumps=traits.jumps and not to_float):
+            name = node.input[index]
+            if types.get(name) in _FLOATS and name not in exact:
+                node.input[index] = written.decided(name, types[name])
+                if node.op_type == "Equal" and index == 1:
+                    node.input[1] = written.near(node.input[1], node.input[0], types[name])
         if traits.errors == "input" and types.get(node.input[0]) in _FLOATS:
             node.input[0] = written.inexact(node.input[0], types[node.input[0]], _CANCELLED)
         written.nodes.append(node)
@@ -275,6 +335,14 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
         proto.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, []))
     del proto.graph.value_info[:]
     return bytes(proto.SerializeToString())
+
+
+def _deciding(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
+    """Return the inputs of a node whose last bit may decide its result."""
+    if node.op_type == "GridSample":
+        mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"")
+        return (1,) if mode == b"nearest" else ()
+    return range(len(node.input)) if jumps else ()
 
 
 class _Written:
@@ -299,14 +367,16 @@ class _Written:
     def errors(self, name: str, dtype: int) -> str:
         """Numbers from -1 to 1 for each number of a tensor.
 
-        Their signs are those of sin(a * i * i + b) at index i: ONNX Runtime has no random numbers from opset 22 on.
+        Their signs are those of sin(a * i * i + b) at index i, where each run has its own a: ONNX Runtime has no random
+        numbers from opset 22 on.
         """
         indexes = self.add("Range", self.integer(0), self.add("Size", name), self.integer(1))
         squares = self.add("Cast", self.add("Mul", indexes, indexes), to=TensorProto.DOUBLE)
         phases = self.add("Mul", squares, self.number(_PHASE, TensorProto.DOUBLE))
-        shifted = self.add("Add", phases, self.number(float(len(self.nodes)), TensorProto.DOUBLE))
+        turned = self.add("Mul", phases, self.add("Cast", _OWN, to=TensorProto.DOUBLE))
+        shifted = self.add("Add", turned, self.number(float(len(self.nodes)), TensorProto.DOUBLE))
         signs = self.add("Reshape", self.add("Sign", self.add("Sin", shifted)), self.add("Shape", name))
-        scales = [self.add("Cast", scale, to=dtype) for scale in (_OWN, _SHARED)]
+        scales = [self.add("Cast", scale, to=dtype) for scale in (self.add("Sign", _OWN), _SHARED)]
         return self.add("Add", self.add("Mul", self.add("Cast", signs, to=dtype), scales[0]), scales[1])
 
     def computed(self, name: str, dtype: int, beside: str = "") -> str:
@@ -330,8 +400,18 @@ class _Written:
 
     def decided(self, name: str, dtype: int) -> str:
         """The tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""
+        error = self.add("Mul", self.errors(name, dtype), self.deciding(name, dtype))
+        return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
+
+    def deciding(self, name: str, dtype: int) -> str:
+        """Add the error of a tensor that decides something."""
         size = self.add("Abs", name)
         finite = self.add("Less", size, self.number(INFINITE, dtype))
         largest = self.add("ReduceMax", self.add("Where", finite, size, self.number(0, dtype)), keepdims=0)
-        error = self.add("Mul", self.errors(name, dtype), self.add("Mul", largest, self.number(_DECIDING, dtype)))
-        return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
+        return self.add("Mul", largest, self.number(_DECIDING, dtype))
+
+    def near(self, name: str, other: str, dtype: int) -> str:
+        """Add a tensor that, in the run with one error for all, is equal to another where it is nearly so."""
+        bound = self.add("Mul", self.deciding(name, dtype), self.add("Cast", _SHARED, to=dtype))
+        is_near = self.add("Less", self.add("Abs", self.add("Sub", name, other)), bound)
+        return self.add("Where", is_near, other, name)

@@ -188,6 +188,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     batches = _open_batches(model, manifest)
     open_names = list(open_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
+    least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
     empty: Run | None = None
     small = ""
@@ -195,7 +196,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
         runs: list[Run] = []
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
             known = open_sizes(model, lengths, batches, total)
-            sizes = {name: known[name] for name in open_names}
+            sizes = {name: known[name] + (known[name] < least[name]) * least[name] for name in open_names}
             feeds = draw_inputs(model, sizes, draw=draw)
             if below := too_small(manifest, feeds):
                 small = below

@@ -1,10 +1,12 @@
 """Verify right nets with many seeds, and list those that verification calls wrong.
 
-    python -m scripts.fuzz.false_alarms ops models [--seeds 5] [-k REGEX]
+    python -m scripts.fuzz.false_alarms ops models snippets hard [--seeds 5] [-k REGEX]
     python -m scripts.fuzz.false_alarms FOLDER        # of .onnx files
+    python -m scripts.fuzz.false_alarms hard --write
 
-`ops` are the cases of fixtures/ops that are not refusals, `models` the exports in fixtures/models. What is listed is
-either a false alarm, or a net that is wrong at these inputs.
+`ops` are the cases of fixtures/ops that are not refusals, `models` the exports in fixtures/models, `snippets` those in
+fixtures/snippets, `hard` the models of testing/hard_models.py, whose outcomes `--write` puts into
+fixtures/hard_models.tsv. What is listed is either a false alarm, or a net that is wrong at these inputs.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import convert
-from onnx2ncnn_opt.errors import Error, UnsupportedError
+from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from testing import snippets
 from testing.exports import MODELS, refilled
+from testing.hard_models import FAMILIES, SEEDS, hard_model
 from testing.op_cases import load_cases
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +39,13 @@ def subjects(names: list[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield from ((str(case), case.model) for case in load_cases() if not case.result.startswith("refused"))
         elif name == "models":
             yield from ((path.stem, lambda path=path: refilled(path)) for path in MODELS)
+        elif name == "snippets":
+            for variant in snippets.VARIANTS:
+                yield from ((f"{kind}, {variant}", lambda model=model: model) for kind, model in snippets.kept(variant))
+        elif name == "hard":
+            for family in FAMILIES:
+                for seed in range(SEEDS):
+                    yield f"{family} {seed}", partial(hard_model, family, seed)
         else:
             yield from ((path.stem, lambda path=path: path) for path in sorted(Path(name).glob("*.onnx")))
 
@@ -44,7 +56,9 @@ def main() -> None:
     parser.add_argument("what", nargs="+")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("-k", default="", help="a regular expression for names")
+    parser.add_argument("--write", action="store_true", help="write the outcomes of `hard` to fixtures/hard_models.tsv")
     arguments = parser.parse_args()
+    lines = ["family\tseed\toutcome"]
     counts = {"right": 0, "refused": 0, "listed": 0}
     start = time.perf_counter()
     with NcnnWorker() as worker:
@@ -53,7 +67,7 @@ def main() -> None:
                 continue
             try:
                 conversion = convert(make())
-            except UnsupportedError:
+            except (UnsupportedError, RunError):
                 counts["refused"] += 1
                 continue
             found = set()
@@ -64,8 +78,11 @@ def main() -> None:
                 except Error as error:
                     found.add(f"{type(error).__name__}: {str(error).splitlines()[0]}")
             counts["listed" if found else "right"] += 1
+            lines.append("\t".join((*name.split(" "), "; ".join(sorted(found)) or "ok")))
             for text in sorted(found):
                 print(f"{name}: {text}", flush=True)
+    if arguments.write:
+        (ROOT / "fixtures" / "hard_models.tsv").write_text("\n".join(lines) + "\n")
     print(", ".join(f"{count} {what}" for what, count in counts.items()), f"in {time.perf_counter() - start:.0f} s")
 
 

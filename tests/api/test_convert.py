@@ -19,6 +19,7 @@ from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
+from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, float32_budget
 from onnx2ncnn_opt.verification.inputs import Wanted
 from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
 from testing.exports import MODELS, ROOT, refilled
@@ -34,9 +35,12 @@ def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> Non
     report = conversion.verify(worker=WORKER)
     report.check()
     if largest(report) >= 1e-4:
-        # Large inputs have larger errors. A final Sigmoid or Clip keeps outputs below 1, so that relative errors grow:
-        # with winograd to 3.2e-4 for inputs times 8 or 32. Ordinary inputs have to keep the bound.
-        assert largest(report) < 4e-4
+        # Large inputs have larger errors. A final Sigmoid or Clip keeps outputs below 1, so that relative errors grow,
+        # with winograd and on each CPU otherwise. The plain kernels keep to what the run in float64 says of rounding,
+        # and ordinary inputs to the bound.
+        for output in conversion.verify(worker=WORKER, exact=True, explain=True).outputs:
+            assert output.max_rel is not None
+            assert output.max_rel <= float32_budget(output.rounding, LEAST_BUDGET)
         report = conversion.verify(worker=WORKER, wanted=Wanted(seeds=3, ranges=((-2, 2),)))
     # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
     assert largest(report) < 1e-4

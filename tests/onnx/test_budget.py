@@ -72,6 +72,38 @@ def test_too_large_is_said(name: str) -> None:
     assert "too large" in node.reason
 
 
+BILLION_TIMES = "k = Constant<value_ints=[1,1000000000]>() s = Shape(x) r = Mul(s,k) u = Constant<value_ints=[1]>()"
+AT_RUN_TIME = {
+    "Pad": ("1,3,h,w", "p = Constant<value_ints=[0,0,1073741824,0,0,0,0,0]>() big = Pad(x,p)"),
+    "Pad at the end": ("n,3", 'p = Constant<value_ints=[0,0,0,1073741824]>() big = Pad<mode="edge">(x,p)'),
+    "Tile": ("n,3", "r = Constant<value_ints=[1,1073741824]>() big = Tile(x,r)"),
+    "Tile by a size": ("n,3", f"{BILLION_TIMES} big = Tile(x,r)"),
+    "Expand": ("n,3", "s = Constant<value_ints=[1073741824,1,1]>() big = Expand(x,s)"),
+    "Expand to a size": ("n,3", f"{BILLION_TIMES} m = ReduceMax<keepdims=1>(x,u) big = Expand(m,r)"),
+    "Resize": ("1,3,h,w", "s = Constant<value_floats=[1.0,1.0,32768.0,32768.0]>() big = Resize(x,,s)"),
+    "Concat": ("1,3", " ".join(f"h{i + 1} = Concat<axis=1>(h{i},h{i})" for i in range(40))),
+    "Concat of any size": ("n,3", " ".join(f"h{i + 1} = Concat<axis=1>(h{i},h{i})" for i in range(40))),
+}
+
+
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_too_large_at_run_time_is_said(name: str) -> None:
+    shape, body = AT_RUN_TIME[name]
+    last = "big" if "big" in body else "h40"
+    nodes = f"h0 = Relu(x) {body} y = Sigmoid({last})".replace(") ", ")\n")
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[{shape}] x) => (float[] y) {{\n{nodes}\n}}'
+    with pytest.raises(UnsupportedError, match="too large") as caught:
+        convert(onnx.parser.parse_model(text))
+    assert caught.value.nodes[0].operator == name.split()[0]
+
+
+def test_large_but_possible_at_run_time() -> None:
+    """2**28 elements are the most, and a dynamic dimension counts as 1."""
+    nodes = "".join(f"h{i + 1} = Concat<axis=1>(h{i},h{i})\n" for i in range(28))
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[n,1] x) => (float[] y) {{\nh0 = Relu(x)\n{nodes}'
+    assert convert(onnx.parser.parse_model(f"{text}y = Sigmoid(h28)\n}}")).graph
+
+
 def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of 16 MB each, where 1 GiB is left."""
     monkeypatch.setattr(importer, "Budget", lambda given: Budget(given, least=2**30))

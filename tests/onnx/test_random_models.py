@@ -13,7 +13,7 @@ from testing.generators import GENERATORS
 from testing.random_models import Step, build
 from testing.random_steps import MOVEMENT, VIEWS, random_model
 
-MODELS = {"any": 150, "cells": 60, "decisions": 100}
+MODELS = {"any": 150, "cells": 60, "decisions": 100, "windows": 60}
 CHAINS = 60
 
 
@@ -27,7 +27,9 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory, worker: NcnnWorker) -> Fuzz
 def test_models_are_right_or_refused(fuzzer: Fuzzer, kind: str, part: int) -> None:
     outcomes = {number: guarded(fuzzer, GENERATORS[kind](7, number)) for number in range(part, MODELS[kind], 5)}
     assert {number: outcome for number, outcome in outcomes.items() if outcome.is_bad} == {}
-    assert sum(outcome.kind == "right" for outcome in outcomes.values()) > 0.7 * len(outcomes)
+    assert sum(outcome.kind == "right" for outcome in outcomes.values()) > (0.5 if kind == "windows" else 0.7) * len(
+        outcomes
+    )
 
 
 @pytest.mark.parametrize("steps", [VIEWS, MOVEMENT], ids=["views", "movement"])

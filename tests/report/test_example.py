@@ -33,6 +33,11 @@ MODELS = {
         { y = GlobalAveragePool(image) z = Relu(gray) p = MaxPool<kernel_shape = [2, 2]>(gray) }""",
     "batch": """(float[4, 3, 7, 9] x, float[N, 2, H, W] v) => (float[4, 3, 1, 1] y, float[N, 2, 1, 1] z)
         { y = GlobalAveragePool(x) z = GlobalAveragePool(v) }""",
+    "windows": """(float[1, 2, H, W] x, float[N, 5, 2] v, float[L, 5] l) => (float y, float z, float w)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] end = {9999}>
+        { y = MaxPool<kernel_shape = [3, 25]>(x) z = Slice(v, one, end, zero)
+          two = Constant<value_ints = [2]>() s = ReduceSum<keepdims = 0>(v, two) c = Concat<axis = 0>(l, s)
+          t = Transpose(c) u = Unsqueeze(t, zero) w = MaxPool<kernel_shape = [4], strides = [2]>(u) }""",
     "dims": """(float[2, 4, 5, 6] v, int64[3, 2, 5] k, float[7] l)
         => (float[2, 4, 5, 6] c, int64[3, 2, 5] d, float[7] n)
         { c = Neg(v) d = Add(k, k) n = Exp(l) }""",
@@ -86,10 +91,11 @@ def headers() -> Path | None:
     return next((Path(place) for place in places if (Path(place) / "net.h").is_file()), None)
 
 
-@pytest.mark.parametrize("name", ["types", "image", "batch", "dims"])
+@pytest.mark.parametrize("name", ["types", "image", "batch", "dims", "windows"])
 def test_the_cpp_one_is_compiled_against_the_interface(tmp_path: Path, name: str) -> None:
     program = tmp_path / "program.cpp"
-    program.write_text(example(*saved(tmp_path, name), language="cpp"))
+    shapes = {"v": (2, 5, 2), "l": (2, 5)} if name == "windows" else {}
+    program.write_text(example(*saved(tmp_path, name), language="cpp", shapes=shapes))
     compiler = shutil.which("g++")
     found = headers()
     if compiler is None or found is None:
@@ -121,6 +127,32 @@ def test_the_cpp_one_makes_mats_of_the_right_shape(tmp_path: Path) -> None:
     assert "std::vector<int> in1_data(30, 0);" in text
     assert 'printf("%ld ", std::lround(p[i]));' in text
     assert "ncnn::Mat in2(7);" in text
+
+
+def test_sizes_below_the_minimum(tmp_path: Path) -> None:
+    manifest, param, bin = saved(tmp_path, "windows")
+    assert manifest.minimum == {"H": 3, "W": 25, "N": 2, "-1 + ((L + N)//(2))": 1}
+    program = tmp_path / "program.py"
+    shapes = {"v": (2, 5, 2), "l": (2, 5)}
+    program.write_text(example(manifest, param, bin, language="python", shapes=shapes))
+    run = runpy.run_path(str(program))
+    net, feeds = run["load"](), {"x": np.ones((1, 2, 3, 25), np.float32), "v": np.ones((2, 5, 2), np.float32)}
+    feeds["l"] = np.ones((2, 5), np.float32)
+    assert run["run"](net, feeds)["y"].shape == (1, 2, 1, 1)
+    for name, shape, said in (
+        ("x", (1, 2, 2, 25), "the net is for H of 3 or more"),
+        ("v", (1, 5, 2), "the net is for N of 2 or more"),
+        ("l", (1, 5), r"the net is for -1 \+ \(\(L \+ N\)//\(2\)\) of 1 or more"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            run["run"](net, {**feeds, name: np.ones(shape, np.float32)})
+    text = example(manifest, param, bin, language="cpp", shapes=shapes)
+    assert "ncnn::Mat in0(25, 16, 2);" in text
+    assert "if (in0.h < 3)" in text
+    assert "if (in1.c < 2)" in text
+    assert "if (-1 + ((in1.c + in2.h)/(2)) < 1)" in text
+    with pytest.raises(UsageError, match="the net is for H of 3 or more, not 2"):
+        example(manifest, param, bin, language="cpp", shapes={"x": (1, 2, 2, 25)})
 
 
 def test_sizes_that_do_not_fit_and_manifests_that_lie(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import onnx
 import onnx_ir
 from onnx.shape_inference import infer_node_outputs
 
+from onnx2ncnn_opt.ir.dim import Shape, at_most
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold.evaluate import LIMIT
 from onnx2ncnn_opt.onnx.lower.builder import Refusal
-from onnx2ncnn_opt.onnx.value import Constant, Item, Tensor
+from onnx2ncnn_opt.onnx.value import Constant, Item, SymbolicTensor, Tensor
 
 MOST_ELEMENTS = 2**28
 """Of one result: 1 GiB as ncnn holds it."""
@@ -36,6 +37,7 @@ _SIZED = frozenset(
         *("Tile", "Trilu", "Upsample"),
     }
 )
+_JOINS = frozenset({"Concat", "ConcatFromSequence"})  # which double a tensor in each of many nodes
 _WIDEST = 8  # bytes of the widest element
 _LONGEST_SIZES = 64  # elements of an operand that says sizes
 
@@ -64,8 +66,20 @@ def check_size(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) 
     """Raises Refusal where a result of the node would be larger than the budget, as far as that is known now."""
     if node.op_type not in _SIZED or node.domain:
         return
-    shape = max(_shapes(node, opset, operands), key=math.prod, default=())
-    if math.prod(shape) > MOST_ELEMENTS:
+    largest: tuple[int, ...] = max(_shapes(node, opset, operands), key=math.prod, default=())
+    _require_small(largest)
+
+
+def check_results(node: onnx_ir.Node, results: Iterable[Item | None]) -> None:
+    """Raise Refusal if a result is larger than the budget at every size of its dynamic dimensions."""
+    if (node.op_type in _SIZED or node.op_type in _JOINS) and not node.domain:
+        for result in results:
+            if isinstance(result, (Tensor, SymbolicTensor)):
+                _require_small(result.shape)
+
+
+def _require_small(shape: Shape) -> None:
+    if math.prod(max(1, -(at_most(-size) or 0)) for size in shape) > MOST_ELEMENTS:
         text = " x ".join(map(str, shape))
         raise Refusal(
             f"its result of {text} elements is too large: {MOST_ELEMENTS} are the most that a tensor may have"

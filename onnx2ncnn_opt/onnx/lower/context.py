@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 
 import onnx_ir
 
-from onnx2ncnn_opt.ir.dim import Dim, at_least
+from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, symbol
 from onnx2ncnn_opt.ir.spec import LayerSpec
 from onnx2ncnn_opt.onnx.lower.builder import Builder
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
-from onnx2ncnn_opt.onnx.read.given import parsed_size
+from onnx2ncnn_opt.onnx.read.given import LARGEST_SIZE, parsed_size
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.onnx.value import Item, Operand, SymbolicTensor, Tensor
 
@@ -55,8 +56,36 @@ class ImportContext(Builder, ABC):
 
         For a fixed size there is nothing to demand.
         """
-        if not isinstance(size, int) and not at_least(size, least):
+        if isinstance(size, Sym) and not self.becomes(size, least):
             self._minimum[size] = max(least, self._minimum.get(size, least))
+
+    def becomes(self, size: Dim, least: int) -> bool:
+        """Return True if a size is `least` or more from some value of its only dimension on, and demand that value.
+
+        (h - 1)//2 is 2 or more from h = 5 on.
+        """
+        if isinstance(size, int):
+            return size >= least
+        if at_least(size.subs({str(dim): dim + (low - 1) for dim, low in self._minimum.items()}), least):
+            return True
+        name, *others = sorted(size.names())
+        if others:
+            return False
+        found = bisect(range(LARGEST_SIZE), False, key=lambda n: at_least(size.subs({name: symbol(name) + n}), least))
+        if found < LARGEST_SIZE:
+            self._minimum[symbol(name)] = found + 1
+        return found < LARGEST_SIZE
+
+    def resolved(self, size: Dim) -> Dim:
+        """Return a size without quotients such as 3 // n, which is 0 from n = 4 on: this is demanded."""
+        factors = [factor for term in size.terms for factor in term] if isinstance(size, Sym) else []
+        calls = [call for call in factors if isinstance(call, Call) and call.operator == "//"]
+        quotients: dict[Call, Dim] = {
+            call: -(call.a < 0)
+            for call in calls
+            if isinstance(call.a, int) and self.becomes(call.b, abs(call.a) + (call.a >= 0))
+        }
+        return size.subs(quotients) if isinstance(size, Sym) else size
 
     @property
     def output_count(self) -> int:
@@ -73,6 +102,10 @@ class ImportContext(Builder, ABC):
     def readers(self) -> Sequence[onnx_ir.Node]:
         """The nodes that read the node's first output."""
         return self._node.outputs[0].consumers()
+
+    def is_result(self) -> bool:
+        """Return True if the node's first output is an output of the model."""
+        return self._node.outputs[0].is_graph_output()
 
     def operand(self, at: int) -> onnx_ir.Value | None:
         """What the node reads as its input number `at`."""

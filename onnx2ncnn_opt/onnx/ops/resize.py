@@ -2,8 +2,8 @@
 
 ncnn's Interp knows three samplings: nearest by ``floor(x * in / out)``, bilinear and bicubic with half-pixel or aligned
 corners. Whether ONNX's many modes mean one of them for the sizes at hand is decided by comparing what each output
-element reads. Everything else is linear in its operand all the same, so it becomes a product with a constant matrix,
-one axis at a time.
+element reads. GridSample copies other nearest elements. Everything else is linear in its operand, so it becomes a
+product with a constant matrix, one axis at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import BinaryOp, Interp
+from onnx2ncnn_opt.ir.codes import BinaryOp, Interp, SamplePadding
 from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least, exact_div, known
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
@@ -24,6 +24,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary
 from onnx2ncnn_opt.onnx.lower.functional.cast import as_float
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.gather import pixels
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value, held_as_float, is_float, is_held_as_float
@@ -233,7 +234,12 @@ def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling
                 f"the same way at every size",
                 "bind it with --shape",
             )
-        x = _product(im, x, one, sampling)
+    if sampling.mode == "nearest":
+        for last in range(len(changed), 0, -2):
+            x = _copied(im, x, changed[max(last - 2, 0) : last], sampling)
+    else:
+        for one in changed:
+            x = _product(im, x, one, sampling)
     if not sampling.crops or not sampling.outside:
         return x
     inside = np.ones((), bool)
@@ -320,6 +326,25 @@ def _interp_layer(im: ImportContext, x: Tensor, axes: list[_Axis], params: dict[
     return im.wrap(blob, shape, dims, [0])
 
 
+def _copied(im: ImportContext, x: Tensor, axes: Sequence[_Axis], sampling: _Sampling) -> Tensor:
+    """Return the nearest elements along one or two axes: GridSample copies, a product would make NaN of infinities."""
+    changed, batch = [one.axis for one in axes], [] if axes[0].axis == 0 else [0]
+    others = [axis for axis in range(x.rank) if axis not in (*batch, *changed)]
+    dims = [others, *([] for _ in range(2 - len(axes))), *([axis] for axis in changed)]
+    places = [np.zeros(1)] * (2 - len(axes)) + [_places(one, sampling) for one in axes]
+    require_room(2 * places[0].size * places[1].size, "a grid")
+    grid = np.stack(np.meshgrid(*places[::-1])).astype(np.float32)
+    blob = pixels(im, im.mat(x, dims, batch), im.memory(grid), SamplePadding.ZEROS)
+    sizes = {one.axis: one.out for one in axes}
+    return im.wrap(blob, tuple(sizes.get(axis, size) for axis, size in enumerate(x.shape)), dims, batch)
+
+
+def _places(axis: _Axis, sampling: _Sampling) -> Array:
+    """Return the places of the nearest elements, from -1 to 1 between the outer borders, and -3 for those outside."""
+    middles = (2 * _nearest_index(axis, sampling) + 1) / axis.size - 1
+    return np.where(_inside(axis, sampling), middles, -3) if sampling.crops else middles
+
+
 def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
     """The axis resized by a constant matrix [out, in]."""
     assert isinstance(axis.size, int)
@@ -397,18 +422,15 @@ def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
     assert isinstance(out, int)
     assert axis.scale is not None
     matrix = np.zeros((out, size))
-    if sampling.mode == "nearest":
-        matrix[np.arange(out), _nearest_index(axis, sampling)] = 1
-    else:
-        shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
-        reach = (1 if sampling.mode == "linear" else 2) / shrink
-        for i, centre in enumerate(_positions(axis, sampling).astype(np.float64)):
-            taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
-            weights = _kernel((taps - centre) * shrink, sampling)
-            if sampling.exclude_outside:
-                inside = (taps >= 0) & (taps < size)
-                taps, weights = taps[inside], weights[inside]
-            np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights / weights.sum())
+    shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
+    reach = (1 if sampling.mode == "linear" else 2) / shrink
+    for i, centre in enumerate(_positions(axis, sampling).astype(np.float64)):
+        taps = np.arange(int(np.floor(centre - reach)) + 1, int(np.ceil(centre + reach)))
+        weights = _kernel((taps - centre) * shrink, sampling)
+        if sampling.exclude_outside:
+            inside = (taps >= 0) & (taps < size)
+            taps, weights = taps[inside], weights[inside]
+        np.add.at(matrix[i], np.clip(taps, 0, size - 1), weights / weights.sum())
     if sampling.crops:
         matrix[~_inside(axis, sampling)] = 0
     return matrix.astype(np.float32)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
+from onnx2ncnn_opt.ir.dim import Dim, Sym, larger, smaller, symbol
 
 LARGEST_SIZE = 2**31 - 1  # ncnn counts in int
 _LONGEST = 300  # characters of a size; longer ones are not written by people or exporters
@@ -127,6 +127,13 @@ def _parsed(tree: ast.expr, sizes: Mapping[str, Dim]) -> Dim | None:
         return sizes.get(tree.id)
     if isinstance(tree, ast.Constant):
         return tree.value if type(tree.value) is int else None
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):  # -1 + a
+        negated = _parsed(tree.operand, sizes)
+        return None if negated is None else -negated
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and len(tree.args) == 2:
+        a, b = (_parsed(size, sizes) for size in tree.args)
+        function = {"min": smaller, "max": larger}.get(tree.func.id)
+        return None if a is None or b is None or function is None else function(a, b)
     if not isinstance(tree, ast.BinOp) or type(tree.op) not in _OPERATORS:
         return None
     a, b = _parsed(tree.left, sizes), _parsed(tree.right, sizes)

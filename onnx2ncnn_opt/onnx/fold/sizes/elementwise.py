@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product as choices
 from typing import Any
 
@@ -113,17 +114,17 @@ def _divided(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
     raise Undecided
 
 
-def _remainder(kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
-    """Mod, whose sign is the divisor's; the operands' where `fmod` is set, which is the same for what is positive."""
+def _remainder(fmod: int, kind: np.dtype[np.generic], shape: Shape, a: Any, b: Any) -> Any:
+    """Mod, whose sign is the divisor's; the operand's with `fmod`, which is the same for positive ones."""
     if not isinstance(a, Sym) and not isinstance(b, Sym):
         raise Undecided
     check_whole(a, b)
-    if not (_surely(b, 1, shape) and _surely(a, 0, shape)):
+    is_positive = _surely(a, 0, shape)
+    if not _surely(b, 1, shape) or (fmod and not is_positive):
         raise Undecided
-    if _surely(b - a, 1, shape):
+    if is_positive and _surely(b - a, 1, shape):
         return a
-    if not isinstance(a, Sym):
-        raise Undecided
+    a, b = (cell if isinstance(cell, Sym) else int(cell) for cell in (a, b))
     return a - (exact_div(a, b) or a // b) * b
 
 
@@ -194,7 +195,7 @@ OPERATORS: Mapping[str, Operator] = {
     "Mul": _arithmetic(lambda a, b: a * b),
     "Neg": _elementwise(lambda kind, shape, a: -a),
     "Div": _elementwise(_divided),
-    "Mod": _elementwise(_remainder),
+    "Mod": lambda x, attributes: _elementwise(partial(_remainder, attributes.get("fmod", 0)))(x, attributes),
     "Max": _extreme(larger),
     "Min": _extreme(smaller),
     "Equal": _elementwise(lambda kind, shape, a, b: _equal(shape, a, b), _BOOL),

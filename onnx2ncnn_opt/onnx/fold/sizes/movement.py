@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -191,15 +191,15 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
     return each(lambda a, k: int(a) + where * int(k), head, step)
 
 
-def cut(size: Dim, start: Dim, end: Dim) -> tuple[Dim, Dim] | None:
+def cut(size: Dim, start: Dim, end: Dim, surely: Callable[[Dim, int], bool] = at_least) -> tuple[Dim, Dim] | None:
     """First and after the last element that a slice of step 1 takes; None where sizes do not tell a sign."""
     if isinstance(end, int) and end >= 2**31 - 1:
         end = size
     bounds: list[Dim] = []
     for bound in (start, end):
-        if bound == size or at_least(bound, 0):
+        if bound == size or surely(bound, 0):
             bounds.append(smaller(bound, size))
-        elif at_least(-bound, 1):
+        elif surely(-bound, 1):
             bounds.append(size - smaller(size, -bound))
         else:
             return None

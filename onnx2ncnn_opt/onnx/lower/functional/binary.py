@@ -8,6 +8,7 @@ Integers are computed as float32, which holds them exactly up to 2**24.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from itertools import combinations, zip_longest
@@ -36,7 +37,7 @@ _NUMPY: Mapping[BinaryOp, Callable[[Array, Array], Array]] = {
 
 
 def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Value:
-    """BinaryOp on two values that ONNX broadcasts; a constant of one element becomes its scalar."""
+    """BinaryOp on two values that ONNX broadcasts; a finite constant of one element becomes its scalar."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = _beside(im, a, b.shape), _beside(im, b, a.shape)
     a, b = _without_batch(a, b), _without_batch(b, a)
@@ -46,7 +47,7 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
     if isinstance(a, Constant):
         a, b, op_type = b, a, op_type.exchanged
     assert isinstance(a, Tensor)
-    if isinstance(b, Constant) and b.scalar is not None and len(shape) == a.rank:
+    if isinstance(b, Constant) and b.scalar is not None and math.isfinite(b.scalar) and len(shape) == a.rank:
         return im.apply(a, op_type, float(im.f32(b.array).reshape(-1)[0]))
     rank = len(shape)
     views = [_padded(a.view, rank), _padded(_view(b), rank)]

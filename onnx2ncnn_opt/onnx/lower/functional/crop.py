@@ -27,7 +27,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     """ONNX's slice [start:end:step] of an axis, which is not empty; steps as Pooling of one element, or Flip."""
     size = x.shape[axis]
     if isinstance(start, Sym) or isinstance(end, Sym):
-        bounds = cut(size, start, end) if step > 0 else None
+        bounds = cut(size, start, end, im.becomes) if step > 0 else None
         if bounds is None:
             reason = f"[{start}:{end}:{step}] of an axis of size {size} depends on dynamic dimensions"
             raise im.refuse(reason, "bind them with --shape")
@@ -141,6 +141,8 @@ def pick(im: ImportContext, x: Tensor, axis: int, indices: Array, lookup: Lookup
         if flat.size and (flat.min() < -size or flat.max() >= size):
             raise im.invalid(f"indices {flat.min()} to {flat.max()} are not all in an axis of size {size}")
         flat = np.where(flat < 0, flat + size, flat)
+    elif flat.size:
+        im.demand(size, int(max(flat.max() + 1, -flat.min())))
     if not flat.size:
         raise im.refuse("no indices: ncnn has no empty tensors", "remove the node, or pick one element at least")
     picked = _picked(im, x, axis, [int(i) for i in flat], lookup)

@@ -18,6 +18,7 @@ from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MIN, as_numbers, number_value
+from onnx2ncnn_opt.onnx.lower.functional.infinity import COMPARISONS, tests_of
 from onnx2ncnn_opt.onnx.value import Constant, Operand, Tensor, Value, is_float
 
 _HALF_BITS = 12  # a product of two numbers of so many bits is exact
@@ -28,14 +29,6 @@ _BEYOND = 2.0**30  # every float32 from here on is even
 # From where on functions give the same in float32, and exp gives 0.
 _LIMITS = {"Atan": 1e8, "Tanh": 20.0, "Erf": 10.0, "Sigmoid": 104.0}
 _VANISHED = 104.0
-_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
-_TESTS = _COMPARISONS | {"Clip", "IsInf", "IsNaN", "Max", "Min", "Sign"}
-# What a quotient is still infinite after.
-_CARRYING = frozenset(
-    {"Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
-    | {"Transpose", "Unsqueeze", "Where"}
-)
-_STEPS = 4  # between a divisor and a condition on it: Abs, Greater, Not
 _TINY = 1e-3
 
 
@@ -60,7 +53,7 @@ def infinite_at_zero(im: ImportContext, b: Operand, divide: Callable[[Operand], 
 
     -0.0 counts as 0.
     """
-    tests = _tests(im.readers(), im.operand(at)) if _may_vanish(im, b) else []
+    tests = tests_of(im.readers(), im.operand(at)) if _may_vanish(im, b) else []
     if not tests or _is_any_test(tests):
         return divide(b)
     if isinstance(b, Constant):
@@ -85,31 +78,6 @@ def _may_vanish(im: ImportContext, x: Operand) -> bool:
 def _is_zero(im: ImportContext, x: Tensor) -> Tensor:
     """1 where a number is 0, else 0."""
     return im.unary(im.apply(im.apply(x, UnaryOp.ABS), UnaryOp.NEG), "Threshold", threshold=-FLT_MIN)
-
-
-def _tests(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
-    """The nodes that make a number or a truth of what is infinite, of a quotient that is moved about and selected.
-
-    A select whose condition is computed from the divisor is taken for a guard against 0.
-    """
-    seen, left = set(readers), [*readers]
-    while left:
-        node = left.pop()
-        if node.op_type in _CARRYING and not (node.op_type == "Where" and _depends(node.inputs[0], divisor)):
-            further = [reader for reader in node.outputs[0].consumers() if reader not in seen]
-            left += further
-            seen.update(further)
-    return [node for node in seen if node.op_type in _TESTS]
-
-
-def _depends(value: onnx_ir.Value | None, on: onnx_ir.Value | None) -> bool:
-    """Whether a condition is computed from a value in a few steps."""
-    left = [value]
-    for _ in range(_STEPS):
-        if on in left:
-            return True
-        left = [each for v in left if v is not None and (node := v.producer()) is not None for each in node.inputs]
-    return False
 
 
 def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
@@ -161,7 +129,7 @@ def _limit(node: onnx_ir.Node, side: int) -> float | None:
         return _VANISHED
     if node.op_type == "Neg" and side > 0 and node.outputs[0].consumers():
         return _VANISHED if all(reader.op_type == "Exp" for reader in node.outputs[0].consumers()) else None
-    if node.op_type in _COMPARISONS or (node.op_type == "Min" and side > 0):
+    if node.op_type in COMPARISONS or (node.op_type == "Min" and side > 0):
         bounds = [_scalar(value) for value in node.inputs]
         found = [abs(bound) for bound in bounds if bound is not None and np.isfinite(bound)]
         return max((*found, _TINY)) if found else None

@@ -96,7 +96,7 @@ def _sampled(
         scale, shift = _coordinates(im, size, rows)
     grid = im.layer("BinaryOp", im.mat(targets, dims), im.memory(scale.astype(np.float32)), op_type=BinaryOp.MUL)
     grid = im.layer("BinaryOp", grid, im.memory(shift.astype(np.float32)), op_type=BinaryOp.ADD)
-    return _pixels(im, image, grid)
+    return pixels(im, image, grid)
 
 
 def _sizes(im: ImportContext, *sizes: Dim) -> Value:
@@ -118,10 +118,9 @@ def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]
     return np.array([2 / size, 0]).reshape(2, 1, 1), shift.reshape(2, rows, 1)
 
 
-def _pixels(im: ImportContext, image: Blob, grid: Blob) -> Blob:
-    return im.layer(
-        "GridSample", image, grid, sample_type=Sample.NEAREST, padding_mode=SamplePadding.BORDER, permute_fusion=1
-    )
+def pixels(im: ImportContext, image: Blob, grid: Blob, padding: SamplePadding = SamplePadding.BORDER) -> Blob:
+    """Return the pixels of an image of three dims at the x and y of a grid, from -1 to 1 between the outer borders."""
+    return im.layer("GridSample", image, grid, sample_type=Sample.NEAREST, padding_mode=padding, permute_fusion=1)
 
 
 def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
@@ -300,7 +299,7 @@ def _looked_up(im: ImportContext, data: Tensor, targets: Array) -> Tensor:
     (count,) = known(data.shape[:1])
     scale, shift = _coordinates(im, count, 1)
     grid = im.memory((targets.reshape(1, 1, -1) * scale + shift).astype(np.float32))
-    blob = _pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
+    blob = pixels(im, _image(im, data, [a + 1 for a in rest], [], [0]), grid)
     picked = range(data.rank - 1, len(shape))
     found = im.wrap(blob, shape, [rest, [], picked], dtype=_type(data))
     return found.viewed(found.view.transpose([*picked, *rest]))

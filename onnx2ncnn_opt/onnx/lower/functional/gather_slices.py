@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from onnx2ncnn_opt.ir.dim import Dim, Sym, at_least
+from onnx2ncnn_opt.ir.dim import Call, Dim, Sym, at_least, symbol
 from onnx2ncnn_opt.ir.view import Atoms
 from onnx2ncnn_opt.onnx.fold.sizes.cells import materialised_or_none
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import spread
-from onnx2ncnn_opt.onnx.lower.functional.crop import crop, resized
+from onnx2ncnn_opt.onnx.lower.functional.concat import concat
+from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, resized
 from onnx2ncnn_opt.onnx.value import Operand, SymbolicTensor, Tensor, Value
 
 
@@ -23,7 +24,10 @@ class _Run(NamedTuple):
 
 def picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> Value | None:
     """ONNX Gather by a symbolic tensor; None where its elements are not a run of neighbours."""
-    run = _run(indices.cells.reshape(-1)[0], indices.rank) if indices.cells.size == 1 else None
+    if indices.cells.size != 1:
+        return None
+    data, cell = _rolled(im, data, axis, indices)
+    run = _run(cell, indices.rank)
     if run is None:
         return None
     x = _cropped(im, im.tensor(data), axis, run, indices)
@@ -47,6 +51,20 @@ def picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -
     groups = x.view.axes
     inner = _placed(groups[: len(found)], found, indices.rank - 1)
     return _spread(im, x, (*inner, *groups[len(found) :]), indices.shape[:-1])
+
+
+def _rolled(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> tuple[Operand, Any]:
+    """Return the axis from element k on, the first k behind it, and index #0, for n indices (#0 + k) % n."""
+    size, cell = data.shape[axis], indices.cells.reshape(-1)[0]
+    names = [name for name in cell.names() if name.startswith("#")] if isinstance(cell, Sym) else []
+    if isinstance(size, Sym) and len(names) == 1 and indices.shape[-1 - int(names[0][1:])] == size:
+        index = symbol(names[0])
+        k = cell.subs({factor: 0 for term in cell.terms for factor in term if isinstance(factor, Call)}) - index
+        if isinstance(k, int) and cell == index + k - (index + k) // size * size:
+            im.demand(size, abs(k) + 1)
+            parts = [crop(im, im.tensor(data), axis, *ends) for ends in ((k, TO_END), (0, k))]
+            return concat(im, *parts, axis=axis), index
+    return data, cell
 
 
 def _run(cell: object, rank: int) -> _Run | None:

@@ -1,7 +1,8 @@
 """Comparisons and logic: bools are 0 and 1, everything else is arithmetic that keeps them so.
 
-A comparison is Threshold (x > t), which is false for NaN as ONNX has it. What is not as ONNX: numbers closer to each
-other than the smallest normal float32 are equal, two equal infinities of which none is constant are not.
+A comparison is Threshold (x > t), which is false for NaN as ONNX has it. The difference of two infinities is NaN, so
+where both operands may be infinite, equality is the Threshold that is not reached. What is not as ONNX: numbers closer
+to each other than the smallest normal float32 are equal.
 """
 
 from __future__ import annotations
@@ -50,7 +51,23 @@ def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
         return ranked(threshold(im, a, _below(b.scalar) if equal else b.scalar), len(shape))
     if isinstance(a, Constant) and a.scalar is not None and np.isfinite(a.scalar) and isinstance(b, Tensor):
         return ranked(threshold(im, negative(im, b), _below(-a.scalar) if equal else -a.scalar), len(shape))
+    if equal and _may_both_be_infinite(im, a, b):
+        return _unless(im, threshold(im, binary(im, BinaryOp.SUB, b, a), 0.0), a, b)
     return threshold(im, binary(im, BinaryOp.SUB, a, b), -FLT_MIN if equal else 0.0)
+
+
+def _may_both_be_infinite(im: ImportContext, a: Value, b: Value) -> bool:
+    """Return True if a - b may be the difference of two infinities, which is NaN."""
+    return im.range_of(a).may_be_inf and im.range_of(b).may_be_inf
+
+
+def _unless(im: ImportContext, apart: Tensor, *operands: Value) -> Value:
+    """Return ``1 - apart``, and 0 where an operand is NaN; the Threshold `apart` is 0 there, and of two infinities."""
+    sizes = [im.apply(im.tensor(x), UnaryOp.ABS) for x in operands if im.range_of(x).may_be_nan]
+    if not sizes:
+        return rest(im, apart)
+    size = sizes[0] if len(sizes) == 1 else binary(im, BinaryOp.ADD, *sizes)
+    return binary(im, BinaryOp.SUB, threshold(im, size, -1.0), apart)
 
 
 def greater(im: ImportContext, a: Value, b: Value) -> Tensor:
@@ -64,20 +81,20 @@ def greater_or_equal(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 
 def equal(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """Two Thresholds: not less and not greater."""
+    """Two Thresholds: not less and not greater; one of the distance where both may be infinite."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
     if isinstance(a, Constant):
         a, b = b, a
     if isinstance(a, Tensor) and isinstance(b, Constant) and b.scalar is not None:
         if np.isinf(b.scalar):
-            # A Reduction starts from the largest finite number, and gives it for rows of nothing but infinities.
-            reduced = a.blob.producer is not None and a.blob.producer.type == "Reduction"
-            limit = _below(FLT_MAX) if reduced else FLT_MAX
-            return bools(im, ranked(threshold(im, a if b.scalar > 0 else negative(im, a), limit), len(shape)))
+            return bools(im, ranked(threshold(im, a if b.scalar > 0 else negative(im, a), FLT_MAX), len(shape)))
         if np.isfinite(b.scalar):
             return bools(im, ranked(_between(im, a, _below(b.scalar), b.scalar), len(shape)))
-    return bools(im, _between(im, im.tensor(binary(im, BinaryOp.SUB, a, b)), -FLT_MIN, 0.0))
+    distance = im.tensor(binary(im, BinaryOp.SUB, a, b))
+    if _may_both_be_infinite(im, a, b):
+        return bools(im, _unless(im, threshold(im, im.apply(distance, UnaryOp.ABS), 0.0), a, b))
+    return bools(im, _between(im, distance, -FLT_MIN, 0.0))
 
 
 def _between(im: ImportContext, x: Tensor, low: float, high: float) -> Tensor:

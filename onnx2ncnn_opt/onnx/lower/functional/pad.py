@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -9,7 +10,9 @@ from onnx2ncnn_opt.ir.codes import Padding
 from onnx2ncnn_opt.ir.dim import AXES, Dim, Sym, at_least, at_most, known, larger, smaller
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX
 from onnx2ncnn_opt.onnx.lower.functional.crop import TO_END, crop, flip, resized
+from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.functional.repeat import batch_beside, dims_around, repeated
 from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 
@@ -25,6 +28,8 @@ def pad(
     axes: Ints | None = None,
 ) -> Tensor:
     """ONNX's Pad by the amounts before, then after the axes (all by default); negative ones are cropped."""
+    if mode == "constant" and math.isinf(value) and (im.is_result() or are_infinities_tested(im)):
+        return in_quarters(im, x, lambda y: pad(im, y, pads, mode, math.copysign(FLT_MAX, value), axes))
     if mode not in _MODES and mode != "wrap":
         raise im.invalid(f"mode {mode} is not known")
     n = len(pads) // 2
@@ -49,6 +54,8 @@ def pad(
     amounts = grown
     for axis, (begin, end) in amounts.items():
         size = x.shape[axis]
+        if mode == "reflect":
+            im.demand(size, max(begin, end) + 1)
         if mode == "reflect" and isinstance(size, int) and max(begin, end) >= size:
             raise im.refuse(
                 f"reflecting {max(begin, end)} elements of an axis of size {size}", "pad by less than the axis"

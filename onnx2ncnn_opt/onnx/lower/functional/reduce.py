@@ -10,6 +10,7 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.view import View
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.cast import FLT_MAX, as_numbers
+from onnx2ncnn_opt.onnx.lower.functional.infinity import are_infinities_tested, in_quarters
 from onnx2ncnn_opt.onnx.lower.layout import Layout
 from onnx2ncnn_opt.onnx.value import Ints, Tensor
 
@@ -39,6 +40,12 @@ _ALONE: dict[str, tuple[str, dict[str, Any]]] = {
 def reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
     """Reduction over the axes (all, for None), each of them a dim or a run of dims of the Mat."""
     x = as_numbers(im, x)
+    if name in ("ReduceMax", "ReduceMin") and im.range_of(x).may_be_inf and are_infinities_tested(im):
+        return in_quarters(im, x, lambda quarter: _reduce(im, quarter, name, axes, keepdims))
+    return _reduce(im, x, name, axes, keepdims)
+
+
+def _reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims: int) -> Tensor:
     reduced = sorted(im.axes(axes, x.rank)) if axes is not None else list(range(x.rank))
     atoms = [axis for axis in reduced if x.view.axes[axis]]
     result = _reduced(im, x, name, atoms, keepdims=bool(keepdims)) if atoms else reduced_alone(im, x, name)

@@ -1,0 +1,60 @@
+"""Infinities that a model tests.
+
+A layer's numbers are finite in a file, and Reduction and Pooling start from the largest finite number: the maximum of a
+row of -infinity is -3.4e38. That makes no difference to sums, Softmax and weights. IsInf and comparisons see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir
+
+from onnx2ncnn_opt.ir.codes import BinaryOp
+from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.value import Tensor
+
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_TESTS = COMPARISONS | {"Clip", "IsInf", "IsNaN", "Max", "Min", "Sign"}
+# What an infinity passes.
+_CARRYING = frozenset(
+    {"Abs", "Concat", "Expand", "Flatten", "Gather", "Identity", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Tile"}
+    | {"Transpose", "Unsqueeze", "Where"}
+)
+_STEPS = 4  # between a divisor and a condition on it: Abs, Greater, Not
+
+
+def are_infinities_tested(im: ImportContext) -> bool:
+    """Return True if the model compares the node's result, or asks whether it is infinite."""
+    return any(test.op_type in COMPARISONS or test.op_type == "IsInf" for test in tests_of(im.readers(), None))
+
+
+def in_quarters(im: ImportContext, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``4 * function(x / 4)``: the largest finite number that the function's layers put in becomes infinite."""
+    return im.apply(function(im.apply(x, BinaryOp.MUL, 0.25)), BinaryOp.MUL, 4.0)
+
+
+def tests_of(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
+    """The nodes that make a number or a truth of what is infinite, of a quotient that is moved about and selected.
+
+    A select whose condition is computed from the divisor is taken for a guard against 0.
+    """
+    seen, left = set(readers), [*readers]
+    while left:
+        node = left.pop()
+        guards = divisor is not None and node.op_type == "Where" and _depends(node.inputs[0], divisor)
+        if node.op_type in _CARRYING and not guards:
+            further = [reader for reader in node.outputs[0].consumers() if reader not in seen]
+            left += further
+            seen.update(further)
+    return [node for node in seen if node.op_type in _TESTS]
+
+
+def _depends(value: onnx_ir.Value | None, on: onnx_ir.Value | None) -> bool:
+    """Whether a condition is computed from a value in a few steps."""
+    left = [value]
+    for _ in range(_STEPS):
+        if on in left:
+            return True
+        left = [each for v in left if v is not None and (node := v.producer()) is not None for each in node.inputs]
+    return False

@@ -1,0 +1,112 @@
+"""The least sizes of a net: at them it is right, and below them it says so; a verification draws none below."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from testing.worker import WORKER
+
+# Input, its minimum at which all other sizes may be 1, nodes.
+WINDOWS = {
+    "MaxPool": ("1,2,h,5", {"h": 3}, "y = MaxPool<kernel_shape = [3, 2]>(x)"),
+    "MaxPool of a volume": (
+        "2,1,d,4,w",
+        {"d": 3},
+        "y = MaxPool<kernel_shape = [3, 2, 1], strides = [2, 1, 1]>(x)",
+    ),
+    "MaxPool with gaps": ("1,2,n", {"n": 5}, "y = MaxPool<kernel_shape = [3], dilations = [2]>(x)"),
+    "MaxPool with pads": ("1,2,n", {"n": 2}, "y = MaxPool<kernel_shape = [4], pads = [1, 1]>(x)"),
+    "AveragePool of a row": ("1,2,n", {"n": 4}, "y = AveragePool<kernel_shape = [4], strides = [3]>(x)"),
+    "AveragePools": (
+        "1,2,h,w",
+        {"h": 4, "w": 6},
+        "p = AveragePool<kernel_shape = [2, 3], strides = [2, 3]>(x)"
+        " q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(p) y = Flatten(q)",
+    ),
+    "Conv": ("1,2,n", {"n": 5}, "y = Conv<dilations = [2]>(x, three)"),
+    "Conv after a stride": (
+        "1,2,n",
+        {"n": 5},
+        "p = MaxPool<kernel_shape = [2], strides = [2], pads = [1, 0]>(x) y = Conv(p, three)",
+    ),
+    "ConvTranspose": ("1,2,n", {"n": 2}, "y = ConvTranspose<pads = [2, 1]>(x, three)"),
+    "ConvTranspose of any size": ("1,2,n", {}, "y = ConvTranspose<pads = [1, 1]>(x, three)"),
+    "Slice": ("3,b,2", {"b": 3}, "y = Slice(x, two, end, one)"),
+    "Slice from the end": ("3,b,2", {"b": 3}, "y = Slice(x, start, minus_two, one)"),
+    "a roll": (
+        "3,b,2",
+        {"b": 2},
+        "p = Slice(x, one, end, one) q = Slice(x, start, one, one) y = Concat<axis = 1>(p, q)",
+    ),
+    "a roll by Mod": (
+        "3,b,2",
+        {"b": 3},
+        "n = Shape<start = 1, end = 2>(x) at = Mod(minus_two, n) p = Slice(x, at, n, one)"
+        " q = Slice(x, start, at, one) y = Concat<axis = 1>(p, q)",
+    ),
+    "Gather": ("b,3", {"b": 3}, "y = Gather<axis = 0>(x, two)"),
+    "Pad by reflection": ("1,n", {"n": 3}, 'y = Pad<mode = "reflect">(x, pads)'),
+}
+
+
+def model_of(shape: str, nodes: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> g (float[{shape}] x) => (float y) <float[2, 2, 3] three ='
+        " {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, int64[4] pads = {0, 2, 0, 1}, int64[1] start = {0},"
+        " int64[1] one = {1}, int64[1] two = {2}, int64[1] minus_two = {-2}, int64[1] end = {9223372036854775807}>"
+        f" {{ {nodes} }}"
+    )
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_minimum(name: str, tmp_path: Path) -> None:
+    shape, minimum, nodes = WINDOWS[name]
+    model = model_of(shape, nodes)
+    conversion = convert(model)
+    assert conversion.manifest().minimum == minimum
+    param = conversion.save(tmp_path / "net").param
+    reference = OrtRunner(model.SerializeToString())
+
+    def drawn(less: str = "") -> np.ndarray:
+        sizes = [int(n) if n.isdigit() else minimum.get(n, 1) - (n == less) for n in shape.split(",")]
+        return np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+
+    expected = reference.run({"x": drawn()})["y"]
+    with Net(param) as net:
+        np.testing.assert_allclose(net.run({"x": drawn()})["y"], expected, rtol=1e-5, atol=1e-5)
+        for size, least in minimum.items():
+            with pytest.raises(UsageError, match=f"the net is for {size} of {least} or more, not {least - 1}"):
+                net.run({"x": drawn(size)})
+    conversion.verify(worker=WORKER).check()
+
+
+def test_a_minimum_of_several_sizes(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1, 2, a] x, float[1, 2, b] z) => (float y)'
+        " { c = Concat<axis = 2>(x, z) y = MaxPool<kernel_shape = [4], strides = [2]>(c) }"
+    )
+    conversion = convert(model)
+    x, z = np.ones((1, 2, 1), np.float32), np.zeros((1, 2, 3), np.float32)
+    with Net(conversion.save(tmp_path / "net").param) as net:
+        np.testing.assert_array_equal(net.run({"x": x, "z": z})["y"], np.ones((1, 2, 1)))
+        with pytest.raises(UsageError, match=r"the net is for -1 \+ \(\(a \+ b\)//\(2\)\) of 1 or more, not 0"):
+            net.run({"x": x, "z": z[..., :2]})
+    conversion.verify(worker=WORKER).check()
+
+
+@pytest.mark.parametrize("kernel", [100, 3000])
+def test_a_verification_draws_sizes_from_the_minimum_on(kernel: int) -> None:
+    conversion = convert(model_of("1,2,n", f"y = MaxPool<kernel_shape = [{kernel}]>(x)"))
+    report = conversion.verify(worker=WORKER)
+    report.check()
+    sizes = [run["n"] for run in report.sizes]
+    assert len(set(sizes)) == 2
+    assert min(sizes) >= kernel
