@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 from onnx2ncnn_opt.version import __version__
 
 if TYPE_CHECKING:
+    from onnx2ncnn_opt.api.apply_passes import Optimized
     from onnx2ncnn_opt.api.bisect import bisect, bisect_passes
-    from onnx2ncnn_opt.api.convert import Conversion, Files, convert
+    from onnx2ncnn_opt.api.convert import convert
     from onnx2ncnn_opt.api.diff import diff
     from onnx2ncnn_opt.api.inspect import inspect
-    from onnx2ncnn_opt.api.optimize import Optimized, optimize
+    from onnx2ncnn_opt.api.lower import Conversion, Files
+    from onnx2ncnn_opt.api.optimize import optimize
     from onnx2ncnn_opt.api.report import Report, make_report
     from onnx2ncnn_opt.api.verify import verify
     from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.progress import listening
     from onnx2ncnn_opt.regression.run import check
     from onnx2ncnn_opt.runtime.net import Net
+    from onnx2ncnn_opt.verification.options import Verification
 
 __all__ = [
     "Conversion",
@@ -26,6 +30,7 @@ __all__ = [
     "NetFiles",
     "Optimized",
     "Report",
+    "Verification",
     "__version__",
     "bisect",
     "bisect_passes",
@@ -33,24 +38,27 @@ __all__ = [
     "convert",
     "diff",
     "inspect",
+    "listening",
     "make_report",
     "optimize",
     "verify",
 ]
 
 _MODULES = {
-    "Conversion": "api.convert",
-    "Files": "api.convert",
+    "Conversion": "api.lower",
+    "Files": "api.lower",
     "Net": "runtime.net",
     "NetFiles": "param.files",
-    "Optimized": "api.optimize",
+    "Optimized": "api.apply_passes",
     "Report": "api.report",
+    "Verification": "verification.options",
     "bisect": "api.bisect",
     "bisect_passes": "api.bisect",
     "check": "regression.run",
     "convert": "api.convert",
     "diff": "api.diff",
     "inspect": "api.inspect",
+    "listening": "progress",
     "make_report": "api.report",
     "optimize": "api.optimize",
     "verify": "api.verify",

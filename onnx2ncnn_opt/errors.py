@@ -126,7 +126,7 @@ def check_options(**options: object) -> None:
             check_option(kind, name, value)
 
 
-# Lists, lists of names, dicts by name, whole numbers of 0 or more, seconds above 0, functions, paths; whether None is
+# Lists, lists of names, dicts by name, whole numbers of 0 or more, seconds above 0, paths; whether None is
 # none of it.
 _OPTIONS: Mapping[str, tuple[str, bool]] = {
     **dict.fromkeys(("custom", "modes"), ("list", False)),
@@ -137,7 +137,6 @@ _OPTIONS: Mapping[str, tuple[str, bool]] = {
     **dict.fromkeys(("seed", "jobs"), ("count", False)),
     **dict.fromkeys(("limit", "threads"), ("count", True)),
     **dict.fromkeys(("seconds", "timeout"), ("seconds", False)),
-    "step": ("function", False),
     **dict.fromkeys(("a", "b", "param", "path", "prefix"), ("path", False)),
     **dict.fromkeys(("bin", "manifest"), ("path", True)),
 }
@@ -164,8 +163,6 @@ def check_option(kind: str, name: str, value: object) -> None:
         raise UsageError(f"{name} has to be a whole number of 0 or more, not {value!r:.80}")
     elif kind == "path" and not isinstance(value, (str, PathLike)):
         raise UsageError(f"{name} has to be a path, not {value!r:.80}")
-    elif kind == "function" and not callable(value):
-        raise UsageError(f"{name} has to be a function, not {value!r:.80}")
 
 
 class ParamError(ConversionError):

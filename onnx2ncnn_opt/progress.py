@@ -1,4 +1,4 @@
-"""How far long work is: told from wherever it is done, to whoever listens. Nobody does, unless a command shows it."""
+"""Progress reports of long operations, from wherever they run to a listener. Only commands and callers listen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 @contextmanager
 def listening(tell: Callable[[str], None]) -> Iterator[None]:
-    """Within the block `tell` is called with lines such as "writing weights: 120 of 353 MB, 410 a second"."""
+    """Call `tell` within the block, with lines such as "writing weights: 120 of 353 MB, 410 a second"."""
     token = _listener.set(tell)
     try:
         yield
@@ -24,8 +24,14 @@ def listening(tell: Callable[[str], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
+def announce(what: str) -> None:
+    """Tell the listener which operation begins, such as "ncnn runs the net in fp16"."""
+    if (tell := _listener.get()) is not None:
+        tell(what)
+
+
 class Count:
-    """So much is done, of a total if it is known; `unit` is what it is counted in."""
+    """A count of finished items, of a total if it is known; `unit` names the items."""
 
     def __init__(self, what: str, unit: str, total: float | None = None) -> None:
         self._what, self._done = what, 0.0
@@ -34,7 +40,7 @@ class Count:
         self._start = self._told = time.monotonic()
 
     def add(self, amount: float = 1) -> None:
-        """So much more is done; a listener is told a few times a second."""
+        """Count finished items, and tell the listener a few times a second."""
         self._done += amount
         if self._tell is None or (now := time.monotonic()) < self._told + _EACH:
             return
@@ -45,7 +51,7 @@ class Count:
 
 
 def counted(items: Collection[T], what: str, unit: str) -> Iterator[T]:
-    """The items; each counts as done when the next is asked for."""
+    """Yield the items, and count each as finished when the next is requested."""
     count = Count(what, unit, len(items))
     for item in items:
         yield item

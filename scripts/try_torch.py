@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
 
 
@@ -46,12 +46,12 @@ def main() -> int:
         path = Path(folder) / "net.pt2"
         torch.export.save(program, path)
         cases: dict[str, Callable[[], Conversion]] = {
-            "module": lambda: convert(net, inputs=example),
-            "module, inputs by name": lambda: convert(net, inputs={"image": example[0], "bias": example[1]}),
-            "module, dynamic": lambda: convert(net, inputs=example, dynamic_shapes=dynamic),
-            "program": lambda: convert(program),
-            "file": lambda: convert(path),
-            "file, bound": lambda: convert(path, shapes={"image": (1, 3, 32, None)}),
+            "module": lambda: lower(net, inputs=example),
+            "module, inputs by name": lambda: lower(net, inputs={"image": example[0], "bias": example[1]}),
+            "module, dynamic": lambda: lower(net, inputs=example, dynamic_shapes=dynamic),
+            "program": lambda: lower(program),
+            "file": lambda: lower(path),
+            "file, bound": lambda: lower(path, shapes={"image": (1, 3, 32, None)}),
         }
         for name, made in cases.items():
             conversion = made()
@@ -62,10 +62,10 @@ def main() -> int:
             print(f"{name}: right, {len(conversion.graph)} layers, image {list(shape)}")
             done += 1
         wrong: dict[str, Callable[[], Conversion]] = {
-            "module without inputs": lambda: convert(net),
-            "module in training": lambda: convert(training, inputs=example),
-            "module that fails": lambda: convert(net, inputs=example[:1]),
-            "inputs of a program": lambda: convert(program, inputs=example),
+            "module without inputs": lambda: lower(net),
+            "module in training": lambda: lower(training, inputs=example),
+            "module that fails": lambda: lower(net, inputs=example[:1]),
+            "inputs of a program": lambda: lower(program, inputs=example),
         }
         for name, attempt in wrong.items():
             try:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -51,7 +51,7 @@ def compare(
 
     `reference` is the model for ONNX Runtime, where that does not take the one that is converted.
     """
-    conversion = convert(model)
+    conversion = lower(model)
     wanted = OrtRunner((reference or model).SerializeToString()).run(dict(feeds))
     manifest = conversion.manifest()
     with tempfile.TemporaryDirectory() as folder:

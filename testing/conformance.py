@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import CrashError, Error, RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
@@ -152,7 +152,7 @@ class Harness:
 def attempt(model: onnx.ModelProto, *, optimize: bool = True) -> Conversion | Outcome:
     """The conversion, or what is to be said of its failure."""
     try:
-        return convert(model, optimize=optimize)
+        return lower(model, optimize=optimize)
     except UnsupportedError as error:
         return Outcome("refused", "; ".join(dict.fromkeys(f"{n.operator}: {n.reason}" for n in error.nodes)))
     except Error as error:

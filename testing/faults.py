@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.bisect import Bisection, bisect
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
@@ -29,10 +29,12 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.compare import INFINITE
+from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import MODELS as EXPORTS
 from testing.exports import refilled
 from testing.op_cases import load_cases
@@ -526,7 +528,7 @@ class Subject:
 
 def converted(name: str, model: Any, folder: Path, worker: NcnnWorker) -> Subject | None:
     """Our net of a model, if it is right."""
-    conversion = convert(model)
+    conversion = lower(model)
     files, manifest = conversion.save(folder / "right"), conversion.manifest()
     source = reference(conversion.source)
     subject = Subject(name, source, conversion.model, files.param, files.bin, manifest, manifest)
@@ -553,7 +555,7 @@ def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, p
     if not param.exists() or not bin.exists():
         return None
     given = {key: array.shape for key, array in feeds.items()}
-    report = verify_net(path, param, bin, shapes=given, worker=worker, timeout=60)
+    report = verify_net(path, param, bin, verification=Verification(shapes=given, timeout=60), worker=worker)
     if not report.ok:
         return None
     way = input_slots(None, feeds, [blob.name for blob in read_net(param, bin).graph.inputs])[0]
@@ -572,11 +574,8 @@ def verified(
         param,
         bin,
         manifest=subject.manifest,
-        shapes=subject.loaded.given,
+        verification=Verification(shapes=subject.loaded.given, on=on, modes=(mode,), timeout=60),
         worker=None if on else worker,
-        on=on,
-        modes=(mode,),
-        timeout=60,
     )
 
 
@@ -732,10 +731,7 @@ class Campaign:
                     subject.model,
                     *paths,
                     manifest=subject.manifest,
-                    shapes=subject.loaded.given,
-                    on=on,
-                    modes=(mode,),
-                    timeout=60,
+                    verification=Verification(shapes=subject.loaded.given, on=on, modes=(mode,), timeout=60),
                 )
                 report = found.report
                 planted = replace(planted, detail=str(found.located), named=_named(found, blamed))

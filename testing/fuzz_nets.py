@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from onnx2ncnn_opt.api.optimize import Optimized, optimize
+from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.param.files import NetFiles, read_net, write_net
@@ -16,7 +16,9 @@ from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.verification.compare import DEFAULT, compare
 from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.nets import compare_outputs, draw_runs, run_reference
+from onnx2ncnn_opt.verification.net_inputs import draw_runs
+from onnx2ncnn_opt.verification.nets import compare_outputs, run_reference
+from onnx2ncnn_opt.verification.options import Verification
 from testing.random_cnn import CnnBuilder
 from testing.random_layers import RandomNet
 from testing.runnable_nets import SHAPE, Net
@@ -54,12 +56,12 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
         "storage": rng.choice((None, None, None, None, "fp16", "bf16")),
         "shape_hints": rng.random() < 0.1,
     }
-    result = optimize(source.param, source.bin, **options)  # type: ignore[arg-type]
+    result = apply_passes(source.param, source.bin, **options)  # type: ignore[arg-type]
     if not any(not blob.is_input for blob in result.graph.outputs):
         return "no output"
     try:
         with result.staged(folder / "out") as (staged, names):
-            report = result.verify(staged, names, worker=worker, threads=1, timeout=20)
+            report = result.verify(Verification(timeout=20), files=staged, names=names, worker=worker)
             is_short = result.storage is not None and result.storage.count
             packed = "" if is_short else packing(result, staged, names, worker)
     except CrashError:
@@ -76,7 +78,7 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
     if packed:
         return packed
     out = NetFiles.at(folder / "out", binary=result.is_binary)
-    again = optimize(out.param, out.bin, **{**options, "storage": None})  # type: ignore[arg-type]
+    again = apply_passes(out.param, out.bin, **{**options, "storage": None})  # type: ignore[arg-type]
     if options["storage"] and {event.pass_name for event in again.applied} == {"merge_equal_layers"}:
         return "same, with constants that are equal in 16 bits"
     if again.applied:

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnx.parser
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.regression.result import CheckResult, Measurement, ModelResult
@@ -40,7 +40,7 @@ def write_project(folder: Path, text: str, **models: str) -> Path:
 def write_right_net(folder: Path, name: str, model: Path, *, storage: str | None = None) -> Graph:
     """FOLDER/NAME.param, .bin and .json for a model; returns the graph that is in them."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = convert(model, storage=storage).save(folder / "net")
+    files = lower(model, storage=storage).save(folder / "net")
     for path, suffix in ((files.param, ".param"), (files.bin, ".bin"), (files.manifest, ".json")):
         path.rename(folder / f"{name}{suffix}")
     return read_net(folder / f"{name}.param", folder / f"{name}.bin").graph

@@ -11,8 +11,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt import Net, convert
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt import Net
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Image, read_manifest
 from onnx2ncnn_opt.report.example import example
@@ -35,7 +36,7 @@ def model(body: str, shape: str = "1, 3, 9, 8", weights: str = WEIGHT) -> bytes:
 
 def types(data: bytes, image: str, folder: Path, **options: Any) -> list[str]:
     """The layers of a net that takes pixels, after it has been held against the model on pixels, without our maths."""
-    conversion = convert(data, images={"x": image}, **options)
+    conversion = lower(data, images={"x": image}, **options)
     conversion.verify(worker=WORKER).check()
     conversion.save(folder / "net")
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, 9, 8)).astype(np.uint8)
@@ -48,7 +49,7 @@ def types(data: bytes, image: str, folder: Path, **options: Any) -> list[str]:
     expected = OrtRunner(data).run({"x": ((rgb - mean) / std).astype(np.float32)})["y"]
     with Net(folder / "net") as net:
         np.testing.assert_allclose(net.run({"x": pixels})["y"], expected, atol=1e-5 * np.abs(expected).max())
-    again = optimize(folder / "net.ncnn.param", folder / "net.ncnn.bin")
+    again = apply_passes(folder / "net.ncnn.param", folder / "net.ncnn.bin")
     assert not again.applied or options
     return [layer.type for layer in conversion.graph]
 
@@ -104,7 +105,7 @@ def test_other_layers_first(body: str, order: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("image", [UNLIKE, f"{UNLIKE}:bgr", ALIKE, f"{PARTS}:bgr"])
 def test_a_real_model(image: str, tmp_path: Path) -> None:
     source = MODELS / "inverted.tsbn.onnx"
-    conversion = convert(source, images={"in0": image})
+    conversion = lower(source, images={"in0": image})
     conversion.verify(worker=WORKER).check()
     files = conversion.save(tmp_path / "net")
     manifest = read_manifest(files.manifest)
@@ -116,7 +117,7 @@ def test_a_real_model(image: str, tmp_path: Path) -> None:
 
 
 def test_programs_feed_pixels() -> None:
-    manifest = convert(MODELS / "inverted.tsbn.onnx", images={"in0": f"{UNLIKE}:bgr"}).manifest()
+    manifest = lower(MODELS / "inverted.tsbn.onnx", images={"in0": f"{UNLIKE}:bgr"}).manifest()
     cpp = example(manifest, Path("net.param"), Path("net.bin"), language="cpp")
     assert "ncnn::Mat::PIXEL_BGR, in0_w" in cpp
     assert "substract_mean_normalize" not in cpp
@@ -127,7 +128,7 @@ def test_programs_feed_pixels() -> None:
 def test_a_batch_and_dynamic_sizes() -> None:
     data = model("y = Conv<pads = [1, 1, 1, 1]>(x, w)", shape="n, 3, h, w")
     for image in (f"{UNLIKE}:bgr", ALIKE):
-        convert(data, images={"x": image}).verify(worker=WORKER).check()
+        lower(data, images={"x": image}).verify(worker=WORKER).check()
 
 
 def test_there_and_back() -> None:
@@ -155,11 +156,11 @@ def test_there_and_back() -> None:
 )
 def test_what_is_not_an_image(name: str, image: str, shape: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        convert(model("y = Relu(x)", shape=shape), images={name: image})
+        lower(model("y = Relu(x)", shape=shape), images={name: image})
 
 
 def test_integers_are_pixels_already() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (uint8[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y)'
     data = onnx.parser.parse_model(f"{text} {{ y = Cast<to = 1>(x) }}").SerializeToString()
     with pytest.raises(UsageError, match="takes integers already"):
-        convert(data, images={"x": PARTS})
+        lower(data, images={"x": PARTS})

@@ -10,9 +10,10 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing.worker import WORKER
 
@@ -35,7 +36,7 @@ def model_of(graph: str, ir_version: int = 8) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("rate", "operation"), [(16000, 2), (8000, 0)])
 def test_a_branch_that_a_value_chooses(rate: int, operation: int) -> None:
-    conversion = convert(model_of(TWO_RATES), values={"sr": rate})
+    conversion = lower(model_of(TWO_RATES), values={"sr": rate})
     assert [port.name for port in conversion.inputs] == ["x"]
     [layer] = [layer for layer in conversion.graph if layer.type == "BinaryOp"]
     assert layer["op_type"] == operation
@@ -46,7 +47,7 @@ def test_a_branch_that_a_value_chooses(rate: int, operation: int) -> None:
 
 def test_the_hint_names_what_cures_it() -> None:
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of(TWO_RATES))
+        lower(model_of(TWO_RATES))
     [node] = error.value.nodes
     assert node.hint == "bind it with --value sr=..."
 
@@ -54,8 +55,8 @@ def test_the_hint_names_what_cures_it() -> None:
 def test_operands_that_have_to_be_constant_name_their_inputs() -> None:
     graph = "(float[1, 8] x, int64[1] k) => (float[1, n] y, int64[1, n] i) { y, i = TopK(x, k) }"
     with pytest.raises(UnsupportedError, match="bind it with --value k="):
-        convert(model_of(graph))
-    convert(model_of(graph), values={"k": 3}).verify(worker=WORKER).check()
+        lower(model_of(graph))
+    lower(model_of(graph), values={"k": 3}).verify(worker=WORKER).check()
 
 
 def test_images_are_not_taken_for_flags() -> None:
@@ -63,7 +64,7 @@ def test_images_are_not_taken_for_flags() -> None:
         "(float[1, 8] x, int64[1] axes) => (float y) { s = Cast<to = 7>(x) t = Flatten<axis = 0>(s) y = Expand(x, t) }"
     )
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of(graph))
+        lower(model_of(graph))
     assert not any("--value" in node.hint for node in error.value.nodes)
 
 
@@ -86,7 +87,7 @@ def test_values_take_the_inputs_type_and_shape(declared: str, value: Any, held: 
     model = model_of(
         f"(float[2, 2] x, {declared} v) => (float y) {{ f = Cast<to = 1>(v) s = ReduceSum(f) y = Mul(x, s) }}"
     )
-    conversion = convert(model, values={"v": value})
+    conversion = lower(model, values={"v": value})
     [entry] = conversion.manifest().values
     assert np.array_equal(entry.array(), held)
     assert conversion.model.values["v"].shape == np.shape(held)
@@ -112,47 +113,57 @@ def test_values_take_the_inputs_type_and_shape(declared: str, value: Any, held: 
 def test_values_that_do_not_fit(declared: str, value: Any, said: str) -> None:
     model = model_of(f"(float[2] x, {declared} v) => (float y) {{ f = Cast<to = 1>(v) y = Mul(x, f) }}")
     with pytest.raises(UsageError, match=said):
-        convert(model, values={"v": value})
+        lower(model, values={"v": value})
 
 
 def test_a_value_of_no_input() -> None:
     with pytest.raises(UsageError, match=r"no input is called 'rate'; inputs are: x: float\[1, 8\]; sr: int64"):
-        convert(model_of(TWO_RATES), values={"rate": 1})
+        lower(model_of(TWO_RATES), values={"rate": 1})
 
 
 def test_sizes_of_a_value_hold_for_other_inputs() -> None:
     model = model_of("(float[n, 2] x, int64[n, 1] m) => (float[n, 2] y) { f = Cast<to = 1>(m) y = Mul(x, f) }")
-    conversion = convert(model, values={"m": [[1], [0], [1]]})
+    conversion = lower(model, values={"m": [[1], [0], [1]]})
     assert conversion.inputs[0].shape == (3, 2)
-    assert convert(model, values={"m": 1}, shapes={"x": (3, 2)}).model.values["m"].tolist() == [[1], [1], [1]]
-    assert convert(model, values={"m": 1}, shapes={"m": (4, 1)}).inputs[0].shape == (4, 2)
+    assert lower(model, values={"m": 1}, shapes={"x": (3, 2)}).model.values["m"].tolist() == [[1], [1], [1]]
+    assert lower(model, values={"m": 1}, shapes={"m": (4, 1)}).inputs[0].shape == (4, 2)
     with pytest.raises(UsageError, match="cannot be both"):
-        convert(model, values={"m": [[1], [0], [1]]}, shapes={"x": (4, 2)})
+        lower(model, values={"m": [[1], [0], [1]]}, shapes={"x": (4, 2)})
 
 
 def test_a_default_is_replaced() -> None:
     model = model_of("(float[4] x, float t = {0.5}) => (float[4] y) { y = Mul(x, t) }")
     assert len(model.graph.input) == 2
-    conversion = convert(model, values={"t": 3.0})
+    conversion = lower(model, values={"t": 3.0})
     assert [layer["b"] for layer in conversion.graph if layer.type == "BinaryOp"] == [3.0]
     conversion.verify(worker=WORKER).check()
 
 
 def test_values_of_inputs_that_a_cut_leaves_out() -> None:
     model = model_of("(float[4] x, float t) => (float[4] z) { y = Abs(x) z = Mul(y, t) }")
-    conversion = convert(model, values={"t": 3.0}, outputs=["y"])
+    conversion = lower(model, values={"t": 3.0}, outputs=["y"])
     conversion.verify(worker=WORKER).check()
 
 
 def test_the_manifest_says_it_and_verify_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model_of(TWO_RATES), path)
-    files = convert(path, values={"sr": 8000}).save(tmp_path / "net")
+    files = lower(path, values={"sr": 8000}).save(tmp_path / "net")
     manifest = read_manifest(files.manifest)
     assert [(entry.name, entry.dtype, entry.value) for entry in manifest.values] == [("sr", "int64", 8000)]
     assert verify_net(path, files.param, files.bin, manifest=manifest).ok
-    assert not verify_net(path, files.param, files.bin, manifest=manifest, values={"sr": 16000}).ok
+    assert not verify_net(
+        path, files.param, files.bin, manifest=manifest, verification=Verification(values={"sr": 16000})
+    ).ok
     x = np.ones((1, 8), np.float32)
-    assert verify_net(path, files.param, files.bin, manifest=manifest, feeds={"x": x, "sr": np.array(8000)}).ok
+    assert verify_net(
+        path, files.param, files.bin, manifest=manifest, verification=Verification(feeds={"x": x, "sr": np.array(8000)})
+    ).ok
     with pytest.raises(UsageError, match="sr is bound to 8000"):
-        verify_net(path, files.param, files.bin, manifest=manifest, feeds={"x": x, "sr": np.array(16000)})
+        verify_net(
+            path,
+            files.param,
+            files.bin,
+            manifest=manifest,
+            verification=Verification(feeds={"x": x, "sr": np.array(16000)}),
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import infer_net, manifest_of
+from onnx2ncnn_opt.api.net_shapes import infer_net, manifest_of
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError, UsageError, check_options
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.ir.dim import Shape, Sym

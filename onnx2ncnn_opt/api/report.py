@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from onnx2ncnn_opt import entry_points
-from onnx2ncnn_opt.api.convert import Conversion, convert, reconverted, unoptimised
+from onnx2ncnn_opt.api.apply_passes import Optimized
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
-from onnx2ncnn_opt.api.optimize import Optimized, infer_net
+from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
+from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.api.verify import PathLike, verify
 from onnx2ncnn_opt.errors import Error, RunError, check_options
 from onnx2ncnn_opt.ir.correspondence import corresponding, parameters
@@ -22,11 +23,11 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.report.page import page
 from onnx2ncnn_opt.report.record import (
     Comparison,
@@ -48,15 +49,12 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.blobs import Verdict, model_values
 from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
 from onnx2ncnn_opt.verification.comparison import tolerance_of
-from onnx2ncnn_opt.verification.inputs import Feeds
+from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
-from onnx2ncnn_opt.verification.nets import draw_runs
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
-from onnx2ncnn_opt.verification.verify import MODEL, VerifyReport
 from onnx2ncnn_opt.version import __version__
-
-Step = Callable[[str], None]
 
 # All blobs of a net, and all values of its model, are in memory at once to be compared.
 _MOST_BYTES = 2**31
@@ -94,50 +92,37 @@ def make_report(
     model: Any,
     param: PathLike | None = None,
     bin: PathLike | None = None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
     *,
     manifest: Manifest | PathLike | None = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    feeds: Feeds | None = None,
-    seed: int = 0,
-    on: str | None = None,
-    modes: Sequence[str] = (),
-    step: Step = lambda text: None,
 ) -> Report:
-    """A report about a model and its net: that of `param`, whoever made it, or else a conversion of its own.
+    """Verify a net, and report on it and its model: the net `param`, whoever made it, or else a new conversion.
 
-    `model`, `bin` and `manifest` are what `verify` takes; the net is verified as `verify` does, with the same options.
-    A wrong net is not an error here.
+    `model`, `bin` and `manifest` are what `verify` takes. A wrong net is not an error here.
 
-    Raises what `convert` and `verify` raise.
+    Raises the errors of `lower` and `verify`.
     """
-    check_options(seed=seed, modes=modes, step=step)
-    options: dict[str, Any] = {"feeds": feeds, "seed": seed, "on": on, "step": step}
+    verification = replace(verification, explain=True)
     if param is None:
-        step("converting the model")
-        conversion = convert(model, shapes=shapes, values=values)
-        verified = conversion.verify(**options, modes=modes, explain=True)
-        return Report((report_conversion(conversion, verified, **options),), verified)
-    options |= {"shapes": shapes, "values": values}
-    verified = verify(model, param, bin, manifest=manifest, modes=modes, explain=True, **options)
-    return Report((report_net(model, param, bin, verified, **options),), verified)
+        announce("converting the model")
+        conversion = lower(model, shapes=verification.shapes, values=verification.values)
+        verification = replace(verification, shapes=None, values=None)
+        verified = conversion.verify(verification)
+        return Report((report_conversion(conversion, verified, verification),), verified)
+    verified = verify(model, param, bin, verification, manifest=manifest)
+    return Report((report_net(model, param, bin, verified, verification),), verified)
 
 
 def report_conversion(
     conversion: Conversion,
     verified: VerifyReport | None = None,
-    *,
-    feeds: Feeds | None = None,
-    seed: int = 0,
-    on: str | None = None,
-    timeout: float = 300.0,
-    step: Step = lambda text: None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> NetRecord:
-    """A conversion, and what its verification has shown; where there was none, nothing is run.
+    """Return the record of a conversion and its report; without a report nothing is run.
 
-    `feeds`, `seed` and `on` are those of the verification. The model is converted once more, without passes.
+    The model is lowered once more, without passes.
     """
-    step("converting the model without passes")
+    announce("converting the model without passes")
     before, manifest, model = unoptimised(conversion).graph, conversion.manifest(), conversion.model
     run = LayerRun({})
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
@@ -145,8 +130,8 @@ def report_conversion(
         after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
             names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}
-            net = _Net(files.param, files.bin, after, on, timeout, step)
-            run = net.against_model(reference(conversion.source), model, manifest, verified, feeds, seed, names)
+            net = _Net(files.param, files.bin, after, verification)
+            run = net.against_model(reference(conversion.source), model, manifest, verified, names)
         fixed = [blob for blob in conversion.graph.inputs if blob_bytes(blob.shape) is not None]
         sides = _sides(
             before,
@@ -182,13 +167,9 @@ def report_conversion(
 def report_optimized(
     optimized: Optimized,
     verified: VerifyReport | None = None,
-    *,
-    seed: int = 0,
-    on: str | None = None,
-    timeout: float = 300.0,
-    step: Step = lambda text: None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> NetRecord:
-    """An optimised net, and what its verification has shown; where there was none, nothing is run."""
+    """Return the record of an optimised net and its report; without a report nothing is run."""
     source = optimized.source
     before = read_net(source.param, source.bin, optimized.graph.types).graph
     run = LayerRun({})
@@ -196,7 +177,7 @@ def report_optimized(
         files = optimized.save(Path(folder) / "net", binary=False)
         after = read_net(files.param, files.bin, optimized.graph.types).graph
         if verified is not None:
-            run = _Net(files.param, files.bin, after, on, timeout, step).against_net(before, optimized, verified, seed)
+            run = _Net(files.param, files.bin, after, verification).against_net(before, optimized, verified)
         sides = _sides(
             before,
             after,
@@ -217,16 +198,9 @@ def report_net(
     param: PathLike,
     bin: PathLike | None,
     verified: VerifyReport,
-    *,
-    feeds: Feeds | None = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    on: str | None = None,
-    timeout: float = 300.0,
-    step: Step = lambda text: None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> NetRecord:
-    """A net, whoever made it, and what `verify` has shown, which had the same arguments.
+    """Return the record of a net, whoever made it, and its report; `verify` had the same arguments.
 
     A net of this package, which its manifest tells, is shown beside what it was before the passes; any other beside
     the model's nodes, as far as their values are found in it.
@@ -235,15 +209,15 @@ def report_net(
     model, manifest = reference(exported(model)), verified.manifest
     param, bin = Path(param), Path(bin or bin_beside(param))
     title = f"{param.name} of {name}"
-    loaded = load_converted(model, manifest, shapes=shapes, values=values)
+    loaded = load_converted(model, manifest, shapes=verification.shapes, values=verification.values)
     facts = [("model", f"opset {loaded.opsets.get('', 1)}, {loaded.producer}"), ("net", os.fspath(param))]
     try:
         after = read_net(param, bin, entry_points.layer_types()).graph
     except Error as error:
         return _record(title, verified, LayerRun({}), {}, facts, [f"the net cannot be read: {error}"])
-    net = _Net(param, bin, after, on, timeout, step)
-    run = net.against_model(model, loaded, manifest, verified, feeds, seed, {})
-    step("converting the model anew")
+    net = _Net(param, bin, after, verification)
+    run = net.against_model(model, loaded, manifest, verified, {})
+    announce("converting the model anew")
     fresh = reconverted(model, manifest) if manifest else None
     notes: list[str] = []
     if fresh is not None:
@@ -259,7 +233,7 @@ def report_net(
     else:
         sides = _beside_model(model, after, run)
         try:
-            fresh = convert(model, shapes=shapes, values=values)
+            fresh = lower(model, shapes=verification.shapes, values=verification.values)
         except Error as error:
             notes.append(f"there is no conversion by this tool to compare the net with: {error}")
     if fresh is not None:
@@ -275,9 +249,7 @@ class _Net:
     param: Path
     bin: Path
     graph: Graph
-    on: str | None
-    timeout: float
-    step: Step
+    verification: Verification
 
     def against_model(
         self,
@@ -285,8 +257,6 @@ class _Net:
         loaded: LoadedModel,
         manifest: Manifest | None,
         verified: VerifyReport,
-        feeds: Feeds | None,
-        seed: int,
         names: Mapping[str, str],
     ) -> LayerRun:
         """Every blob against the model's value; `names` are the model's names of blobs that are called otherwise.
@@ -297,27 +267,28 @@ class _Net:
             if verified.wrong is not None:
                 given = verified.wrong[1]
             else:
-                given = any_feeds(model, loaded, manifest, feeds=feeds, seed=seed)
+                how = self.verification
+                given = any_feeds(model, loaded, manifest, feeds=how.feeds, seed=how.seed)
             slots = input_slots(manifest, given, [blob.name for blob in self.graph.inputs])
         except Error as error:
             return LayerRun({}, problem=str(error))
         names = {**names, **{output.blob: output.name for output in verified.outputs if output.blob}}
 
         def values() -> Mapping[str, Array]:
-            self.step("ONNX Runtime computes all values of the model")
-            return model_values(model, given, loaded.values, self.timeout)
+            announce("ONNX Runtime computes all values of the model")
+            return model_values(model, given, loaded.values, self.verification.timeout)
 
         return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
 
-    def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport, seed: int) -> LayerRun:
+    def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport) -> LayerRun:
         """Every blob against that of the same name in the net that was optimised."""
-        drawn = next(draw_runs(optimized.graph, optimized.shapes, seed=seed))[1]
+        drawn = next(optimized.pair.draws(self.verification.seed))[1]
         source = optimized.source
 
         def values() -> Mapping[str, Array]:
-            self.step("ncnn computes all blobs of the net as it was")
+            announce("ncnn computes all blobs of the net as it was")
             given = {optimized.name_before(blob): Feed(array) for blob, array in drawn.items()}
-            with NcnnRunner(source.param, source.bin, timeout=self.timeout, threads=None) as runner:
+            with NcnnRunner(source.param, source.bin, timeout=self.verification.timeout, threads=None) as runner:
                 found = extract_all(runner, before, given)
             return {name: array for name, array in found.items() if not isinstance(array, Failure)}
 
@@ -342,7 +313,7 @@ class _Net:
         except RunError as error:
             return LayerRun(ways[0], problem=str(error))
         modes = tuple(dict.fromkeys(output.mode for output in outputs)) or ("fp32",)
-        options: dict[str, Any] = {"target": find_target(self.on), "timeout": self.timeout, "step": self.step}
+        options: dict[str, Any] = {"target": find_target(self.verification.on), "timeout": self.verification.timeout}
         return run_layers(self.param, self.bin, self.graph, ways, known, modes=modes, **options)
 
 

@@ -12,10 +12,12 @@ from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.param.files import bin_beside
 from onnx2ncnn_opt.verification.beside import manifest_beside
-from onnx2ncnn_opt.verification.verify import VerifyOptions, VerifyReport, verify_net
+from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.verify import verify_net
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 PathLike = str | os.PathLike[str]
 
@@ -24,24 +26,23 @@ def verify(
     model: Any,
     param: PathLike,
     bin: PathLike | None = None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
     *,
     manifest: Manifest | PathLike | None = None,
-    **options: Unpack[VerifyOptions],
+    worker: NcnnWorker | None = None,
 ) -> VerifyReport:
     """Compare a net with its model in ONNX Runtime, whoever converted it.
 
     `model` is what `convert` takes, without `inputs`. `bin` is NET.bin by default. `manifest` says how arrays go in and
-    out, by default NET.json, if it fits both files; without one, blobs are matched by name or order. The `options` are
-    those of `verify_net`: `feeds`, `shapes`, `values`, `outputs`, `seed`, `wanted`, `tolerance`, `rtol`, `atol`,
-    `timeout`, `on`, `modes`, `explain`.
+    out, by default NET.json, if it fits both files; without one, blobs are matched by name or order. `worker` is a
+    process to use again.
 
     Raises UsageError, ModelError, RunError and VerificationError as `verify_net` does.
     """
     check_options(param=param, bin=bin)
     known, note = manifest_for(model, param, manifest)
-    report = verify_net(
-        reference(exported(model)), Path(param), Path(bin or bin_beside(param)), manifest=known, **options
-    )
+    source, files = reference(exported(model)), (Path(param), Path(bin or bin_beside(param)))
+    report = verify_net(source, *files, verification, manifest=known, worker=worker)
     return replace(report, notes=(note, *report.notes)) if note else report
 
 

@@ -13,7 +13,8 @@ from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.verify import VerifyReport
+    from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.options import Verification
 
 
 @click.command(short_help="Find the first layer that is wrong.")
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 @option.draw_options
 @option.run_options()
 @output_options()
+@option.verification_option
 def bisect(
     output: Output,
     model: Path,
@@ -42,7 +44,7 @@ def bisect(
     manifest_path: Path | None,
     skip: tuple[str, ...],
     write: Path | None,
-    checks: dict[str, Any],
+    verification: Verification,
 ) -> None:
     """Find the first layer of a net that is wrong, or with --passes the rewrite that makes it wrong.
 
@@ -52,16 +54,16 @@ def bisect(
         raise click.UsageError("--passes converts MODEL itself: give no net, --manifest or --write with it")
     if not passes and (param is None or bin is None or skip):
         raise click.UsageError("give MODEL NET.param NET.bin, or --passes MODEL, which --skip goes with")
-    require_runtimes(checks["on"], "onnxruntime")
+    require_runtimes(verification.on, "onnxruntime")
     from onnx2ncnn_opt.runtime.ort import SHARED
 
     SHARED.warm_up()
     if passes:
-        _bisect_passes(output, model, skip, checks)
+        _bisect_passes(output, model, skip, verification)
     else:
         assert param is not None
         assert bin is not None
-        _bisect_net(output, model, param, bin, manifest_path, write, checks)
+        _bisect_net(output, model, param, bin, manifest_path, write, verification)
 
 
 def _bisect_net(
@@ -71,15 +73,15 @@ def _bisect_net(
     bin: Path,
     manifest_path: Path | None,
     write: Path | None,
-    checks: dict[str, Any],
+    verification: Verification,
 ) -> None:
     from onnx2ncnn_opt.api import bisect as api
     from onnx2ncnn_opt.report.bisection import located_blocks, pair_lines
     from onnx2ncnn_opt.report.console import Block
     from onnx2ncnn_opt.report.difference import difference_blocks
 
-    with output.working(f"bisecting {param}") as step:
-        found = api.bisect(model, param, bin, manifest=manifest_path, write=write, step=step, **checks)
+    with output.working(f"bisecting {param}"):
+        found = api.bisect(model, param, bin, verification, manifest=manifest_path, write=write)
     located = None
     if found.located is not None:
         located = {
@@ -108,12 +110,12 @@ def _bisect_net(
         raise failure(found.report)
 
 
-def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], checks: dict[str, Any]) -> None:
+def _bisect_passes(output: Output, model: Path, skip: tuple[str, ...], verification: Verification) -> None:
     from onnx2ncnn_opt.api.bisect import bisect_passes
     from onnx2ncnn_opt.report.bisection import pass_lines
 
-    with output.working(f"bisecting the passes on {model}") as step:
-        found = bisect_passes(model, skip=skip, step=step, **checks)
+    with output.working(f"bisecting the passes on {model}"):
+        found = bisect_passes(model, verification, skip=skip)
     event = asdict(found.event) if found.event else None
     output.fields |= {**report_fields(found.report), "rewrites": found.rewrites, "number": found.number, "event": event}
     output.show([*_outputs(found.report), *pass_lines(found.rewrites, found.number, str(found.event))])

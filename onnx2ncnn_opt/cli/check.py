@@ -52,6 +52,7 @@ def check(
     FILE.toml is ncnn-check.toml by default; docs/ci.md says what is in it. The exit code is the worst of all models: 0
     all pass, 1 one was not converted, 2 something is missing, 3 a net is wrong or costs too much.
     """
+    from onnx2ncnn_opt.progress import announce
     from onnx2ncnn_opt.regression.run import check as run
     from onnx2ncnn_opt.report.check import check_blocks, check_junit, check_markdown, check_record, model_line
     from onnx2ncnn_opt.report.console import printable
@@ -59,7 +60,7 @@ def check(
     sources = {"the list of models": file} if file.exists() else {}
     check_targets([path for path in (junit, markdown) if path], sources)
     with report.written(output, sources):
-        with output.working(f"checking the models of {file}") as step:
+        with output.working(f"checking the models of {file}"):
 
             def look(result: ModelResult, record: NetRecord | None) -> None:
                 report.records.append(check_record(asdict(result), record))
@@ -67,7 +68,7 @@ def check(
             def done(result: ModelResult) -> None:
                 line = printable(model_line(asdict(result)))
                 if sys.stderr.isatty():
-                    step(line)
+                    announce(line)
                 elif not output.quiet:
                     click.echo(line, err=True)
 

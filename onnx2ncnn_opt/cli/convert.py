@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
-from dataclasses import astuple
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx2ncnn_opt.cli import options as option
-from onnx2ncnn_opt.cli import verification
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
+from onnx2ncnn_opt.cli.verification import (
+    failure,
+    fields_or_none,
+    hint_at_no_verify,
+    needs_verification,
+    require_runtimes,
+    summary_of,
+)
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.onnx.read.given import GivenShapes
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.verification.options import Verification
 
 _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 
@@ -78,11 +85,12 @@ _ENDINGS = (".ncnn.param", ".param", ".bin", ".ncnn.json")
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 @report_option
 @output_options()
+@option.verification_option
 def convert(
     output: Output,
     models: tuple[Path, ...],
     prefix: str | None,
-    checks: dict[str, Any],
+    verification: Verification,
     benchmark: bool,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
@@ -103,35 +111,27 @@ def convert(
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (keep_failed or benchmark or verification.needs_verification(checks)):
+    if no_verify and (keep_failed or benchmark or needs_verification(verification)):
         raise click.UsageError(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
         )
-    if benchmark and checks["on"]:
+    if benchmark and verification.on:
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
-    from onnx2ncnn_opt.api import convert as api
+    from onnx2ncnn_opt.api.lower import NOT_RUN, Files
     from onnx2ncnn_opt.ir.releases import NEWEST
 
     if custom and not no_verify:
-        raise UsageError(f"--custom needs --no-verify: {api.NOT_RUN}, so that the net cannot be verified")
+        raise UsageError(f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified")
     prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
     make_folder(prefix or "")
     for model, path in prefixes.items():
-        check_targets(astuple(api.Files.of(path)), {"the model": model})
-    worker = None
-    if not no_verify:
-        from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-        from onnx2ncnn_opt.runtime.ort import SHARED
-
-        verification.require_runtimes(checks["on"], "onnxruntime")
-        worker = NcnnWorker() if checks["on"] is None else None
-        for runtime in filter(None, (SHARED, worker)):  # which takes a part of a second, on another core
-            runtime.warm_up()
+        check_targets(astuple(Files.of(path)), {"the model": model})
     options: dict[str, Any] = {
-        "values": checks.pop("values"),
+        "shapes": verification.shapes,
+        "values": verification.values,
         "outputs": [name for names in outputs for name in names.split(",")],
         "batch_axes": dict(map(_batch_axis, batch_axes)),
         "optimize": not no_optimize,
@@ -141,97 +141,79 @@ def convert(
         "custom": custom,
         "masks": not no_masks,
         "images": dict(map(_image, images)),
+        "verification": None if no_verify else replace(verification, shapes=None, values=None),
+        "benchmark": benchmark,
+        "keep_failed": keep_failed,
     }
-    shapes, verified = checks.pop("shapes"), None if no_verify else checks
-    common: dict[str, Any] = {"verbose": verbose, "keep_failed": keep_failed, "benchmark": benchmark, "page": report}
-    common["worker"] = worker
-    with worker or nullcontext(), report.written(output, {f"the model {model}": model for model in models}):
-        run_each(
-            output,
-            {
-                str(model): partial(_convert, output, model, path, shapes, verified, options, **common)
-                for model, path in prefixes.items()
-            },
-        )
+    with (
+        nullcontext() if no_verify else _ncnn_process(verification.on) as worker,
+        report.written(output, {f"the model {model}": model for model in models}),
+    ):
+        options["worker"] = worker
+        jobs = {
+            str(model): partial(_convert, output, model, path, options, report, verbose)
+            for model, path in prefixes.items()
+        }
+        run_each(output, jobs)
+
+
+def _ncnn_process(on: str | None) -> AbstractContextManager[NcnnWorker | None]:
+    """Start the runtimes, which takes a part of a second on another core; the ncnn process serves all models."""
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.runtime.ort import SHARED
+
+    require_runtimes(on, "onnxruntime")
+    SHARED.warm_up()
+    if on is not None:
+        return nullcontext()
+    worker = NcnnWorker()
+    worker.warm_up()
+    return worker
 
 
 def _convert(
     output: Output,
     model: Path,
     prefix: Path,
-    shapes: GivenShapes,
-    checks: Mapping[str, Any] | None,
     options: Mapping[str, Any],
-    fields: dict[str, Any],
-    *,
-    keep_failed: bool,
-    benchmark: bool,
-    verbose: bool,
     page: ReportFile,
-    worker: NcnnWorker | None,
+    verbose: bool,
+    fields: dict[str, Any],
 ) -> None:
-    """Convert one model; without `checks` it is not verified. `worker` runs nets, where it is given."""
-    from onnx2ncnn_opt.api import convert as api
-    from onnx2ncnn_opt.onnx.read.exported import is_pt2
+    """Convert one model, and show the result."""
+    from onnx2ncnn_opt.api.convert import convert
+    from onnx2ncnn_opt.api.lower import Files
     from onnx2ncnn_opt.report.conversion import ConversionSummary, conversion_blocks, conversion_fields
 
     start = time.perf_counter()
-    files = api.Files.of(prefix)
-    equal: list[str] = []
-    if checks and not is_pt2(model):  # torch.export tells itself which sizes are equal
-        from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
-
-        with output.working(f"looking at the sizes of {model}"):
-            tied = equal_sizes(model, shapes=shapes, values=options["values"], outputs=options["outputs"])
-        shapes, equal = tied.shapes, [" = ".join(names) for names in tied.names]
-    with output.working(f"converting {model}") as step:
-        conversion = api.convert(model, shapes=shapes, step=step, **options)
-    latency = None
-    if checks:
-        drawn = {"feeds": checks["feeds"], "seed": checks["seed"]}
-        conversion = verification.estimated(output, conversion, **drawn, masks=options["masks"], worker=worker)
-    with ExitStack() as stack:
-        reports = stack.enter_context(verification.told_without_report("converts without running the model"))
-        with output.working(f"writing {prefix}"):
-            staged = stack.enter_context(conversion.staged(prefix))
-        if checks:
-            with output.working("verifying the net against ONNX Runtime") as step:
-                report = conversion.verify_files(staged, **checks, worker=worker, step=step)
-            reports.append(verification.renamed(report, staged, files))
-            if not keep_failed:
-                report.check()
-            if benchmark and report.ok:
-                with output.working("timing the net and ONNX Runtime"):
-                    latency = conversion.benchmark(staged, **drawn)
-    found = reports[0] if reports else None
-    with output.working("looking at what dynamic dimensions cost"):
-        cost = api.cost_of_dynamic(conversion, ran_at=found.sizes[0] if found else None, **options)
-    written = found is None or found.ok or keep_failed
+    with output.working(f"converting {model}"), hint_at_no_verify("converts without running the model"):
+        conversion = convert(model, prefix, **options)
+    found = conversion.report
+    written = found is None or found.ok or options["keep_failed"]
     summary = ConversionSummary(
         model=str(model),
         producer=conversion.model.producer,
         manifest=conversion.manifest(),
         custom=[str(op) for op in conversion.custom],
         lost=conversion.model.lost,
-        equal=equal,
-        cost=cost,
+        equal=[" = ".join(names) for names in conversion.equal],
+        cost=conversion.cost,
         fed_masks=conversion.fed_masks,
         shapes=() if found is None else found.shapes,
         prefix=str(prefix),
         notes=() if found is None else found.notes,
-        **verification.summary_of(conversion, found, latency, files if written else None, start),
+        **summary_of(conversion, Files.of(prefix) if written else None, start),
     )
-    fields |= {**conversion_fields(summary), "verification": verification.fields_or_none(found)}
+    fields |= {**conversion_fields(summary), "verification": fields_or_none(found)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_conversion
 
-        with output.working("gathering what the report shows") as step:
-            runs = {**drawn, "on": checks["on"]} if checks else {}
-            page.records.append(report_conversion(conversion, found, **runs, step=step))
+        with output.working("gathering what the report shows"):
+            how = {"verification": options["verification"]} if found else {}
+            page.records.append(report_conversion(conversion, found, **how))
     output.show(conversion_blocks(summary, verbose=verbose))
     if found is not None and not found.ok:
-        consequence = "the files are kept" if written else "no files are written (see --keep-failed)"
-        raise verification.failure(found, consequence)
+        raise failure(found, "the files are kept" if written else "no files are written (see --keep-failed)")
 
 
 def _batch_axis(text: str) -> tuple[str, int | None]:

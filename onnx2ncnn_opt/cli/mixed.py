@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, written
 from onnx2ncnn_opt.cli.verification import require_runtimes
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.options import Verification
 
 
 @click.command(short_help="Find the fewest masks for fp16.")
@@ -32,6 +35,7 @@ from onnx2ncnn_opt.cli.verification import require_runtimes
 @given_options
 @run_options(modes=False)
 @output_options()
+@verification_option
 def mixed(
     output: Output,
     model: Path,
@@ -40,7 +44,7 @@ def mixed(
     prefix: str,
     budget: float,
     manifest_path: Path | None,
-    checks: dict[str, Any],
+    verification: Verification,
 ) -> None:
     """Give any net the fewest feature masks that fp16 needs.
 
@@ -55,10 +59,10 @@ def mixed(
     check_prefix(prefix, (".param", ".bin", os.sep))
     files = NetFiles.at(prefix)
     check_targets(astuple(files), {"the model": model, "the net": param, "the net's weights": bin})
-    require_runtimes(checks["on"], "onnxruntime")
+    require_runtimes(verification.on, "onnxruntime")
     manifest, note = (read_manifest(manifest_path), "") if manifest_path else manifest_beside(param, model)
-    with output.working(f"finding masks for {param}") as step:
-        result = mix(model, param, bin, budget=budget, manifest=manifest, **checks, step=step)
+    with output.working(f"finding masks for {param}"):
+        result = mix(model, param, bin, budget=budget, manifest=manifest, verification=verification)
     write_net(result.graph, files.param, files.bin)
     rows = [MaskRow(str(chosen.mask), chosen.seconds) for chosen in result.chosen]
     notes = [f"note: {note}"] if note else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -13,15 +12,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx2ncnn_opt.cli import options as option
-from onnx2ncnn_opt.cli import verification
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.several import run_each
 from onnx2ncnn_opt.cli.targets import check_prefix, check_targets, is_folder, make_folder, targets
+from onnx2ncnn_opt.cli.verification import (
+    failure,
+    fields_or_none,
+    hint_at_no_verify,
+    needs_verification,
+    require_runtimes,
+    summary_of,
+)
 from onnx2ncnn_opt.errors import UsageError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.param.files import NetFiles
+    from onnx2ncnn_opt.verification.options import Verification
 
 _ENDINGS = (".param", ".bin")
 _PARAM = (".param", ".param.bin")
@@ -61,6 +67,7 @@ _PARAM = (".param", ".param.bin")
 @click.option("-v", "--verbose", is_flag=True, help="List every rewrite, and every near miss with the reason.")
 @report_option
 @output_options()
+@option.verification_option
 def optimize(
     output: Output,
     files: tuple[Path, ...],
@@ -68,7 +75,7 @@ def optimize(
     binary: bool | None,
     shapes: dict[str, list[int]],
     fixed_shapes: bool,
-    checks: dict[str, Any],
+    verification: Verification,
     benchmark: bool,
     no_masks: bool,
     no_verify: bool,
@@ -89,7 +96,7 @@ def optimize(
     IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
     succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
-    if no_verify and (benchmark or verification.needs_verification(checks)):
+    if no_verify and (benchmark or needs_verification(verification)):
         message = "--on, --modes, --rtol, --atol and --benchmark need verification, which --no-verify skips"
         raise click.UsageError(message)
     if benchmark and (start or end):
@@ -101,10 +108,12 @@ def optimize(
     prefixes = targets(nets, lambda param: Path(prefix) / _stem(param) if is_folder(prefix) else Path(prefix), prefix)
     make_folder(prefix)
     for param, path in prefixes.items():
-        _check(param, nets[param], path, binary=bool(binary))
+        for as_binary in (False, True) if binary is None else (binary,):
+            _check(param, nets[param], path, binary=as_binary)
     if not no_verify:
-        verification.require_runtimes(checks["on"])
+        require_runtimes(verification.on)
     options: dict[str, Any] = {
+        "binary": binary,
         "shapes": shapes,
         "fixed_shapes": fixed_shapes,
         "only": only,
@@ -117,17 +126,15 @@ def optimize(
         "custom": custom,
         "masks": not no_masks,
         "release": NEWEST if release is None else release,
+        "verification": None if no_verify else verification,
+        "benchmark": benchmark,
     }
-    verified = None if no_verify else checks
-    common: dict[str, Any] = {"binary": binary, "benchmark": benchmark, "verbose": verbose, "page": report}
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
-        run_each(
-            output,
-            {
-                str(param): partial(_optimize, output, param, nets[param], path, verified, options, **common)
-                for param, path in prefixes.items()
-            },
-        )
+        jobs = {
+            str(param): partial(_optimize, output, param, nets[param], path, options, report, verbose)
+            for param, path in prefixes.items()
+        }
+        run_each(output, jobs)
 
 
 def _nets(files: Sequence[Path]) -> dict[Path, Path]:
@@ -152,13 +159,12 @@ def _stem(param: Path) -> str:
     return param.name.removesuffix(".bin").removesuffix(".param")
 
 
-def _check(param: Path, bin: Path, prefix: Path, *, binary: bool) -> NetFiles:
-    """The files to write, which can be written, and are not those that are read."""
+def _check(param: Path, bin: Path, prefix: Path, *, binary: bool) -> None:
+    """Raise UsageError for files that cannot be written, or that are read."""
     from onnx2ncnn_opt.param.files import NetFiles
 
     files = NetFiles.at(prefix, binary=binary)
     check_targets(astuple(files), {"the input": param, "the input's weights": bin})
-    return files
 
 
 def _optimize(
@@ -166,42 +172,22 @@ def _optimize(
     param: Path,
     bin: Path,
     prefix: Path,
-    checks: Mapping[str, Any] | None,
     options: Mapping[str, Any],
-    fields: dict[str, Any],
-    *,
-    binary: bool | None,
-    benchmark: bool,
-    verbose: bool,
     page: ReportFile,
+    verbose: bool,
+    fields: dict[str, Any],
 ) -> None:
-    """Optimise one net; without `checks` it is not verified."""
-    from onnx2ncnn_opt.api import optimize as api
+    """Optimise one net, and show the result."""
+    from onnx2ncnn_opt.api.optimize import optimize
+    from onnx2ncnn_opt.param.files import NetFiles
     from onnx2ncnn_opt.report.optimization import OptimizationSummary, optimization_blocks, optimization_fields
 
     clock = time.perf_counter()
-    with output.working(f"optimising {param}") as step:
-        result = api.optimize(param, bin, step=step, **options)
-    if checks and not result.misfit:
-        result = verification.estimated(output, result, seed=checks["seed"], masks=options["masks"])
-    as_binary = result.is_binary if binary is None else binary
-    files = _check(param, bin, prefix, binary=as_binary)
-    latency = None
-    with ExitStack() as stack:
-        reports = stack.enter_context(verification.told_without_report("optimises without running the net"))
-        with output.working(f"writing {prefix}"):
-            staged, names = stack.enter_context(result.staged(prefix, binary=as_binary))
-        size = staged.bin.stat().st_size
-        if checks:
-            with output.working("running the net before and after"):
-                report = result.verify(staged, names, **checks)
-            reports.append(verification.renamed(report, staged, files))
-            report.check()
-            if benchmark:
-                with output.working("timing the net before and after"):
-                    latency = result.benchmark(staged, names, seed=checks["seed"], on=checks["on"])
-    found = reports[0] if reports else None
+    with output.working(f"optimising {param}"), hint_at_no_verify("optimises without running the net"):
+        result = optimize(param, bin, prefix, **options)
+    found = result.report
     written = found is None or found.ok
+    as_binary = result.is_binary if options["binary"] is None else options["binary"]
     summary = OptimizationSummary(
         source=str(param),
         layers=result.layers,
@@ -210,21 +196,21 @@ def _optimize(
         trailing_bytes=result.trailing_bytes,
         memory=[(memory.peak, memory.unknown) for memory in result.memory],
         exchanged=result.exchanged,
-        weights=(bin.stat().st_size - result.trailing_bytes, size),
+        weights=result.sizes,
         is_own=result.storage is not None and result.storage.is_own,
-        renamed={blob.name: name for blob, name in names.items() if blob.name != name},
+        renamed=result.renamed,
         caches=result.caches,
         folded=found.folded if found else [],
         notes=result.notes,
-        **verification.summary_of(result, found, latency, files if written else None, clock),
+        **summary_of(result, NetFiles.at(prefix, binary=as_binary) if written else None, clock),
     )
-    fields |= {**optimization_fields(summary), "verification": verification.fields_or_none(found)}
+    fields |= {**optimization_fields(summary), "verification": fields_or_none(found)}
     if page.path is not None:
         from onnx2ncnn_opt.api.report import report_optimized
 
-        with output.working("gathering what the report shows") as step:
-            runs = {"seed": checks["seed"], "on": checks["on"]} if checks else {}
-            page.records.append(report_optimized(result, found, **runs, step=step))
+        with output.working("gathering what the report shows"):
+            how = {"verification": options["verification"]} if found else {}
+            page.records.append(report_optimized(result, found, **how))
     output.show(optimization_blocks(summary, verbose=verbose))
     if found is not None and not found.ok:
-        raise verification.failure(found, "no files are written")
+        raise failure(found, "no files are written")

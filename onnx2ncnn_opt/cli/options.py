@@ -1,6 +1,6 @@
 """The options that several commands have, each spelled once.
 
-Those that say how a net is verified come to the command as one dict, `checks`: the options of the Python interface.
+Those of a verification come to the command as one `Verification`, through `verification_option`.
 """
 
 from __future__ import annotations
@@ -84,6 +84,18 @@ def _checks(**fields: str) -> Decorator:
         return gathered
 
     return decorate
+
+
+def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the command a `verification`; it stands below the options that are gathered in it."""
+
+    @functools.wraps(command)
+    def with_verification(*args: Any, checks: Mapping[str, Any], **options: Any) -> Any:
+        from onnx2ncnn_opt.verification.options import Verification
+
+        return command(*args, verification=Verification(**checks), **options)
+
+    return with_verification
 
 
 def shape_option(metavar: str, help: str, *, are_open: bool = False) -> Decorator:

@@ -40,11 +40,11 @@ class Output:
         if not (self.as_json or self.quiet):
             show(blocks, sys.stdout)
 
-    def working(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Say what takes the time, see `report.console.working`."""
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Show a long operation, see `report.console.working`."""
         from onnx2ncnn_opt.report.console import working
 
-        return nullcontext(lambda step: None) if self.quiet else working(what, sys.stderr)
+        return nullcontext() if self.quiet else working(what, sys.stderr)
 
     def end(self, exit_code: int, error: BaseException | None = None) -> None:
         """Print the JSON object of a command that has begun."""

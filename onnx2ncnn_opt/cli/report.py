@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options
+from onnx2ncnn_opt.cli.options import EXISTING_FILE, given_options, manifest_option, run_options, verification_option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.targets import check_targets
 from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runtimes
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.options import Verification
 
 
 @click.command(short_help="Write a page about a net.")
@@ -24,6 +27,7 @@ from onnx2ncnn_opt.cli.verification import failure, report_fields, require_runti
 @given_options
 @run_options()
 @output_options()
+@verification_option
 def report(
     output: Output,
     model: Path,
@@ -31,7 +35,7 @@ def report(
     bin: Path | None,
     path: Path,
     manifest_path: Path | None,
-    checks: dict[str, Any],
+    verification: Verification,
 ) -> None:
     """Write an HTML page about a net of MODEL (.onnx or .pt2), whoever converted it. Without a net, MODEL is converted.
 
@@ -42,13 +46,13 @@ def report(
         raise click.UsageError("--manifest is about a net: give NET.param with it")
     nets = {"the net": param, "the net's weights": bin}
     check_targets([path], {"the model": model, **{what: file for what, file in nets.items() if file}})
-    require_runtimes(checks["on"], "onnxruntime")
+    require_runtimes(verification.on, "onnxruntime")
     from onnx2ncnn_opt.api.report import make_report
     from onnx2ncnn_opt.report.verification import checked_lines, output_table
     from onnx2ncnn_opt.report.words import file_size
 
-    with output.working(f"looking into {param or model}") as step:
-        found = make_report(model, param, bin, manifest=manifest_path, **checks, step=step)
+    with output.working(f"looking into {param or model}"):
+        found = make_report(model, param, bin, verification, manifest=manifest_path)
     found.save(path)
     verified = found.verified
     assert verified is not None

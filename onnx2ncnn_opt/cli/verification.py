@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.cli.output import Output
-from onnx2ncnn_opt.errors import RunError, VerificationError
+from onnx2ncnn_opt.errors import VerificationError
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.api.convert import Conversion
-    from onnx2ncnn_opt.api.optimize import Optimized
-    from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.api.apply_passes import Optimized
+    from onnx2ncnn_opt.api.lower import Conversion
     from onnx2ncnn_opt.param.files import NetFiles
-    from onnx2ncnn_opt.verification.verify import VerifyReport
-
-Made = TypeVar("Made", "Conversion", "Optimized")
-
-
-def needs_verification(checks: Mapping[str, Any]) -> bool:
-    """Whether options are given that say how to verify, which --no-verify skips."""
-    return any(checks.get(name) not in (None, ()) for name in ("feeds", "on", "modes", "rtol", "atol"))
+    from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.options import Verification
 
 
-def estimated(output: Output, made: Made, **options: Any) -> Made:
-    """The net after ncnn has run it as if in fp16; as it was where ncnn cannot, of which its verification tells."""
-    with output.working("estimating what fp16 does to it"), suppress(RunError):
-        return made.estimated(**options)
-    return made
+def needs_verification(verification: Verification) -> bool:
+    """Return whether options say how to verify, which --no-verify skips."""
+    how = verification
+    return any(value not in (None, ()) for value in (how.feeds, how.on, how.modes, how.rtol, how.atol))
 
 
 @contextmanager
-def told_without_report(how: str) -> Iterator[list[VerifyReport]]:
-    """A list for the report of a verification. With a report, a VerificationError ends the block without an error.
-
-    Without one there was nothing to compare with; `how` says what `--no-verify` does.
-    """
-    reports: list[VerifyReport] = []
+def hint_at_no_verify(how: str) -> Iterator[None]:
+    """Add to an error that leaves nothing to compare with `how` --no-verify works."""
     try:
-        yield reports
+        yield
     except VerificationError as error:
-        if not reports:  # there is nothing to compare with
-            raise VerificationError(f"{error}; --no-verify {how}") from error
+        raise VerificationError(f"{error}; --no-verify {how}") from error
 
 
 def require_runtimes(on: str | None, *packages: str) -> None:
@@ -82,25 +68,9 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     return VerificationError(f"{message}; {consequence}" if consequence else message)
 
 
-def renamed(report: VerifyReport, staged: NetFiles, files: NetFiles) -> VerifyReport:
-    """A report with the files' names as they are to be, not as they were while it was made."""
-
-    def named(message: str) -> str:
-        for part, path in zip(astuple(staged), astuple(files), strict=True):
-            message = message.replace(str(part), str(path))
-        return message
-
-    outputs, folded = (
-        tuple(replace(row, message=named(row.message)) for row in rows) for rows in (report.outputs, report.folded)
-    )
-    return replace(report, outputs=outputs, folded=folded)
-
-
-def summary_of(
-    made: Conversion | Optimized, report: VerifyReport | None, latency: Latency | None, files: Any | None, start: float
-) -> dict[str, Any]:
-    """The fields of a `Summary`; `files` are those that have been written, `start` is when the work began."""
-    storage = made.storage
+def summary_of(made: Conversion | Optimized, files: NetFiles | None, start: float) -> dict[str, Any]:
+    """Return the fields of a `Summary`; `files` are those that were written, `start` is when the work began."""
+    storage, report = made.storage, made.report
     return {
         "applied": made.applied,
         "near_misses": made.near_misses,
@@ -113,5 +83,5 @@ def summary_of(
         "checked": "" if report is None else report.checked,
         "masks": [str(mask) for mask in made.masks],
         "estimated": "" if made.precision is None else str(made.precision),
-        "latency": latency,
+        "latency": made.latency,
     }

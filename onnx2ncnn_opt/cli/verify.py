@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,9 @@ from onnx2ncnn_opt.cli import options as option
 from onnx2ncnn_opt.cli.output import Output, output_options
 from onnx2ncnn_opt.cli.page import ReportFile, report_option
 from onnx2ncnn_opt.cli.verification import failure, report_fields
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.verification.options import Verification
 
 
 @click.command(short_help="Compare any net with its model.")
@@ -24,13 +28,14 @@ from onnx2ncnn_opt.cli.verification import failure, report_fields
 @option.tolerance_options
 @report_option
 @output_options()
+@option.verification_option
 def verify(
     output: Output,
     model: Path,
     param: Path,
     bin: Path,
     manifest_path: Path | None,
-    checks: dict[str, Any],
+    verification: Verification,
     report: ReportFile,
 ) -> None:
     """Compare any net with MODEL (.onnx or .pt2) in ONNX Runtime."""
@@ -40,14 +45,14 @@ def verify(
 
     SHARED.warm_up()
     with report.written(output, {"the model": model, "the net": param, "the net's weights": bin}):
-        with output.working(f"running {param} against {model}") as step:
-            found = api.verify(model, param, bin, manifest=manifest_path, **checks, explain=True, step=step)
+        with output.working(f"running {param} against {model}"):
+            how = replace(verification, explain=True)
+            found = api.verify(model, param, bin, how, manifest=manifest_path)
         if report.path is not None:
             from onnx2ncnn_opt.api.report import report_net
 
-            with output.working("gathering what the report shows") as step:
-                drawn = {name: checks[name] for name in ("shapes", "values", "feeds", "seed", "on")}
-                record = report_net(model, param, bin, found, **drawn, step=step)
+            with output.working("gathering what the report shows"):
+                record = report_net(model, param, bin, found, verification)
             report.records.append(record)
     output.fields |= report_fields(found)
     output.show(

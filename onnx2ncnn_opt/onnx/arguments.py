@@ -69,16 +69,7 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
         if isinstance(operand, Tensor):
             hint = "it is computed at run time; export the model with a fixed value for it"
             raise Refusal(f"input {declared.name} must be constant", im.value_hint(i, hint))
-        if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
-            raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
-        listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
-        if listed is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
-            raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")
-        if declared.type == Sizes:
-            return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
-        if declared.type == Ints or isinstance(operand, SymbolicTensor):
-            return tuple(map(int, listed))
-        return operand if declared.type == Constant else operand.array
+        return _constant_argument(declared, operand)
     if not isinstance(operand, Constant) and not op.integers and not is_float(operand.dtype):
         raise Refusal(f"input {declared.name} is {operand.dtype}: ncnn computes in floats only here")
     if declared.type == Tensor or (
@@ -86,6 +77,20 @@ def _argument(im: ImportContext, op: OnnxOp, i: int, declared: Input, operand: I
     ):
         return im.tensor(operand)
     return operand
+
+
+def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> Any:
+    """Return a known operand as the type that the signature declares."""
+    if declared.type in (Ints, Sizes) and operand.dtype.kind not in "iu":
+        raise Refusal(f"input {declared.name} is {operand.dtype}, not of integers")
+    listed = operand.array.reshape(-1) if isinstance(operand, Constant) else sizes_of(operand)
+    if listed is None or (isinstance(operand, SymbolicTensor) and declared.type != Sizes):
+        raise Refusal(f"input {declared.name} depends on a dynamic dimension", "bind it with --shape")
+    if declared.type == Sizes:
+        return tuple(size if isinstance(size, Sym) else int(size) for size in listed)
+    if declared.type == Ints or isinstance(operand, SymbolicTensor):
+        return tuple(map(int, listed))
+    return operand if declared.type == Constant else operand.array
 
 
 def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def _missing_axes(operand: onnx_ir.Value, node: onnx_ir.Node) -> int:
 
 
 def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
-    """The axis of x that becomes this one of y, where the node moves or regroups axes and leaves this one whole."""
+    """Return the axis of x that becomes this one of y, if the node moves or regroups axes and leaves this one whole."""
+    if node.op_type in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
+        return _axis_before_view(node, x, y, axis)
     if node.op_type == "Transpose":
         return node.attributes["perm"].as_ints()[axis] if "perm" in node.attributes else None
     if node.op_type == "Split":
@@ -137,10 +139,13 @@ def _axis_before(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: i
         index, at = node.inputs[1], node.attributes.get_int("axis", 0)
         is_scalar = index is not None and index.shape is not None and not len(index.shape)
         return axis + (axis >= at) if is_scalar and at >= 0 else None
+    return None
+
+
+def _axis_before_view(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, axis: int) -> int | None:
+    """Return the same for a node that leaves the order of elements as it is."""
     if node.op_type == "Flatten" and node.attributes.get_int("axis", 1) == 1 and axis == 0:
         return 0
-    if node.op_type not in ("Flatten", "Reshape", "Squeeze", "Unsqueeze"):
-        return None
     before, after = (None if value.shape is None else list(value.shape) for value in (x, y))
     if node.op_type == "Reshape" and (target := _constant(node.inputs[1])):
         copies = not node.attributes.get_int("allowzero", 0)

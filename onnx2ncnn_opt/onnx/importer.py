@@ -210,31 +210,10 @@ class _Walk(ImportContext):
     def _import(self, node: onnx_ir.Node) -> None:
         self._label, self._node = _node_name(node), node
         refused = len(self._refused)
-        names = [value.name if value is not None else "" for value in node.inputs]
+        names = _input_names(node)
         operands = [self._values[name] if name else None for name in names]
         poisoned = any(name and self._values[name] is None for name in names)
-        results: Sequence[Item | None] = [None] * len(node.outputs)
-        try:
-            if poisoned:
-                # Whether a node that folds constants would have had any is not known any more.
-                if self._fold_bound(node) is None and self._request(node) is None:
-                    self._known(node)
-            else:
-                results = self._results(node, operands)
-                check_results(node, results)
-        except Incomplete:
-            pass
-        except Refusal as refusal:
-            sizes = solved(refusal.equal)
-            if sizes:
-                raise _Equal(sizes) from None
-            self._refuse(node, refusal.reason, refusal.hint)
-            if isinstance(refusal, Misfit) and self._model.given and self._tainted.isdisjoint(names):
-                self._misfit = self._misfit or self._does_not_accept(node, refusal)
-        except (ShapeError, GraphError) as error:
-            self._refuse(node, str(error))
-        except MemoryError:
-            self._refuse(node, "it takes more memory than there is")
+        results = self._attempt(node, None if poisoned else operands)
         if len(self._refused) > refused or not self._tainted.isdisjoint(_read_names(node)):
             self._tainted.update(value.name or "" for value in node.outputs)
         if len(self._refused) > refused and not poisoned:
@@ -248,6 +227,34 @@ class _Walk(ImportContext):
             if value.name:
                 self._values[value.name] = result
                 self._name_blob(result, value.name)
+
+    def _attempt(self, node: onnx_ir.Node, operands: list[Item | None] | None) -> Sequence[Item | None]:
+        """Return the results of a node; None for each, and a refusal, if ncnn cannot express it.
+
+        Without operands, because an earlier node was refused, only check that there is an importer.
+        """
+        try:
+            if operands is not None:
+                results = self._results(node, operands)
+                check_results(node, results)
+                return results
+            # An input is missing: unknown whether the node would fold.
+            if self._fold_bound(node) is None and self._request(node) is None:
+                self._known(node)
+        except Incomplete:
+            pass
+        except Refusal as refusal:
+            sizes = solved(refusal.equal)
+            if sizes:
+                raise _Equal(sizes) from None
+            self._refuse(node, refusal.reason, refusal.hint)
+            if isinstance(refusal, Misfit) and self._model.given and self._tainted.isdisjoint(_input_names(node)):
+                self._misfit = self._misfit or self._does_not_accept(node, refusal)
+        except (ShapeError, GraphError) as error:
+            self._refuse(node, str(error))
+        except MemoryError:
+            self._refuse(node, "it takes more memory than there is")
+        return [None] * len(node.outputs)
 
     def _does_not_accept(self, node: onnx_ir.Node, misfit: Misfit) -> str:
         given = self._model.given.items()
@@ -504,6 +511,10 @@ class _Walk(ImportContext):
         for layer in reversed(self.graph):
             if layer.type != "Input" and not any(blob.uses for blob in layer.outputs):
                 self.graph.remove(layer)
+
+
+def _input_names(node: onnx_ir.Node) -> list[str]:
+    return [value.name or "" if value is not None else "" for value in node.inputs]
 
 
 def _read_names(node: onnx_ir.Node) -> set[str]:

@@ -11,7 +11,7 @@ runs to a fixpoint, so that no pass depends on another having run before, only o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from onnx2ncnn_opt.errors import UsageError
@@ -201,7 +201,6 @@ def run(
     limit: int | None = None,
     check: bool = False,
     release: int = NEWEST,
-    step: Callable[[str], None] = lambda text: None,
 ) -> list[Event]:
     """Optimise a graph in place; returns what was done, then the near misses with their reasons.
 
@@ -209,4 +208,4 @@ def run(
     `release` does not have. See `pipeline.run` for the rest.
     """
     chosen = select(skip, passes)
-    return pipeline.run(graph, chosen, limit=limit, check=check, veto=partial(too_new, release=release), step=step)
+    return pipeline.run(graph, chosen, limit=limit, check=check, veto=partial(too_new, release=release))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnx2ncnn_opt.api.convert import Files
+from onnx2ncnn_opt.api.lower import Files
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import file_hash
 from onnx2ncnn_opt.param.files import all_or_nothing

@@ -33,6 +33,7 @@ from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.latency import in_turns
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
 from onnx2ncnn_opt.verification.verify import net_feeds, verify_net
@@ -118,11 +119,9 @@ class _Judgement:
         self.limits = self.model.thresholds
         if self.request.record:
             self.limits = replace(self.limits, layers=inf, size=inf, latency=inf, memory=inf)
-        self.options: dict[str, Any] = {
-            "shapes": self.model.shapes,
-            "values": self.model.values,
-            "timeout": self.model.timeout,
-        }
+        self.how = Verification(
+            shapes=self.model.shapes, values=self.model.values, timeout=self.model.timeout, on=self.model.on
+        )
 
     def fail(self, what: str, message: str, exit_code: int = 3, **numbers: Any) -> None:
         """Something is wrong."""
@@ -248,22 +247,12 @@ class _Judgement:
         found: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
         for given in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, tolerance in self.tolerances():
-                verify = partial(
-                    verify_net,
-                    self.source,
-                    self.request.param,
-                    self.request.bin,
-                    manifest=self.manifest,
-                    tolerance=tolerance,
-                    on=self.model.on,
-                    modes=modes,
-                    worker=self.worker,
-                    **given,
-                    **self.options,
-                )
-                report = verify()
+                how = replace(self.how, **given, modes=modes, tolerance=tolerance)
+                net = self.source, self.request.param, self.request.bin
+                report = verify_net(*net, how, manifest=self.manifest, worker=self.worker)
                 if any(output.status in ("mismatch", "nan") for output in report.outputs):
-                    report = verify(explain=True)
+                    how = replace(how, explain=True)
+                    report = verify_net(*net, how, manifest=self.manifest, worker=self.worker)
                 self.notes += report.notes
                 for output in report.outputs:
                     found[output.mode].append(output)
@@ -347,7 +336,8 @@ class _Judgement:
         given = {"feeds": examples[0].inputs} if examples else next(self.inputs())
         manifest, _ = manifest_beside(param, self.model.path)
         anything = replace(self.tolerance, relative=_ANYTHING, slices=False)  # it was verified
-        feeds = net_feeds(self.source, param, bin, manifest=manifest, tolerance=anything, **given, **self.options)
+        how = replace(self.how, **given, tolerance=anything, on=None)
+        feeds = net_feeds(self.source, param, bin, how, manifest=manifest)
         runner = self.runner(param, bin, self.worker)
         return _Timed(param, bin, feeds, runner.output_names())
 

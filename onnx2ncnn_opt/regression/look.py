@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnx2ncnn_opt.api.report import make_report
 from onnx2ncnn_opt.regression.judge import REQUEST, Request
+from onnx2ncnn_opt.verification.options import Verification
 
 RECORD = "record.pickle"
 
@@ -15,10 +16,7 @@ def main(folder: str) -> None:
     """Look at the net of the request in a folder, and put the record there."""
     request: Request = pickle.loads(Path(folder, REQUEST).read_bytes())
     model = request.model
-    report = make_report(
-        model.path,
-        request.param,
-        request.bin,
+    verification = Verification(
         shapes=model.shapes,
         values=model.values,
         feeds=model.inputs[0] if model.inputs else None,
@@ -26,4 +24,5 @@ def main(folder: str) -> None:
         on=model.on,
         modes=model.modes,
     )
+    report = make_report(model.path, request.param, request.bin, verification)
     Path(folder, RECORD).write_bytes(pickle.dumps(report.records[0]))

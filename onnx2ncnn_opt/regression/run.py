@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def check(
             return found
 
         try:
-            found = tuple(threads.map(checked, config.models))
+            contexts = [copy_context() for _ in config.models]  # threads report progress to the same listener
+            found = tuple(threads.map(lambda context, model: context.run(checked, model), contexts, config.models))
         except BaseException:
             processes.stop()  # what waits for them ends with them
             threads.shutdown(wait=False, cancel_futures=True)

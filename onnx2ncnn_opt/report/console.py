@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -74,18 +74,15 @@ def _show_rich(blocks: Sequence[Block], stream: TextIO) -> None:
 
 
 @contextmanager
-def working(what: str, stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """Say what takes the time, and since when: with a spinner on a terminal, else in a line after 2 s, 4 s, 8 s, ...
-
-    What it gives takes the step that the work has come to.
-    """
+def working(what: str, stream: TextIO) -> Iterator[None]:
+    """Show a long operation and its progress: with a spinner on a terminal, else in a line after 2 s, 4 s, 8 s, ..."""
     line = _Line(what)
     with listening(line.tell), _spinner(line, stream) if stream.isatty() else _reminding(line, stream):
-        yield line.tell
+        yield
 
 
 class _Line:
-    """What is being done, and for how long it has been."""
+    """An operation, its latest progress report, and its age."""
 
     def __init__(self, what: str) -> None:
         self.what, self.step, self.start = what, "", time.monotonic()

@@ -17,7 +17,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import GraphError, PluginError, plugged
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer, check_layer
-from onnx2ncnn_opt.progress import Count
+from onnx2ncnn_opt.progress import Count, announce
 from onnx2ncnn_opt.rewrite.edit import Names, carry_out, require_private
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, refs
 from onnx2ncnn_opt.rewrite.pattern import Match
@@ -30,7 +30,6 @@ _MOST_REWRITES_PER_LAYER = 50
 
 
 Veto: TypeAlias = Callable[[Layer], str | None]
-Step: TypeAlias = Callable[[str], None]
 
 
 def run(
@@ -40,19 +39,17 @@ def run(
     limit: int | None = None,
     check: bool = False,
     veto: Veto | None = None,
-    step: Step = lambda text: None,
 ) -> list[Event]:
     """Apply passes until none finds anything more; returns what was done, then the near misses and failed passes.
 
     `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
-    `veto` is asked for every layer that a rewrite would make; what it answers is the reason not to.
-    `step` is told which pass runs. A pass that fails is left out: the others start again with the graph as it was. With
-    `check` its error is raised.
+    `veto` is asked for every layer that a rewrite would make; what it answers is the reason not to. A pass that fails
+    is left out: the others start again with the graph as it was. With `check` its error is raised.
     """
     failed: dict[Pass, Failed] = {}
     undo = graph.checkpoint()
     while True:
-        run = _Run(graph, [p for p in passes if p not in failed], limit, check, veto, step)
+        run = _Run(graph, [p for p in passes if p not in failed], limit, check, veto)
         try:
             with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
                 return [*run.run(), *failed.values()]
@@ -64,10 +61,8 @@ def run(
 
 
 class _Run:
-    def __init__(
-        self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None, step: Step
-    ) -> None:
-        self.graph, self.passes, self.check, self.veto, self.step = graph, passes, check, veto, step
+    def __init__(self, graph: Graph, passes: Sequence[Pass], limit: int | None, check: bool, veto: Veto | None) -> None:
+        self.graph, self.passes, self.check, self.veto = graph, passes, check, veto
         most = _MOST_REWRITES_PER_LAYER * (len(graph) + 1)
         self.limit = most if limit is None else limit
         self.bounded = limit is None
@@ -93,7 +88,7 @@ class _Run:
             before = len(self.applied)
             earlier: list[Rewrite] = []
             for p in self.passes:
-                self.step(f"pass {p.name}")
+                announce(f"pass {p.name}")
                 if isinstance(p, Rewrite):
                     self._drain(p)
                     earlier.append(p)

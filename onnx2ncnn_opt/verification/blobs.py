@@ -65,6 +65,12 @@ def by_size(values: Mapping[str, Array]) -> dict[int, list[str]]:
     return found
 
 
+def value_name(blob: str, names: Mapping[str, str]) -> str | None:
+    """Return the model's name of a blob, from `names` or the same; None for a number, which is no name in a model."""
+    name = names.get(blob, blob)
+    return name if blob in names or not name.isdigit() else None
+
+
 def judge(
     result: Array | Failure,
     named: str | None,

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.errors import UsageError
-
 Array = NDArray[Any]
 
 # ncnn has no infinity in its weights and masks, the largest float32 stands for it; and its vectorised exp stops at
@@ -95,18 +93,6 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
         absolute=max(tolerance.absolute, absolute),
         slices=tolerance.slices and mode == "fp32",
     )
-
-
-def chosen(tolerance: Tolerance, rtol: float | None, atol: float | None) -> Tolerance:
-    """The tolerance with the `relative` and `absolute` that a user has chosen; None keeps its own.
-
-    Raises UsageError for what is not a number of 0 or more.
-    """
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
-            raise UsageError(f"{name} has to be a number of 0 or more, not {value!r:.80}")
-    relative = tolerance.relative if rtol is None else float(rtol)
-    return replace(tolerance, relative=relative, absolute=tolerance.absolute if atol is None else float(atol))
 
 
 @dataclass(frozen=True)

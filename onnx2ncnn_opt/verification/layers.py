@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Graph
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import Target
-from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge
+from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge, value_name
 from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 
 Feeds = Mapping[str, Feed]
@@ -68,7 +69,6 @@ def run_layers(
     modes: Sequence[str],
     target: Target,
     timeout: float,
-    step: Callable[[str], None],
 ) -> LayerRun:
     """Run a net in each mode, and once more to time it in the first; `graph` is the one in the files.
 
@@ -79,13 +79,13 @@ def run_layers(
     with NcnnWorker(target) as worker:
         try:
             for mode in modes:
-                step(f"ncnn computes all blobs of the net in {mode}")
+                announce(f"ncnn computes all blobs of the net in {mode}")
                 runner = NcnnRunner(param, bin, worker=worker, mode=mode, timeout=timeout, threads=None)
                 feeds, verdicts[mode] = _likeliest(runner, graph, ways, reference, in_mode(mode, reference.tolerance))
                 ways = [feeds]
                 known = {name: verdict.value for name, verdict in verdicts[mode].items() if verdict.value is not None}
                 reference = replace(reference, names={**known, **reference.names})
-            step("ncnn computes the net blob by blob, to time it")
+            announce("ncnn computes the net blob by blob, to time it")
             names = inner_blobs(graph)
             times = NcnnRunner(param, bin, worker=worker, mode=modes[0], timeout=timeout).time_blobs(feeds, names)
         except RunError as error:
@@ -121,7 +121,7 @@ def _verdict(
     tolerance: Tolerance,
 ) -> Verdict:
     """A blob against its value; one that is off by more than is allowed is still held against the value it is like."""
-    named = _value_name(blob, reference)
+    named = value_name(blob, reference.names)
     verdict = judge(result, named, reference.values, sizes, tolerance)
     if verdict.status == "right" or isinstance(result, Failure):
         return verdict
@@ -142,10 +142,3 @@ def _in_any_order(verdict: Verdict, result: Array, values: Mapping[str, Array], 
         return verdict
     difference = compare(np.sort(result, axis=None), np.sort(value, axis=None), replace(tolerance, slices=False))
     return Verdict("reordered", "", verdict.value, difference) if difference.ok else verdict
-
-
-def _value_name(blob: str, reference: Reference) -> str | None:
-    """What the model calls a blob; two converters' numbers have nothing to do with each other."""
-    if blob in reference.names:
-        return reference.names[blob]
-    return None if blob.isdigit() else blob

@@ -10,11 +10,10 @@ import math
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import Feature
@@ -22,15 +21,16 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import winograd_tile
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
-from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target, find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.masks import error_of, find_masks, noise_of, restored_masks
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import net_feeds
 
 Masks = Mapping[Layer, Feature]
@@ -172,13 +172,13 @@ class DeviceJudge(Judge):
         return self._worker.checked(["fp16"])
 
 
-def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = lambda text: None) -> Mixed:
+def choose_masks(judge: Judge, *, budget: float) -> Mixed:
     """Put the smallest set of masks on a net with which it stays within a budget.
 
     Raises VerificationError where no masks are enough.
     """
     graph = judge.graph
-    step("the net in fp32")
+    announce("the net in fp32")
     reference = judge.prepare()
     before = judge.error({})
     if before <= budget:
@@ -196,13 +196,13 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         )
     alone: dict[Layer, float] = {}
     for number, layer in enumerate(layers, 1):
-        step(f"{layer.type} '{layer.name}' alone in fp16 ({number} of {len(layers)})")
+        announce(f"{layer.type} '{layer.name}' alone in fp16 ({number} of {len(layers)})")
         error = judge.error({each: features for each, features in everything.items() if each is not layer})
         alone[layer] = math.inf if math.isnan(error) else error
     order = sorted(layers, key=lambda layer: alone[layer], reverse=True)
 
     def enough(count: int) -> bool:
-        step(f"the {count} layers that cost most in fp32")
+        announce(f"the {count} layers that cost most in fp32")
         return judge.error({**dict.fromkeys(order[:count], _FULL), **fixed}) <= budget
 
     count = bisect_left(range(len(order)), True, key=enough)
@@ -210,7 +210,7 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
     for layer in [layer for layer in reversed(order) if layer in masks]:
         milder: Sequence[Feature] = (Feature(0), _MILD) if winograd_tile(layer) else (Feature(0),)
         for features in (*milder, Feature.NO_FP16_ARITHMETIC):
-            step(f"{layer.type} '{layer.name}' with a milder mask")
+            announce(f"{layer.type} '{layer.name}' with a milder mask")
             if judge.error({**masks, layer: features}) <= budget:
                 masks[layer] = features
                 break
@@ -228,7 +228,7 @@ def choose_masks(judge: Judge, *, budget: float, step: Callable[[str], None] = l
         )
         without = None
         if seconds is not None:
-            step(f"the time of {layer.type} '{layer.name}'")
+            announce(f"the time of {layer.type} '{layer.name}'")
             without = judge.seconds({each: mask for each, mask in masks.items() if each is not layer})
         cost = None if seconds is None or without is None else seconds - without
         chosen.append(Chosen(mask._replace(features=features), alone.get(layer, math.nan), cost))
@@ -243,19 +243,12 @@ def mixed(
     *,
     budget: float = 1e-2,
     manifest: Manifest | None = None,
-    feeds: Mapping[str, Array] | Path | None = None,
-    shapes: GivenShapes | None = None,
-    values: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    on: str | None = None,
-    timeout: float = 300.0,
-    step: Callable[[str], None] = lambda text: None,
+    verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> Mixed:
     """The net with the smallest set of masks with which no output is off by more than `budget` in fp16.
 
-    `budget` is in units of an output's largest value in fp32. Masks that the net has stay. `on` is the device to find
-    out on, see `verify_net`; without it fp16 is estimated. The other options are those of `verify_net`; nothing is
-    written. `step` is told what is being done.
+    `budget` is in units of an output's largest value in fp32. Masks that the net has stay. Without a device to run `on`
+    fp16 is estimated. Nothing is written.
 
     Raises:
         VerificationError: the net does not compute what the model does in fp32, or no masks are enough.
@@ -263,15 +256,17 @@ def mixed(
     """
     if not budget > 0:
         raise UsageError(f"the budget has to be above 0, not {budget:g}")
-    target = find_target(on)
+    target = find_target(verification.on)
     target.require()
-    step("the net against ONNX Runtime in fp32")
-    options: dict[str, Any] = {"manifest": manifest, "feeds": feeds, "shapes": shapes, "values": values, "seed": seed}
-    given = net_feeds(model, param, bin, timeout=timeout, **options)
+    announce("the net against ONNX Runtime in fp32")
+    given = net_feeds(model, param, bin, verification, manifest=manifest)
     net = read_net(param, bin)
     arrays = {net.names[blob]: feed for blob, feed in given.items()}
+    timeout = verification.timeout
     judge = (
-        Judge(net.graph, arrays, timeout) if on is None else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
+        Judge(net.graph, arrays, timeout)
+        if verification.on is None
+        else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
     )
     with judge:
-        return choose_masks(judge, budget=budget, step=step)
+        return choose_masks(judge, budget=budget)

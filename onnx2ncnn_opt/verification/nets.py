@@ -1,26 +1,34 @@
-"""Two nets against each other in ncnn, output by output: an optimised one, and what it was made from."""
+"""Two nets against each other in ncnn, output by output: an optimised one, and the net that it was made of."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
+from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.ir.caches import caches
-from onnx2ncnn_opt.ir.codes import BinaryOp, Direction, UnaryOp
+from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.param.files import NetFiles, write_net
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage
+from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
-from onnx2ncnn_opt.verification.compare import Tolerance, compare
-from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
-from onnx2ncnn_opt.verification.verify import worst_of
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.targets import check_modes, find_target
+from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.driver import VerifyReport, judge_modes, merged
+from onnx2ncnn_opt.verification.inputs import Draw
+from onnx2ncnn_opt.verification.net_inputs import draw_runs
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.runs import Run
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
 # of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and
@@ -35,136 +43,175 @@ NO_BOXES = "no boxes before and after, which are chosen by the same numbers"
 # NaN as it is computed; as bits of integers these are two numbers of -2**31 and below 2**31.
 _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
-# Layers that compare their inputs, or pick one of them.
-_SELECTS = frozenset({"Clip", "Threshold"})
-_OPERATIONS: Mapping[str, type[IntEnum]] = {"BinaryOp": BinaryOp, "UnaryOp": UnaryOp}
-_SELECTING = frozenset({"max", "min", "sign"})  # as operations
-_DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
-_BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
-_DOMAINS = {
-    **dict.fromkeys(("asin", "acos", "atanh"), _BELOW_ONE),
-    **dict.fromkeys(("log", "log10", "rsqrt"), _POSITIVE),
-    "acosh": (1.1, 4.0),
-    "sqrt": (0.0, 4.0),
-}
 
-# Nets up to so many weights, with so many numbers as inputs, are run more often. ncnn's plain kernels take ten times
-# as long as others, so these are fewer than for verification against ONNX Runtime.
-_SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
+@dataclass(frozen=True)
+class NetPair:
+    """A net in files, and the graph that was made of it.
 
-
-def draw_runs(
-    graph: Graph,
-    shapes: Mapping[str, Sequence[int]],
-    *,
-    seed: int = 0,
-    examples: Mapping[str, str] | None = None,
-) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
-    """The sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
-
-    Caches stay unset, as they are before a first run.
-
-    `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one; it proposes
-    `examples`, where these have the input.
+    `names` are those of the graph's inputs and outputs in the files, `shapes` those of the inputs by the graph's names,
+    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits,
+    `detectors` what the files call the inputs of detection layers. If the graph `is_cut`, its outputs are blobs inside
+    the net.
     """
-    unset = caches(graph)
-    inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
-    if missing := [blob for blob in inputs if blob.name not in shapes]:
-        shown = {blob.name: _example(blob) for blob in missing} | dict(examples or {})
-        options = " ".join(f"--shape {blob.name}:{shown[blob.name]}" for blob in missing)
-        raise UsageError(
-            f"nothing tells the shape of the input {' and '.join(repr(blob.name) for blob in missing)}: give it, like "
-            f"{options} (outermost size first), or leave out the verification with --no-verify"
+
+    source: NetFiles
+    graph: Graph
+    names: Mapping[str, str]
+    shapes: Mapping[str, Sequence[int]]
+    examples: Mapping[str, str]
+    storage: Storage | None
+    detectors: Mapping[Layer, tuple[str, ...]]
+    is_cut: bool
+
+    @property
+    def outputs(self) -> list[Blob]:
+        """The outputs to compare: all but inputs and caches, which only ncnn can read."""
+        opaque = caches(self.graph)
+        return [blob for blob in self.graph.outputs if not blob.is_input and blob not in opaque]
+
+    def draws(self, seed: int) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
+        """Yield the sets of inputs, see `draw_runs`."""
+        return draw_runs(self.graph, self.shapes, seed=seed, examples=self.examples)
+
+
+def verify_pair(
+    pair: NetPair,
+    verification: Verification,
+    *,
+    files: NetFiles | None = None,
+    names: Mapping[Blob, str] | None = None,
+    worker: NcnnWorker | None = None,
+) -> VerifyReport:
+    """Run a net before and after in ncnn, on inputs drawn from a seed, and compare every output.
+
+    `files` are those of the graph, with the `names` in them; by default the graph is written to temporary ones. The
+    original runs on the same device, in fp32.
+
+    Raises VerificationError or RunError if ncnn cannot run the original, and UsageError if an input has no shape.
+    """
+    target = worker.target if worker else find_target(verification.on)
+    modes = check_modes(verification.modes) or target.modes
+    with (
+        tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder,
+        nullcontext(worker) if worker else NcnnWorker(target) as process,
+        NcnnWorker(target) as second,  # which keeps the original loaded, and starts when that is needed
+    ):
+        judge = _NetJudge(pair, verification, process, second)
+        if files is None or names is None or judge.boxes.outputs:  # a binary .param has no names of inner blobs
+            files, names = _written(pair.graph, Path(folder) / "net")
+        folded: tuple[OutputReport, ...] = ()
+        if pair.storage is not None and pair.storage.count:
+            with pair.storage.reverted():
+                full = _written(pair.graph, Path(folder) / "full")
+            folded = judge_modes(judge.of(*full), ["fp32"]).rows
+        judgement = judge_modes(judge.of(files, names, rounding=pair.storage), modes)
+        checked = process.checked(modes)
+    return VerifyReport(
+        judgement.rows,
+        verification.seed,
+        checked=checked,
+        draws=tuple(run.draw for run in judge.all_runs if run.draw is not None),
+        against="the original net's",
+        folded=folded,
+    )
+
+
+def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
+    files = NetFiles.at(prefix)
+    return files, write_net(graph, files.param, files.bin)
+
+
+class _NetJudge:
+    """An optimised net beside the original; `all_runs` have the original's outputs, in fp32."""
+
+    def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker, second: NcnnWorker) -> None:
+        self.pair, self.how, self._worker, self._second = pair, verification, worker, second
+        self._files, self._names = pair.source, dict[Blob, str]()
+        self._drawn = list(pair.draws(verification.seed))
+        after = after_boxes(pair.graph)
+        read = {b: n for layer, names in pair.detectors.items() for b, n in zip(layer.inputs, names, strict=True)}
+        origins = {blob: read[blob] for blob in before_boxes(pair.graph) if blob in read}
+        self.boxes = Boxes(
+            {blob.name: name for blob, name in origins.items()},
+            {blob.name: pair.names[blob.name] for blob in pair.outputs if blob in after},
         )
-    sizes = {blob: _shape(blob, shapes) for blob in inputs}
-    uses = {blob: _uses(blob) for blob in inputs}
-    swept: Counter[Blob] = Counter()
-    image_sizes = {layer.inputs[2] for layer in graph if layer.type == "Proposal"}
-    largest = max(sizes.values(), key=math.prod, default=())
-    image_size = np.array([*largest[-2:], 1], np.float32)  # height, width and scale
+        origins |= {blob: pair.names[blob.name] for blob in pair.outputs if blob not in after}
+        self._wanted = [*origins, *pair.outputs]
+        self._asked = {name: blob.name for blob, name in origins.items()}
+        self._inner_names = list_layers(pair.graph).inner_names
+        self._exact, self._usual = True, FOLDING
+        try:
+            self.all_runs = self._original_runs()
+        except RunError:  # some nets run with ncnn's usual kernels only
+            self._exact, self._usual = False, DEFAULT
+            self.all_runs = self._original_runs()
+        self._allowed = self._usual
 
-    def drawn(draw: Draw) -> tuple[Draw, dict[Blob, Array]]:
-        feeds = {}
-        for blob, number in inputs.items():
-            dtype = np.dtype(np.float32 if uses[blob].table is None else np.int32)
-            if blob in image_sizes:
-                feeds[blob] = np.resize(image_size, math.prod(sizes[blob])).reshape(sizes[blob])
-            else:
-                feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
-        swept.update({blob: array.size for blob, array in feeds.items()})
-        return draw, feeds
+    def of(self, files: NetFiles, names: Mapping[Blob, str], *, rounding: Storage | None = None) -> _NetJudge:
+        """Return the same for a net in files; with a larger tolerance if its weights are rounded."""
+        judge = copy(self)
+        judge._files, judge._names = files, dict(names)
+        if rounding is not None and rounding.count:
+            judge._allowed = with_rounding(ROUNDING[rounding.encoding], rounding.depth, self._usual)
+        return judge
 
-    weights = sum(weight.array.size for layer in graph for _, weight in layer.weights.stored_items())
-    numbers = sum(map(math.prod, sizes.values()))
-    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS and len(graph) <= _SMALL_LAYERS
-    yield from map(drawn, draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(graph))))
-    if is_small:
-        entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
-        yield from map(drawn, sweeps(seed, entries, swept))
+    def _started(
+        self, files: NetFiles, *, exact: bool, mode: str = "fp32", worker: NcnnWorker | None = None
+    ) -> NcnnRunner:
+        worker, timeout = worker or self._worker, self.how.timeout
+        return NcnnRunner(files.param, files.bin, worker=worker, exact=exact, mode=mode, timeout=timeout, threads=None)
 
+    def _fed(self, drawn: Mapping[Blob, Array]) -> dict[str, Array]:
+        """Return inputs by the names of the original."""
+        return {self.pair.names[blob.name]: array for blob, array in drawn.items()}
 
-def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    shape = shapes[blob.name]
-    if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
-        raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
-    return tuple(shape)
+    def _original_runs(self) -> list[Run]:
+        net = self._started(self.pair.source, exact=self._exact)
+        runs = []
+        for draw, drawn in counted(self._drawn, "ncnn runs the net as it was", "runs"):
+            results = run_reference(net, self._fed(drawn), list(self._asked), apart=self.pair.is_cut)
+            reference = {self._asked[name]: array for name, array in results.items()}
+            runs.append(Run({}, draw, {blob.name: array for blob, array in drawn.items()}, reference))
+        return runs
 
+    def runs(self, mode: str) -> Iterable[Run]:
+        """Return all runs; rounded weights are judged on ordinary inputs, the net in 32 bits on all."""
+        self._runner = self._started(self._files, exact=self._exact and mode == "fp32", mode=mode)
+        tolerance = self._tolerance(mode)
+        return [
+            run
+            for run in self.all_runs
+            if run.draw is None or run.draw.scale <= 1 or tolerance.relative <= self._usual.relative
+        ]
 
-def _example(blob: Blob) -> str:
-    """A shape of the rank that the first layer that has one takes, with its channels."""
-    rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
-    rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
-    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
-    for layer in blob.users:
-        if layer.type == "Embed":
-            return "16"
-        if layer.type in gates and layer["num_output"]:
-            hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
-            rows = gates[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1)
-            return f"16,{max(layer['weight_data_size'] // max(rows, 1), 1)}"
-        if layer.type in rest and layer.spec is not None and layer["num_output"]:
-            known = [name for name in ("kernel_w", "kernel_h", "kernel_d") if name in layer.spec.by_name]
-            group = layer["group"] if "group" in layer.spec.by_name else 1
-            window = math.prod(int(layer[name]) for name in known) * layer["num_output"]
-            return f"{max(layer['weight_data_size'] * group // max(window, 1), 1)}{rest[layer.type]}"
-    return "3,224,224"
+    def _tolerance(self, mode: str) -> Tolerance:
+        return self._allowed if mode == "fp32" else in_mode(mode, self._allowed)
 
+    def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
+        """Run the net, in 16 bits with the kernels that ncnn would choose, and the original too if it is wrong."""
+        known = {blob.name: name for blob, name in {**self._inner_names, **self._names}.items()}
+        feeds = {known[name]: array for name, array in run.feeds.items()}
+        wanted = {blob.name: known[blob.name] for blob in self._wanted}
+        tolerance = self.how.allowed(self._tolerance(mode))
+        fed = {self.pair.names[name]: array for name, array in run.feeds.items()}
+        reports = compare_outputs(self._runner, feeds, run.reference, wanted, tolerance)
+        source = self._started(self.pair.source, exact=self._exact, worker=self._second)
+        reports = self.boxes.compare(self._runner, feeds, wanted, source, fed, reports, tolerance)
+        if mode == "fp32" or self.pair.is_cut or all(report.status == "ok" for report in reports):
+            return reports
+        own = {name: blob for blob, name in self._asked.items()}
+        net = self._started(self.pair.source, exact=False, mode=mode)
+        before = {r.name: r.message for r in compare_outputs(net, fed, run.reference, own, tolerance)}
+        return [
+            replace(report, message=f"{report.message} (before it was optimised: {before[report.name]})")
+            if report.status != "ok" and before.get(report.name)
+            else report
+            for report in reports
+        ]
 
-def _uses(blob: Blob) -> Uses:
-    """What becomes of an input's values in the net, moved about or not."""
-    seen, left = {blob}, [blob]
-    tables: list[int] = []
-    domains: list[tuple[float, float]] = []
-    divides = is_guarded = False
-    while left:
-        read = left.pop()
-        for layer in read.users:
-            operation = _operation(layer)
-            if operation in _DOMAINS:
-                domains.append(_DOMAINS[operation])
-            divides |= read in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
-            is_guarded |= layer.type in _SELECTS or operation in _SELECTING
-            if layer.type == "Embed":
-                tables.append(int(layer["input_dim"]))
-            elif _is_move(layer):
-                left += [output for output in layer.outputs if output not in seen]
-                seen.update(layer.outputs)
-    domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
-    return Uses(min(tables, default=None), domain, divides, is_guarded)
-
-
-def _operation(layer: Layer) -> str:
-    """What a layer of one or two operands computes, in ncnn's word; empty for other layers."""
-    if layer.type == "Log":
-        return "log"
-    if layer.type not in _OPERATIONS:
-        return ""
-    return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
-
-
-def _is_move(layer: Layer) -> bool:
-    """Whether a layer's outputs have the values of its first input, moved about."""
-    return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)
+    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
+        """Return the reports as they are: the original has no float64 to explain errors with."""
+        return rows
 
 
 def run_reference(
@@ -249,7 +296,7 @@ class Boxes:
                 for name, origin in self.outputs.items()
             ]
         found = found or [replace(wrong[0], name=name, blob=names[name]) for name in self.outputs]
-        merged = [replace(worst_of([report, *inputs]), name=report.name, blob=report.blob) for report in found]
+        merged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
         return (*(report for report in reports if report not in inputs), *merged)
 
 

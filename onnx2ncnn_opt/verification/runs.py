@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from onnx2ncnn_opt.errors import CrashError, RunError, UsageError, check_options
+from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
@@ -22,7 +23,6 @@ from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
     Feeds,
-    Image,
     Wanted,
     draw_inputs,
     draws,
@@ -77,12 +77,6 @@ def load_converted(
         raise UsageError(f"the manifest is that of another model: {error}") from None
 
 
-def check_feeds(feeds: object) -> None:
-    """Raise UsageError for what is neither arrays by name, nor a file of them, nor an image."""
-    if not isinstance(feeds, (str, os.PathLike, Image)):
-        check_options(feeds=feeds)
-
-
 def any_feeds(
     model: Path | bytes,
     loaded: LoadedModel,
@@ -93,8 +87,6 @@ def any_feeds(
     seed: int = 0,
 ) -> Mapping[str, Array]:
     """Inputs that a converted model takes: those given, or those that `verify_net` draws first."""
-    check_options(seed=seed)
-    check_feeds(feeds)
     if feeds is not None:
         return given_inputs(feeds, loaded)
     return drawn_feeds(model, loaded, manifest, [Draw(seed, plain=True)], outputs=outputs)[0]
@@ -126,7 +118,6 @@ def wanted_runs(
     manifest: Manifest | None,
     seed: int,
     wanted: Wanted,
-    step: Callable[[str], None],
 ) -> Iterator[Run]:
     """A run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
     names = list(open_sizes(model, LENGTHS[0]))
@@ -139,18 +130,16 @@ def wanted_runs(
             feeds = draw_inputs(model, sizes, draw=draw)
             if small := too_small(manifest, feeds):
                 raise UsageError(small)
-            step(f"ONNX Runtime runs the model, {draw}")
+            announce(f"ONNX Runtime runs the model, {draw}")
             yield Run(sizes, draw, feeds, runner.run(feeds))
 
 
-def drawn_runs(
-    model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int, step: Callable[[str], None]
-) -> Iterator[Run]:
+def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
     """Runs at two values of every size that is dynamic in the net, or at one where ONNX Runtime takes no others.
 
     Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
     """
-    step("ONNX Runtime runs the model")
+    announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
     sizes = [run.sizes for run in settings]
     entries = tables(model)
@@ -163,7 +152,7 @@ def drawn_runs(
     def drawn(number: int, draw: Draw) -> Run:
         at = sizes[number % len(sizes)]
         feeds = draw_inputs(model, at, draw=draw, swept=swept)
-        step(f"ONNX Runtime runs the model, {draw}")
+        announce(f"ONNX Runtime runs the model, {draw}")
         return count(Run(at, draw, feeds, runner.run(feeds)))
 
     yield count(settings[0])

@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+from onnx2ncnn_opt.verification.options import Verification
 from testing import snippets
 from testing.exports import MODELS, refilled
 from testing.hard_models import FAMILIES, SEEDS, hard_model
@@ -66,14 +67,14 @@ def main() -> None:
             if not re.search(arguments.k, name):
                 continue
             try:
-                conversion = convert(make())
+                conversion = lower(make())
             except (UnsupportedError, RunError):
                 counts["refused"] += 1
                 continue
             found = set()
             for number in range(arguments.seeds):
                 try:
-                    outputs = conversion.verify(seed=number * APART, worker=worker).outputs
+                    outputs = conversion.verify(verification=Verification(seed=number * APART), worker=worker).outputs
                     found |= {f"{o.name}: {o.status}: {o.message}" for o in outputs if o.status != "ok"}
                 except Error as error:
                     found.add(f"{type(error).__name__}: {str(error).splitlines()[0]}")

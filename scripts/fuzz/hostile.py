@@ -205,7 +205,7 @@ def child(first: int, count: int, seed: int) -> None:
     """Convert a run of cases, a line each: number, outcome, detail."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     warnings.simplefilter("error")
-    from onnx2ncnn_opt import convert
+    from onnx2ncnn_opt.api.lower import lower
     from onnx2ncnn_opt.errors import ConversionError, UsageError
 
     def too_long(*_: object) -> None:
@@ -220,7 +220,7 @@ def child(first: int, count: int, seed: int) -> None:
             signal.alarm(SECONDS)
             start = time.monotonic()
             try:
-                convert(path).save(Path(folder) / "net")
+                lower(path).save(Path(folder) / "net")
                 outcome, detail = "converted", ""
             except (ConversionError, UsageError) as error:
                 outcome, detail = type(error).__name__, str(error).splitlines()[0][:120]

@@ -14,7 +14,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UnsupportedError, VerificationError
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.param.files import write_net
@@ -28,6 +28,7 @@ from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.masks import Precision, error_of, find_masks
+from onnx2ncnn_opt.verification.options import Verification
 from scripts.measure.measured import ROOT
 from testing import op_cases, pass_cases
 from testing.skeletons import refill
@@ -163,12 +164,14 @@ def of_model(
 ) -> Net | None:
     """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
     try:
-        conversion = convert(model, masks=masks)
+        conversion = lower(model, masks=masks)
     except UnsupportedError:
         return None
     feeds = draw_inputs(conversion.model) if given is None else given()
     with suppress(RunError, VerificationError):  # as `convert` does
-        conversion = conversion.estimated(feeds=None if isinstance(model, Path) else feeds, masks=masks, worker=WORKER)
+        conversion = conversion.estimated(
+            verification=Verification(feeds=None if isinstance(model, Path) else feeds), masks=masks, worker=WORKER
+        )
     try:
         runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
         reference = runtime.run(feeds)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.errors import Error, RunError, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.binary import weight_blocks, write_weights
@@ -119,13 +119,13 @@ def measure(file: Path, folder: Path, most: float) -> tuple[str, str]:
             write_weights(graph, stream)
         for size in SIZES:
             given = shapes(graph, size)
-            result = optimize(file, folder / "in.bin", shapes=given)
+            result = apply_passes(file, folder / "in.bin", shapes=given)
             if not result.misfit:
                 break
         before, after = result.layers
         files = result.save(folder / "out")
         report = result.verify()
-        again = optimize(files.param, files.bin, shapes=given).applied
+        again = apply_passes(files.param, files.bin, shapes=given).applied
     except (RunError, UsageError) as error:
         return "not run", " ".join(str(error).split())[:200]
     except Error as error:

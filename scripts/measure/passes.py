@@ -36,8 +36,8 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -70,10 +70,10 @@ def rewrites(source: str, folder: Path) -> Iterator[tuple[str, int, Sequence[App
         print(f"{source}: {name}", file=sys.stderr)
         try:
             if source == "pnnx":
-                net = optimize(path, path.with_suffix(".bin"))
+                net = apply_passes(path, path.with_suffix(".bin"))
                 yield name, net.layers[0], net.applied
             else:
-                model = convert(refill(onnx.load(path)) if source == "models" else path)
+                model = lower(refill(onnx.load(path)) if source == "models" else path)
                 yield name, model.layers_before, model.applied
         except Error as error:
             print(f"  {type(error).__name__}", file=sys.stderr)
@@ -120,10 +120,10 @@ def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency 
     files: list[NetPaths] = []
     for skip in ([p.name], []):
         if path.suffix == ".onnx":
-            model = convert(refill(onnx.load(path)) if path.parent.name == "models" else path, skip=skip)
+            model = lower(refill(onnx.load(path)) if path.parent.name == "models" else path, skip=skip)
             graph = model.graph
         else:
-            graph = optimize(path, path.with_suffix(".bin"), skip=skip).graph
+            graph = apply_passes(path, path.with_suffix(".bin"), skip=skip).graph
         files.append((folder / f"net{len(files)}.param", folder / f"net{len(files)}.bin"))
         write_net(graph, *files[-1])
     shapes = _shapes(graph)
@@ -277,7 +277,7 @@ def measure_long(
     reading, _ = timed(lambda: read_net(files.param, files.bin))
     passing, _ = timed(lambda: run_passes(graph))
     writing, _ = timed(lambda: write_net(graph, folder / "a", folder / "b"))
-    whole, _ = timed(lambda: optimize(files.param, files.bin).save(folder / "out"))
+    whole, _ = timed(lambda: apply_passes(files.param, files.bin).save(folder / "out"))
     theirs = ncnnoptimize(program, files, limit) if program is not None else None
     each = [s if s is None else f"{s / before * 1e6:.0f}" for s in (reading, passing, writing, whole, theirs)]
     return (before, len(graph), *each), theirs

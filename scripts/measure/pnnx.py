@@ -37,11 +37,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.optimize import Optimized, optimize
+from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.verify import verify_net
 from scripts.measure.latency import Latency, compare
 from scripts.measure.measured import ROOT, table
@@ -152,7 +153,8 @@ def judge(case: Case, pnnx: str, folder: Path) -> str:
     if done.returncode or not param.exists():
         return "no net"
     try:
-        report = verify_net(answered(case), param, bin, feeds=case.feeds, timeout=CASE_TIMEOUT)
+        options = Verification(feeds=case.feeds, timeout=CASE_TIMEOUT)
+        report = verify_net(answered(case), param, bin, verification=options)
     except Error:  # other inputs than the model's
         return "wrong"
     statuses = {output.status for output in report.outputs}
@@ -208,14 +210,14 @@ def measure(
 ) -> tuple[Sequence[object], Latency | None]:
     """Return the cells of a row after its name, and the latency in it."""
     try:
-        names = [blob.name for blob in optimize(param, bin).graph.inputs]
+        names = [blob.name for blob in apply_passes(param, bin).graph.inputs]
         inputs = [shape for shape, _ in input_shapes(model)]
         shapes = {
             name: shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
             for name, shape in zip(names, inputs, strict=True)
         }
         start = time.perf_counter()
-        result = optimize(param, bin, shapes=shapes)
+        result = apply_passes(param, bin, shapes=shapes)
         taken = time.perf_counter() - start
         files = result.save(folder / "optimized")
         outputs = result.verify().outputs if verify else ()
@@ -226,7 +228,7 @@ def measure(
     is_timed = seconds > 0 and not wrong and (result.applied or result.exchanged)
     latency = compare((param, bin), (files.param, files.bin), shapes, seconds) if is_timed else None
     before, after = result.layers
-    again = len(optimize(files.param, files.bin, shapes=shapes).applied)
+    again = len(apply_passes(files.param, files.bin, shapes=shapes).applied)
     note = ", ".join([*wrong, *([f"second run: {again} rewrites"] if again else []), memory_note(result)])
     ratios = (f"{latency.ratio:.2f}", f"{latency.median:.2f}") if latency else (None, None)
     return (before, after, worst, *ratios, f"{taken:.2f}", note), latency

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
@@ -67,7 +67,7 @@ def check(path: Path, release: str, package: Path, folder: Path) -> str:
     data = model.SerializeToString()
     prefix = folder / path.stem
     try:
-        convert(model, release=int(release)).save(prefix)
+        lower(model, release=int(release)).save(prefix)
     except UnsupportedError as error:
         return f"refused: {error.nodes[0].reason}"
     loaded = load_model(data)

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import infer_net
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.cost import multiplications
 from onnx2ncnn_opt.ir.graph import Graph
@@ -58,7 +58,7 @@ def nets_of(
     """The files of each column's net, where it can be had."""
     found: dict[str, list[str]] = {"ONNX Runtime": [str(model)]}
     try:
-        files = convert(model).save(folder / "ours")
+        files = lower(model).save(folder / "ours")
         found["ours"] = [str(files.param), str(files.bin)]
     except Error as error:
         print(f"{model.stem}: {error}", file=sys.stderr)

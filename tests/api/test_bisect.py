@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt import convert, entry_points
+from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.bisect import Bisection, bisect, bisect_passes
-from onnx2ncnn_opt.api.minimal_pair import Pair
+from onnx2ncnn_opt.api.bisection.minimal_pair import Pair
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import read_manifest
@@ -21,7 +22,9 @@ from onnx2ncnn_opt.rewrite.events import LayerRef
 from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import require, rewrite
 from onnx2ncnn_opt.verification.beside import manifest_beside
-from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.verify import verify_net
 from testing.command import SMALL, run, write_model
 from testing.exports import ROOT, refilled
 from testing.faults import FAULTS, places, plant
@@ -32,7 +35,7 @@ def planted(folder: Path, model: str, kind: str) -> tuple[Path, LayerRef]:
     """MODEL converted to net.ncnn.*, with a fault in wrong.*; the model's path, and the layer."""
     path = folder / "model.onnx"
     onnx.save(refilled(ROOT / "fixtures" / "models" / f"{model}.onnx"), path)
-    right = convert(path).save(folder / "net")
+    right = lower(path).save(folder / "net")
     graph = files.read_net(right.param, right.bin).graph
     infer_graph(graph)
     found = places(graph, kind)
@@ -54,7 +57,9 @@ def again(pair: Pair) -> VerifyReport:
     files = pair.files
     manifest, note = manifest_beside(files.param, files.model)
     assert manifest is not None, note
-    return verify_net(files.model, files.param, files.bin, manifest=manifest, feeds=files.inputs)
+    return verify_net(
+        files.model, files.param, files.bin, manifest=manifest, verification=Verification(feeds=files.inputs)
+    )
 
 
 FAULTY = [
@@ -222,7 +227,7 @@ NAMED = "(float[1, 3, 4] x) => (float[1, 3, 4] y, float[1, 3, 4] z) { y = Relu(x
 )
 def test_an_input_or_output_of_another_name(tmp_path: Path, old: str, new: str, layer: str) -> None:
     model = write_model(tmp_path, NAMED)
-    right = convert(model).save(tmp_path / "net")
+    right = lower(model).save(tmp_path / "net")
     text = right.param.read_text()
     renamed = tmp_path / "wrong.param"
     renamed.write_text(re.sub(rf"(?<= ){old}(?=[ \n])", new, text))
@@ -237,7 +242,7 @@ def test_an_input_or_output_of_another_name(tmp_path: Path, old: str, new: str, 
 
 def test_an_output_that_is_gone(tmp_path: Path) -> None:
     model = write_model(tmp_path, NAMED)
-    right = convert(model).save(tmp_path / "net")
+    right = lower(model).save(tmp_path / "net")
     graph = files.read_net(right.param, right.bin).graph
     graph.outputs = [blob for blob in graph.outputs if blob.name != "z"]
     graph.remove(graph.layers[-1])
@@ -283,7 +288,7 @@ def test_the_rewrite_that_breaks_a_net_is_found(tmp_path: Path, monkeypatch: pyt
 def test_a_net_that_is_wrong_without_rewrites(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 8] x) => (float[1, 8] y) { y = Sin(x) }")
     feeds = {"x": np.array([[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10]], np.float32)}
-    found = bisect_passes(model, feeds=feeds)
+    found = bisect_passes(model, verification=Verification(feeds=feeds))
     assert (found.number, found.event, found.report.ok) == (0, None, False)
 
 

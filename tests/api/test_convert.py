@@ -11,24 +11,27 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt import convert, passes
-from onnx2ncnn_opt.api.convert import Conversion, cost_of_dynamic
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import GraphError, UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, float32_budget
+from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.inputs import Wanted
-from onnx2ncnn_opt.verification.verify import VerifyReport, verify_net
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.verify import verify_net
 from testing.exports import MODELS, ROOT, refilled
 from testing.worker import WORKER
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda path: path.stem)
 def conversion(request: pytest.FixtureRequest) -> Conversion:
-    return convert(refilled(request.param))
+    return lower(refilled(request.param))
 
 
 def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> None:
@@ -38,10 +41,10 @@ def test_the_net_computes_what_the_model_computes(conversion: Conversion) -> Non
         # Large inputs have larger errors. A final Sigmoid or Clip keeps outputs below 1, so that relative errors grow,
         # with winograd and on each CPU otherwise. The plain kernels keep to what the run in float64 says of rounding,
         # and ordinary inputs to the bound.
-        for output in conversion.verify(worker=WORKER, exact=True, explain=True).outputs:
+        for output in conversion.verify(worker=WORKER, verification=Verification(exact=True, explain=True)).outputs:
             assert output.max_rel is not None
             assert output.max_rel <= float32_budget(output.rounding, LEAST_BUDGET)
-        report = conversion.verify(worker=WORKER, wanted=Wanted(seeds=3, ranges=((-2, 2),)))
+        report = conversion.verify(worker=WORKER, verification=Verification(wanted=Wanted(seeds=3, ranges=((-2, 2),))))
     # Folding and other sums cost a few units in the last place; 1e-4 of the largest value is far from any wrong layer.
     assert largest(report) < 1e-4
 
@@ -87,7 +90,7 @@ _EXPECTED = {
 
 @pytest.mark.parametrize("path", [p for p in MODELS if p.stem.split(".")[0] in _EXPECTED], ids=lambda p: p.stem)
 def test_no_layer_is_left_that_a_fold_takes(path: Path, tmp_path: Path) -> None:
-    files = convert(refilled(path)).save(tmp_path / "net")
+    files = lower(refilled(path)).save(tmp_path / "net")
     types = Counter(line.split()[0] for line in files.param.read_text().splitlines()[2:])
     assert set(types) <= _EXPECTED[path.stem.split(".")[0]], types
 
@@ -103,7 +106,7 @@ def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
         }
         """
     )
-    converted = convert(model)
+    converted = lower(model)
     converted.verify(worker=WORKER).check()
     assert [entry.batch_axis for entry in converted.manifest().inputs] == [None, None]
 
@@ -124,8 +127,8 @@ def test_inputs_of_any_layout_are_described_by_the_manifest() -> None:
     ids=["rows", "batch"],
 )
 def test_a_net_of_dynamic_sizes_is_optimised_for_all_of_them(model: str, tmp_path: Path) -> None:
-    files = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {model}')).save(tmp_path / "net")
-    assert not optimize(files.param, files.bin).applied
+    files = lower(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {model}')).save(tmp_path / "net")
+    assert not apply_passes(files.param, files.bin).applied
 
 
 def test_batches_are_kept_apart() -> None:
@@ -143,7 +146,7 @@ def test_batches_are_kept_apart() -> None:
         """
     )
     graph.initializer.append(kernel)
-    converted = convert(onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]))
+    converted = lower(onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 13)]))
     converted.verify(worker=WORKER).check()
     assert converted.manifest().inputs[0].batch_axis == 0
     assert converted.manifest().outputs[0].batch_axis == 0
@@ -170,8 +173,8 @@ def cut_model() -> onnx.ModelProto:
 
 def test_a_model_is_cut_before_what_ncnn_lacks() -> None:
     with pytest.raises(UnsupportedError, match="NonZero"):
-        convert(cut_model())
-    converted = convert(cut_model(), outputs=["flat", "y"])
+        lower(cut_model())
+    converted = lower(cut_model(), outputs=["flat", "y"])
     converted.verify(worker=WORKER).check()
     assert [entry.name for entry in converted.manifest().outputs] == ["flat", "y"]
     assert [entry.name for entry in converted.manifest().inputs] == ["x"]
@@ -181,17 +184,17 @@ def test_a_cut_model_finds_its_external_data(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     (tmp_path / "weights").mkdir()
     onnx.save(cut_model(), path, save_as_external_data=True, location="weights/data", size_threshold=0)
-    convert(path, outputs=["flat"]).verify(worker=WORKER).check()
+    lower(path, outputs=["flat"]).verify(worker=WORKER).check()
 
 
 def test_a_cut_at_no_value_is_a_wrong_use() -> None:
     with pytest.raises(UsageError, match="no value called flap; did you mean flat"):
-        convert(cut_model(), outputs=["flap"])
+        lower(cut_model(), outputs=["flap"])
 
 
 @pytest.mark.parametrize(("axis", "expected", "rank"), [(0, 0, 2), (-2, 1, 2), (None, None, 3)])
 def test_the_batch_axis_can_be_chosen(axis: int | None, expected: int | None, rank: int) -> None:
-    converted = convert(cut_model(), outputs=["y"], batch_axes={"x": axis})
+    converted = lower(cut_model(), outputs=["y"], batch_axes={"x": axis})
     converted.verify(worker=WORKER).check()
     assert converted.manifest().inputs[0].batch_axis == expected
     shape = converted.graph.inputs[0].shape
@@ -201,16 +204,16 @@ def test_the_batch_axis_can_be_chosen(axis: int | None, expected: int | None, ra
 
 def test_a_batch_axis_of_nothing_is_a_wrong_use() -> None:
     with pytest.raises(UsageError, match="no axis 3"):
-        convert(cut_model(), outputs=["y"], batch_axes={"x": 3})
+        lower(cut_model(), outputs=["y"], batch_axes={"x": 3})
     with pytest.raises(UsageError, match="no input is called 'z'"):
-        convert(cut_model(), outputs=["y"], batch_axes={"z": 0})
+        lower(cut_model(), outputs=["y"], batch_axes={"z": 0})
 
 
 def test_an_older_release_gets_what_it_has() -> None:
     model = refilled(ROOT / "fixtures" / "models" / "attention.ts.onnx")
-    newest = {layer.type for layer in convert(model).graph}
+    newest = {layer.type for layer in lower(model).graph}
     assert {"SDPA", "MultiHeadAttention"} & newest
-    older = convert(model, release=20250503)
+    older = lower(model, release=20250503)
     assert "SDPA" not in {layer.type for layer in older.graph}
     assert older.manifest().ncnn == "20250503"
     older.verify(worker=WORKER).check()
@@ -233,8 +236,8 @@ def test_an_older_release_gets_rotary_embeddings_in_parts() -> None:
         }
         """
     )
-    assert "RotaryEmbed" in {layer.type for layer in convert(model).graph}
-    older = convert(model, release=20250503)
+    assert "RotaryEmbed" in {layer.type for layer in lower(model).graph}
+    older = lower(model, release=20250503)
     assert "RotaryEmbed" not in {layer.type for layer in older.graph}
     older.verify(worker=WORKER).check()
 
@@ -246,9 +249,9 @@ def test_what_an_older_release_lacks_is_refused_by_name() -> None:
         g (float[1, 4] x) => (float[1, 4] y) { y = Sign(x) }
         """
     )
-    convert(model).verify(worker=WORKER).check()
+    lower(model).verify(worker=WORKER).check()
     with pytest.raises(UnsupportedError, match="operation 20 needs ncnn 20260521 or newer, not 20250503"):
-        convert(model, release=20250503)
+        lower(model, release=20250503)
 
 
 def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
@@ -257,7 +260,7 @@ def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.nan, np.float32), "c"))
     with pytest.raises(GraphError, match="NaN cannot be written"):
-        convert(model).save(tmp_path / "net")
+        lower(model).save(tmp_path / "net")
     assert not list(tmp_path.iterdir())
 
 
@@ -267,7 +270,7 @@ def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
 )
 def test_a_constant_that_was_expanded_is_one_for_each_channel(operator: str, expected: list[str]) -> None:
     """As BlazePalm has it: the slopes of the channels, expanded to the size of what they are for."""
-    converted = convert(
+    converted = lower(
         onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
             g (float[1,2,5,7] x) => (float[1,3,5,7] y)
             <float[3,2,1,1] w = {{1, 2, 3, 4, 5, 6}}, float[1,3,1,1] k = {{0.5, 0.25, 2}}, int64[4] s = {{1,3,5,7}}> {{
@@ -285,7 +288,7 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
     graph = "(float[batch, 8, h, 1] x) => (float y) { s = Squeeze(x) y = Softmax<axis = 1>(s) }"
     path = tmp_path / "m.onnx"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}'), path)
-    conversion = convert(path)
+    conversion = lower(path)
     report = conversion.verify(worker=WORKER)
     report.check()
     assert len(report.sizes) == 2
@@ -294,11 +297,13 @@ def test_a_squeeze_without_axes_keeps_dynamic_dimensions(tmp_path: Path) -> None
     manifest = read_manifest(files.manifest)
     assert manifest.minimum == {"batch": 2, "h": 2}
     with pytest.raises(UsageError, match="the net is for batch of 2 or more, not 1; convert the model with a --shape"):
-        verify_net(path, files.param, files.bin, manifest=manifest, shapes={"x": (1, 8, 5, 1)})
+        verify_net(
+            path, files.param, files.bin, manifest=manifest, verification=Verification(shapes={"x": (1, 8, 5, 1)})
+        )
     feeds = {"x": np.zeros((3, 8, 1, 1), np.float32)}
     with pytest.raises(UsageError, match="the net is for h of 2 or more, not 1"):
-        verify_net(path, files.param, files.bin, manifest=manifest, feeds=feeds)
-    fixed = convert(path, shapes={"x": (1, 8, 5, 1)})
+        verify_net(path, files.param, files.bin, manifest=manifest, verification=Verification(feeds=feeds))
+    fixed = lower(path, shapes={"x": (1, 8, 5, 1)})
     assert not fixed.minimum
     fixed.verify(worker=WORKER).check()
 
@@ -317,18 +322,20 @@ def test_a_dim_that_names_no_size(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(model, path)
     for shapes in (None, {"x": (1, 3, 640, 480)}, {"x": (1, 3, "?", "?")}):
-        conversion = convert(path, shapes=shapes)
+        conversion = lower(path, shapes=shapes)
         report = conversion.verify(worker=WORKER)
         report.check()
         assert not report.notes
         files = conversion.save(tmp_path / "net")
         image = {"x": np.ones((1, 3, 640, 480), np.float32)}
-        verify_net(path, files.param, files.bin, manifest=read_manifest(files.manifest), feeds=image).check()
+        verify_net(
+            path, files.param, files.bin, manifest=read_manifest(files.manifest), verification=Verification(feeds=image)
+        ).check()
 
 
 def test_a_verification_at_tiny_sizes_says_so() -> None:
     """A name of a first axis is drawn as a batch; the model takes other sizes of a matrix, and has to run at them."""
-    conversion = convert(
+    conversion = lower(
         onnx.parser.parse_model(
             '<ir_version: 8, opset_import: ["": 17]> g (float[n, n] x, float[n, 20] z) => (float[n, 20] y)'
             " { y = MatMul(x, z) }"
@@ -339,8 +346,8 @@ def test_a_verification_at_tiny_sizes_says_so() -> None:
         "x ran at tiny sizes only, which proves little; give your sizes with --shape, or arrays with --inputs"
     )
     feeds = {"x": np.ones((2, 2), np.float32), "z": np.ones((2, 20), np.float32)}
-    assert not conversion.verify(worker=WORKER, feeds=feeds).notes
-    fixed = convert(conversion.source, shapes={"x": (3, 3)})
+    assert not conversion.verify(worker=WORKER, verification=Verification(feeds=feeds)).notes
+    fixed = lower(conversion.source, shapes={"x": (3, 3)})
     assert not fixed.verify(worker=WORKER).notes
 
 
@@ -355,9 +362,9 @@ def test_the_cost_of_dynamic_dimensions() -> None:
         " m = Concat<axis = 0>(one, h, four) s = Expand(token, m) w = Concat<axis = 2>(s, s) }"
     )
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
-    conversion = convert(model)
-    fixed = convert(model, shapes={"x": [1, None, None]})
-    small = convert(model, shapes={"x": [1, 5, 4], "z": [1, 3, 4]})
+    conversion = lower(model)
+    fixed = lower(model, shapes={"x": [1, None, None]})
+    small = lower(model, shapes={"x": [1, 5, 4], "z": [1, 3, 4]})
     layers = [count_layers(each.graph) for each in (conversion, fixed, small)]
     costs = [before - after for before, after in pairwise(layers)]
     assert min(costs) > 1
@@ -367,7 +374,7 @@ def test_the_cost_of_dynamic_dimensions() -> None:
     fix = "your sizes, as in --shape x:1,?,? --shape z:1,3,?"
     assert other == f"h is dynamic, which costs {costs[1]} layers; fix it with {fix}"
     assert cost_of_dynamic(fixed, ran_at=ran_at) == [other.replace("--shape x:1,?,? --shape z:1,", "--shape z:?,")]
-    named = convert(model, shapes={"x": [1, None, None], "z": [1, "h", None]})
+    named = lower(model, shapes={"x": [1, None, None], "z": [1, "h", None]})
     assert cost_of_dynamic(named, ran_at=ran_at) == [
         other.replace("--shape x:1,?,? --shape z:1,3,?", "--shape z:1,3,4")
     ]

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.diff import ParamChange, Renamed, diff, diff_graphs
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
@@ -29,7 +29,7 @@ MODELS = ("residual.ts", "shuffle.dyn", "attention.ts", "mobilenet_v3_small.tsbn
 def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The .param of a converted model."""
     model: onnx.ModelProto = refilled(ROOT / "fixtures" / "models" / f"{request.param}.onnx")
-    return convert(model).save(tmp_path_factory.mktemp("net") / "net").param
+    return lower(model).save(tmp_path_factory.mktemp("net") / "net").param
 
 
 def graph(param: Path) -> Graph:

@@ -47,7 +47,12 @@ def test_verify_takes_a_net_by_its_param_alone(tmp_path: Path) -> None:
     param, _ = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y")
     assert onnx2ncnn_opt.verify(model, param).ok
     param, bin = write_net(tmp_path, "Input in 0 1 x", "TanH r 1 1 x y")
-    report = onnx2ncnn_opt.verify(onnx_bytes(), param, bin, feeds={"x": np.array([[1, 2, -3, 4]], np.float32)})
+    report = onnx2ncnn_opt.verify(
+        onnx_bytes(),
+        param,
+        bin,
+        verification=onnx2ncnn_opt.Verification(feeds={"x": np.array([[1, 2, -3, 4]], np.float32)}),
+    )
     assert [output.status for output in report.outputs] == ["mismatch"]
 
 

@@ -15,6 +15,7 @@ from onnx2ncnn_opt.verification import layers
 from onnx2ncnn_opt.verification.blobs import by_size
 from onnx2ncnn_opt.verification.compare import DEFAULT
 from onnx2ncnn_opt.verification.layers import Reference
+from onnx2ncnn_opt.verification.options import Verification
 
 # A ReLU that goes into the convolution, and a Swish that is none, because the Sigmoid is used elsewhere.
 SMALL = (
@@ -37,7 +38,7 @@ def types(net: NetRecord) -> list[str]:
 
 
 def test_a_conversion(model: Path, tmp_path: Path) -> None:
-    report = make_report(model, shapes={"x": [2, 3, 8, 8]}, modes=("fp32", "fp16"))
+    report = make_report(model, verification=Verification(shapes={"x": [2, 3, 8, 8]}, modes=("fp32", "fp16")))
     (net,) = report.records
     assert report.verified is not None
     assert (net.verdict, net.modes) == ("ok", ("fp32", "fp16"))
@@ -119,7 +120,7 @@ def test_a_net_of_another_converter_is_beside_the_models_nodes(model: Path, tmp_
     for old, new in ((" x", " in0"), (" r", " 7"), (" y", " out0"), (" z", " out1"), ("conv", "conv_0")):
         text = text.replace(old, new)
     files.param.write_text(text)
-    (net,) = make_report(model, files.param, shapes={"x": [1, 3, 8, 8]}).records
+    (net,) = make_report(model, files.param, verification=Verification(shapes={"x": [1, 3, 8, 8]})).records
     assert net.verdict == "ok"
     assert net.names == ("model", "net")
     assert [row.type for row in net.before] == ["Conv", "Relu", "Sigmoid", "Mul", "Softmax"]
@@ -135,7 +136,7 @@ def test_a_layer_that_is_off_is_held_against_the_value_that_it_is_like(model: Pa
     data = bytearray(files.bin.read_bytes())
     data[4:8] = np.float32(0.504).tobytes()  # instead of 0.5
     files.bin.write_bytes(data)
-    (net,) = make_report(model, files.param, shapes={"x": [1, 3, 8, 8]}).records
+    (net,) = make_report(model, files.param, verification=Verification(shapes={"x": [1, 3, 8, 8]})).records
     error = net.after[1].errors["fp32"]
     assert (net.verdict, error.status, error.value) == ("wrong", "wrong", "r")
     assert error.max_rel is not None

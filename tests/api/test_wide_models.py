@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.lower import lower
 
 
 def joined(count: int, *, is_dynamic: bool = False) -> onnx.GraphProto:
@@ -49,6 +49,6 @@ def scrambled(count: int) -> onnx.GraphProto:
 def test_time_is_linear(graph: onnx.GraphProto, layers: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     start = time.process_time()
-    conversion = convert(model)
+    conversion = lower(model)
     assert time.process_time() - start < 5
     assert len(conversion.graph) == layers

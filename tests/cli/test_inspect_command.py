@@ -7,7 +7,7 @@ import onnx
 import onnx.helper
 import pytest
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.ir.cost import multiplications, parameters
 from onnx2ncnn_opt.manifest import read_manifest
 from testing.command import SMALL, names, run, write_model
@@ -98,5 +98,5 @@ def test_what_a_net_costs(graph: str, macs: int | None, elements: int) -> None:
         for dim in dims:
             size *= dim
         model.graph.initializer.append(onnx.helper.make_tensor("w", 1, dims, [0.5 + i for i in range(size)]))
-    net = convert(model).graph
+    net = lower(model).graph
     assert (multiplications(net), parameters(net)) == (macs, elements)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx2ncnn_opt.api import convert as api
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.manifest import read_manifest
 
@@ -95,14 +95,14 @@ def test_what_the_graph_proves_needs_no_run(model: Path, tmp_path: Path, capsys:
 
 
 def test_a_conversion_in_python_is_estimated(model: Path) -> None:
-    conversion = api.convert(model)
+    conversion = lower(model)
     assert len(conversion.masks) == 1
     assert conversion.precision is None
     estimated = conversion.estimated()
     assert estimated.precision is not None
     assert estimated.precision.ok
     assert len(estimated.masks) > 1
-    bare = api.convert(model, masks=False)
+    bare = lower(model, masks=False)
     assert not bare.masks
     measured = bare.estimated(masks=False).precision
     assert measured is not None

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt import convert
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from testing.command import names, run
 from testing.handmade import tagged, write_net
@@ -92,7 +92,7 @@ def test_an_example_of_the_right_rank(tmp_path: Path) -> None:
         weights=tagged(range(30)) + tagged(range(8)) + tagged(range(12)),
     )
     with pytest.raises(UsageError, match="give it, like --shape in0:16,5 "):
-        optimize(tmp_path / "net.param", tmp_path / "net.bin").verify()
+        apply_passes(tmp_path / "net.param", tmp_path / "net.bin").verify()
 
 
 def test_shapes_that_the_net_does_not_take(tmp_path: Path) -> None:
@@ -115,6 +115,6 @@ def test_a_layer_that_ncnn_lacks(tmp_path: Path) -> None:
 def test_an_example_from_the_manifest(tmp_path: Path) -> None:
     """A Reshape in between hides the rank; NET.json has it, and which axis is the batch."""
     text = "(float[1, n, 4] x) => (float[m] y) <int64[1] s = {-1}> { y = Reshape(x, s) }"
-    files = convert(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')).save(tmp_path / "net")
+    files = lower(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')).save(tmp_path / "net")
     with pytest.raises(UsageError, match=r"give it, like --shape x:(1,)?16,4 "):
-        optimize(files.param, files.bin).verify()
+        apply_passes(files.param, files.bin).verify()

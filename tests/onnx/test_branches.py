@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare, types
 
@@ -51,12 +51,12 @@ def test_refused() -> None:
         """
     )
     with pytest.raises(UnsupportedError) as error:
-        convert(model)
+        lower(model)
     assert "condition is known only at run time" in str(error.value)
 
 
 def test_what_the_branch_cannot_express_is_refused_once() -> None:
     text = SQUEEZE.replace("t = Floor(s)", "t = NonZero(s)").format(channels=1)
     with pytest.raises(UnsupportedError) as error:
-        convert(onnx.parser.parse_model(text))
+        lower(onnx.parser.parse_model(text))
     assert [node.operator for node in error.value.nodes] == ["NonZero"]

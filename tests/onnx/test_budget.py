@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
 from onnx2ncnn_opt.onnx.lower.budget import Budget
@@ -67,7 +67,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_too_large_is_said(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        convert(CASES[name])
+        lower(CASES[name])
     (node,) = caught.value.nodes
     assert "too large" in node.reason
 
@@ -93,7 +93,7 @@ def test_too_large_at_run_time_is_said(name: str) -> None:
     nodes = f"h0 = Relu(x) {body} y = Sigmoid({last})".replace(") ", ")\n")
     text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[{shape}] x) => (float[] y) {{\n{nodes}\n}}'
     with pytest.raises(UnsupportedError, match="too large") as caught:
-        convert(onnx.parser.parse_model(text))
+        lower(onnx.parser.parse_model(text))
     assert caught.value.nodes[0].operator == name.split()[0]
 
 
@@ -101,7 +101,7 @@ def test_large_but_possible_at_run_time() -> None:
     """2**28 elements are the most, and a dynamic dimension counts as 1."""
     nodes = "".join(f"h{i + 1} = Concat<axis=1>(h{i},h{i})\n" for i in range(28))
     text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[n,1] x) => (float[] y) {{\nh0 = Relu(x)\n{nodes}'
-    assert convert(onnx.parser.parse_model(f"{text}y = Sigmoid(h28)\n}}")).graph
+    assert lower(onnx.parser.parse_model(f"{text}y = Sigmoid(h28)\n}}")).graph
 
 
 def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) 
     ones = [helper.make_node("ConstantOfShape", ["s"], [f"h{i}"]) for i in range(100)]
     total = helper.make_node("Concat", [f"h{i}" for i in range(100)], ["y"], axis=0)
     with pytest.raises(UnsupportedError, match="too large in all"):
-        convert(model_of([*ones, total], {}, {"s": np.array([4 * 2**20], np.int64)}))
+        lower(model_of([*ones, total], {}, {"s": np.array([4 * 2**20], np.int64)}))
 
 
 def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +119,4 @@ def test_no_memory_names_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importer, "check_size", fails)
     with pytest.raises(UnsupportedError, match="Relu 'r': it takes more memory than there is"):
-        convert(model_of([helper.make_node("Relu", ["x"], ["y"], name="r")], IMAGE))
+        lower(model_of([helper.make_node("Relu", ["x"], ["y"], name="r")], IMAGE))

@@ -12,7 +12,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare, compare_nodes, model_of
 
@@ -71,6 +71,39 @@ def test_skip_norms(kind: str, biased: bool, batch: int, constant: bool) -> None
 def test_norms_in_the_domain_of_onnx(kind: str, opset: int, attributes: Any, shape: tuple[int, ...]) -> None:
     made = helper.make_node(kind, ["x", "g"], ["y"], **attributes)
     compare_nodes(made, {"x": normal(0, 2, 5, 8)}, {"g": normal(1, *shape)}, rel=REL, opset=opset)
+
+
+def quantised_lstm(directions: int, columns: int, steps: int, kind: Any = np.int8) -> tuple[Any, Any, Any]:
+    """A node, its input and its constants."""
+    rng, size = np.random.default_rng(3), (directions, columns)
+    zero = 100 if kind == np.uint8 else 0
+    constants = {
+        "w": (rng.integers(-60, 61, (directions, 5, 16)) + zero).astype(kind),
+        "r": (rng.integers(-60, 61, (directions, 4, 16)) + zero).astype(kind),
+        "b": rng.standard_normal((directions, 32)).astype(np.float32),
+        **{name: rng.uniform(0.005, 0.01, size).astype(np.float32) for name in ("ws", "rs")},
+        **{name: np.full(size, zero, kind) for name in ("wz", "rz")},
+    }
+    if columns == 1:
+        constants |= {name: constants[name].reshape(-1) for name in ("ws", "rs", "wz", "rz")}
+    x = rng.standard_normal((steps, 2, 5)).astype(np.float32)
+    names = ["x", "w", "r", "b", "", "", "", "", "ws", "wz", "rs", "rz"]
+    direction = "forward" if directions == 1 else "bidirectional"
+    return node("DynamicQuantizeLSTM", names, hidden_size=4, direction=direction), x, constants
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+@pytest.mark.parametrize("columns", [1, 16])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_quantised_lstm(directions: int, columns: int, kind: Any) -> None:
+    made, x, constants = quantised_lstm(directions, columns, 1, kind)
+    compare_nodes(made, {"x": x}, constants)
+
+
+def test_quantised_lstm_of_steps() -> None:
+    made, x, constants = quantised_lstm(2, 16, 5)
+    outputs = lower(model_of([made], {"x": x}, constants)).verify().outputs
+    assert [output.status for output in outputs] == ["ok"]
 
 
 ACTIVATIONS: list[tuple[str, list[float]]] = [
@@ -268,7 +301,7 @@ def test_lengths_counted_when_the_model_runs() -> None:
     del constants["s"], constants["t"]
     inputs["mask"] = np.ones((2, 4), np.int64)
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([*counted(["mask"]), made], inputs, constants))
+        lower(model_of([*counted(["mask"]), made], inputs, constants))
     assert "the number of keys of each item is known only at run time" in str(error.value)
     assert "ones for all 4 keys" in str(error.value)
 
@@ -284,7 +317,7 @@ def test_lengths_counted_when_the_model_runs() -> None:
 def test_group_query_attention_refused(lengths: int, attributes: dict[str, Any], reason: str) -> None:
     made, inputs, constants = group_query(2, 0, False, lengths, **attributes)
     with pytest.raises(UnsupportedError, match=reason):
-        convert(model_of([made], inputs, constants))
+        lower(model_of([made], inputs, constants))
 
 
 def test_keys_of_others_are_not_looked_back_at() -> None:
@@ -292,7 +325,7 @@ def test_keys_of_others_are_not_looked_back_at() -> None:
     inputs = {"q": normal(0, 1, 4, 12), "k": normal(1, 1, 6, 12), "v": normal(2, 1, 6, 12)}
     made = node("MultiHeadAttention", ["q", "k", "v"], num_heads=3, unidirectional=1)
     with pytest.raises(UnsupportedError, match="not those of its queries"):
-        convert(model_of([made], inputs))
+        lower(model_of([made], inputs))
 
 
 @pytest.mark.parametrize(
@@ -367,5 +400,5 @@ def test_refused(made: Any, reason: str) -> None:
     constants = {"g": normal(0, 8), "w": normal(0, 8, 24), "packed": normal(0, 1, 4, 2, 3, 4)}
     used = {name: array for name, array in constants.items() if name in made.input}
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))
+        lower(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))
     assert reason in str(error.value)

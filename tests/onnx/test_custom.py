@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnx2ncnn_opt.api.convert import Conversion, convert
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.dim import symbol
 from onnx2ncnn_opt.ir.graph import Layer
@@ -34,7 +34,7 @@ def layers(conversion: Conversion, kind: str = "Op") -> list[Layer]:
 
 def params(body: str, request: str = OP) -> list[dict[Any, Any]]:
     text = f"(float[1, 8] x) => (float[1, 8] y) <float[1, 8] a> {{ {body} }}"
-    conversion = convert(model(text), custom=[request])
+    conversion = lower(model(text), custom=[request])
     return [dict(layer.params) for layer in layers(conversion)]
 
 
@@ -52,7 +52,7 @@ def test_the_file_and_what_is_told() -> None:
     from onnx2ncnn_opt.param.text import format_param
 
     text = "(float[1, 3, 4, 5] x) => (float[1, 7] y) <float[2, 2] w = {1, 2, 3, 4}> { y = made.up.Op<k = [0.5]>(x, w) }"
-    conversion = convert(model(text), custom=[f"{OP}=My.Layer"])
+    conversion = lower(model(text), custom=[f"{OP}=My.Layer"])
     assert [line.split() for line in format_param(conversion.graph).splitlines()[2:]] == [
         ["Input", "x", "0", "1", "x", "0=5", "1=4", "2=3"],
         ["MemoryData", "y_const", "0", "1", "y_const", "0=2", "1=2"],
@@ -78,7 +78,7 @@ def test_the_file_and_what_is_told() -> None:
 )
 def test_how_inputs_and_outputs_lie(shape: str, batch_axes: dict[str, int | None], mat: tuple[Any, int]) -> None:
     text = f"(float{shape} x) => (float{shape} y) <float{shape} b> {{ a = Neg(x) b = made.up.Op(a) y = Abs(b) }}"
-    (layer,) = layers(convert(model(text), custom=[OP], batch_axes=batch_axes))
+    (layer,) = layers(lower(model(text), custom=[OP], batch_axes=batch_axes))
     for blob in (*layer.inputs, *layer.outputs):
         assert (blob.shape, blob.batch) == mat
 
@@ -90,7 +90,7 @@ def test_axes_are_in_order_and_the_net_computes(tmp_path: Path, worker: NcnnWork
         "{ a = Transpose<perm = [0, 1, 3, 2]>(x) b = made.up.Op<slope = 0.25>(a)"
         "c = Transpose<perm = [0, 3, 2, 1]>(b) y = Reshape(c, s) }"
     )
-    conversion = convert(model(text), custom=[OP], batch_axes={"x": 0})
+    conversion = lower(model(text), custom=[OP], batch_axes={"x": 0})
     files = conversion.save(tmp_path / "net")
     param = files.param.read_text()
     assert param.count("\nOp ") == 1
@@ -108,10 +108,10 @@ def test_dynamic_sizes_are_those_of_the_inputs() -> None:
         "(float[N, 3, H, W] x) => (float[N, 6, H, W] y) <float[N, 6, H, W] a>"
         "{ c = Neg(x) a = made.up.Op(c) y = Relu(a) }"
     )
-    (layer,) = layers(convert(model(text), custom=[OP], batch_axes={"x": 0}))
+    (layer,) = layers(lower(model(text), custom=[OP], batch_axes={"x": 0}))
     assert [str(size) for size in layer.outputs[0].shape or ()] == ["6", "H", "W"]
     assert str(layer.outputs[0].batch) == "N"
-    (layer,) = layers(convert(model(text), custom=[OP], shapes={"x": (2, 3, 8, 9)}, batch_axes={"x": 0}))
+    (layer,) = layers(lower(model(text), custom=[OP], shapes={"x": (2, 3, 8, 9)}, batch_axes={"x": 0}))
     assert (layer.outputs[0].shape, layer.outputs[0].batch) == ((6, 8, 9), 2)
 
 
@@ -141,18 +141,18 @@ def declare(result: onnx.ModelProto, name: str, size: str | None) -> onnx.ModelP
 )
 def test_sizes_as_torch_declares_them(size: str | None, computed: str) -> None:
     text = "(float[1, 3, H, W] x) => (float[1, 3, A, W] y) <float[1, 3, A, W] a> { a = made.up.Op(x) y = Relu(a) }"
-    (layer,) = layers(convert(declare(model(text), "a", size), custom=[OP]))
+    (layer,) = layers(lower(declare(model(text), "a", size), custom=[OP]))
     assert [str(size) for size in layer.outputs[0].shape or ()] == ["3", computed, "W"]
 
 
 def test_a_size_that_only_a_run_tells() -> None:
     head = "(float[1, 3, H, W] x) => (float[B, C] y) <float[1, 3, A, W] a, int64[2] s, int64[1] two = {2}"
-    flat = convert(model(head + ", int64[2] t = {3, -1}> { a = made.up.Op(x) y = Reshape(a, t) }"), custom=[OP])
+    flat = lower(model(head + ", int64[2] t = {3, -1}> { a = made.up.Op(x) y = Reshape(a, t) }"), custom=[OP])
     (reshape,) = layers(flat, "Reshape")
     assert (reshape["w"], reshape["h"]) == (-1, 3)
     asked = "> { a = made.up.Op(x) n = Shape<start = 2, end = 3>(a) s = Concat<axis = 0>(n, two) y = Expand(two, s) }"
     with pytest.raises(UnsupportedError, match=r"the size a.2 cannot be computed from those of the inputs"):
-        convert(model(head.replace("float[B, C] y", "int64[B, C] y") + asked), custom=[OP])
+        lower(model(head.replace("float[B, C] y", "int64[B, C] y") + asked), custom=[OP])
 
 
 # A program with a layer of its own: two inputs, two outputs, numbers, lists and all.
@@ -208,7 +208,7 @@ def test_a_program_runs_the_net(tmp_path: Path) -> None:
     source = declare(declare(model(text), "a", "((h + 1)//2)"), "y", "((h + 1)//2)")
     source.graph.initializer.append(numpy_helper.from_array(w.reshape(2, 3, 1, 1), "w"))
     del source.graph.value_info[[value.name for value in source.graph.value_info].index("w")]
-    files = convert(source, custom=[OP]).save(tmp_path / "net")
+    files = lower(source, custom=[OP]).save(tmp_path / "net")
     np.save(tmp_path / "x.npy", x)
     subprocess.run([sys.executable, "-c", PROGRAM, files.param, files.bin, tmp_path], check=True, timeout=60)
     r = np.maximum(np.tensordot(w, x, 1), 0)
@@ -218,26 +218,26 @@ def test_a_program_runs_the_net(tmp_path: Path) -> None:
 
 
 def test_ncnn_names_the_layer_that_nobody_registered(tmp_path: Path, worker: NcnnWorker) -> None:
-    files = convert(model("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"), custom=[OP]).save(tmp_path / "n")
+    files = lower(model("(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"), custom=[OP]).save(tmp_path / "n")
     with pytest.raises(RunError, match="layer Op not exists or registered"):
         NcnnRunner(files.param, files.bin, timeout=60, worker=worker).run({}, [])
 
 
 def test_several_outputs_of_which_one_is_not_used() -> None:
     text = "(float[1, 8] x) => (float[1, 4] y) <float[1, 4] c> { a, b, c = made.up.Op(x) y = Relu(c) }"
-    (layer,) = layers(convert(model(text), custom=[OP]))
+    (layer,) = layers(lower(model(text), custom=[OP]))
     assert [blob.name for blob in layer.outputs] == ["a_out", "a_out_1", "c"]
     assert [blob.shape for blob in layer.outputs] == [None, None, (4,)]
 
 
 def test_operators_of_onnx_and_local_functions() -> None:
     text = "(float[1, 8] x) => (int64[2, 8] y) { y = NonZero(x) }"
-    assert layers(convert(model(text), custom=["NonZero=Mine"]), "Mine")
-    assert layers(convert(model(text), custom=["ai.onnx::NonZero=Mine"]), "Mine")
+    assert layers(lower(model(text), custom=["NonZero=Mine"]), "Mine")
+    assert layers(lower(model(text), custom=["ai.onnx::NonZero=Mine"]), "Mine")
     function = '<domain: "made.up", opset_import: ["" : 17]> Op (x) => (y) { y = Relu(x) }'
     text = "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"
-    assert not layers(convert(model(text, function)))
-    assert layers(convert(model(text, function), custom=[OP]))
+    assert not layers(lower(model(text, function)))
+    assert layers(lower(model(text, function), custom=[OP]))
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,9 @@ def test_operators_of_onnx_and_local_functions() -> None:
 def test_requests_that_make_no_sense(request_: str, message: str) -> None:
     text = "(float[1, 8] x) => (float[1, 8] y) { y = made.up.Op(x) }"
     with pytest.raises(UsageError, match=message):
-        convert(model(text), custom=[request_])
+        lower(model(text), custom=[request_])
     with pytest.raises(UsageError, match=r"two requests for made.up::Op"):
-        convert(model(text), custom=[OP, f"{OP}=My"])
+        lower(model(text), custom=[OP, f"{OP}=My"])
 
 
 @pytest.mark.parametrize(
@@ -281,17 +281,17 @@ def test_requests_that_make_no_sense(request_: str, message: str) -> None:
 )
 def test_what_cannot_be_a_layer(body: str, reason: str) -> None:
     with pytest.raises(UnsupportedError) as error:
-        convert(model(body), custom=[f"{OP}:a"])
+        lower(model(body), custom=[f"{OP}:a"])
     assert reason in str(error.value)
 
 
 def test_a_batch_that_gets_lost() -> None:
     text = "(float[3, 8] x) => (float[8] y) { y = made.up.Op(x) }"
     with pytest.raises(UnsupportedError, match="y has no axis 0 of 3, which is the batch of its inputs"):
-        convert(model(text), custom=[OP], batch_axes={"x": 0})
+        lower(model(text), custom=[OP], batch_axes={"x": 0})
     text = "(float[3, 8] x, float[2, 8] z) => (float[3, 8] y) { y = made.up.Op(x, z) }"
     with pytest.raises(UnsupportedError, match="batches of 2 and 3"):
-        convert(model(text), custom=[OP], batch_axes={"x": 0, "z": 0})
+        lower(model(text), custom=[OP], batch_axes={"x": 0, "z": 0})
 
 
 def test_without_the_request_it_is_refused() -> None:
@@ -299,6 +299,4 @@ def test_without_the_request_it_is_refused() -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph([node], "g", [value("x", 1, [1, 8])], [value("y", 1, [1, 8])])
     with pytest.raises(Error, match=r"made.up::Op 'y': ncnn has no equivalent of this operator"):
-        convert(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("made.up", 1)])
-        )
+        lower(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("made.up", 1)]))

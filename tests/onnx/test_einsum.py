@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of, types
 
@@ -70,5 +70,5 @@ def test_a_product_is_one_layer() -> None:
 def test_refused(equation: str, reason: str) -> None:
     node = helper.make_node("Einsum", ["x"], ["y"], equation=equation)
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([node], {"x": np.ones((3, 3), np.float32)}))
+        lower(model_of([node], {"x": np.ones((3, 3), np.float32)}))
     assert reason in str(error.value)

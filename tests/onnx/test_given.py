@@ -8,7 +8,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import load_model
 
@@ -77,7 +77,7 @@ def test_names_go_into_the_net_and_its_verification() -> None:
         "(float[b, s0, 4] past, float[b, s1, 4] x, float[b, s2] mask) => (float[b, s3, 4] y)"
         "<int64[1] two = {2}> { k = Concat<axis = 1>(past, x) m = Unsqueeze(mask, two) y = Mul(k, m) }"
     )
-    conversion = convert(model, shapes={"past": [1, "P", None], "x": [None, "S", 4], "mask": [1, "P+S"]})
+    conversion = lower(model, shapes={"past": [1, "P", None], "x": [None, "S", 4], "mask": [1, "P+S"]})
     manifest = conversion.manifest()
     assert [entry.shape for entry in manifest.inputs] == [(1, "P", 4), (1, "S", 4), (1, "P + S")]
     assert manifest.outputs[0].shape == (1, "P + S", 4)

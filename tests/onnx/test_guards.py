@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UsageError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.runtime.base import Feed, Fetch
@@ -79,7 +79,7 @@ def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, re
         source = model(GUARDS[title], length)
         feeds = inputs(length)
         (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
-        conversion = convert(source)
+        conversion = lower(source)
         files = conversion.save(tmp_path / f"net{length}")
         manifest = conversion.manifest()
         given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
@@ -128,7 +128,7 @@ def test_integers(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path)
     if "computed" in title:
         feeds["i"] = feeds["i"] - 1
     (wanted,) = OrtRunner(source.SerializeToString()).run(feeds).values()
-    conversion = convert(source)
+    conversion = lower(source)
     files = conversion.save(tmp_path / "net")
     manifest = conversion.manifest()
     inputs = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
@@ -164,7 +164,7 @@ def test_moves(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path) ->
         f'<ir_version: 9, opset_import: ["" : 18]> g (float[{declared}] x) => (float[] y) {{ {nodes} }}'
     )
     x = np.resize(np.arange(1, 250, dtype=np.float32), shape)  # which fp16 and bf16 hold
-    conversion = convert(source)
+    conversion = lower(source)
     files = conversion.save(tmp_path / "net")
     assert "Permute" in files.param.read_text()
     manifest = conversion.manifest()

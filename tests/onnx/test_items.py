@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx2ncnn_opt.api.convert import convert, cost_of_dynamic
+from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.param.splits import count_layers
 from testing.batches import ITEMS, choices, free_outputs, mixed_outputs, with_batch
 from testing.op_cases import Case, load_cases
@@ -114,8 +115,8 @@ def test_attention_with_a_class_token_costs_nothing_for_its_batch() -> None:
     rng = np.random.default_rng(0)
     for name, shape in (("w", (8, 24)), ("g", (8,))):
         model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
-    conversion = convert(model)
-    assert count_layers(conversion.graph) == count_layers(convert(model, shapes={"x": (1, 6, 8)}).graph)
+    conversion = lower(model)
+    assert count_layers(conversion.graph) == count_layers(lower(model, shapes={"x": (1, 6, 8)}).graph)
     assert not cost_of_dynamic(conversion)
     report = conversion.verify()
     assert report.ok
@@ -140,4 +141,4 @@ def test_inputs_that_no_batch_of_mats_can_be(inputs: str, body: str, shapes: dic
     )
     graph = f"g ({inputs}) => (float[] o) <{constants}> {{ {body} o = Conv (y, w) }}"
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {graph}')
-    assert convert(model, shapes=shapes).verify().ok
+    assert lower(model, shapes=shapes).verify().ok

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of
 
@@ -217,7 +217,7 @@ def test_a_large_integer_is_refused() -> None:
         dtype=bool,
     )
     with pytest.raises(UnsupportedError) as error:
-        convert(model)
+        lower(model)
     assert "larger than 2**24" in str(error.value)
 
 
@@ -225,5 +225,5 @@ def test_complex_numbers_are_refused() -> None:
     node = helper.make_node("Equal", ["x", "c"], ["y"])
     model = model_of([node], {"x": np.zeros(3, np.float32)}, {"c": np.complex64(1j)}, dtype=bool)
     with pytest.raises(UnsupportedError) as error:
-        convert(model)
+        lower(model)
     assert "b is complex64: ncnn has real numbers only" in str(error.value)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx.importer import MOST_INLINED
 from testing.compared import compare, types
@@ -21,7 +21,7 @@ def model(text: str) -> onnx.ModelProto:
 
 def refusals(text: str) -> list[str]:
     with pytest.raises(UnsupportedError) as error:
-        convert(model(text))
+        lower(model(text))
     return [str(node) for node in error.value.nodes]
 
 
@@ -73,7 +73,7 @@ def test_a_loop_in_a_branch_in_a_loop() -> None:
 
 
 def test_one_body_twice_has_different_layers() -> None:
-    conversion = convert(model(loop("3", "[step] c = Tanh(a) b = Exp(c)")), optimize=False)
+    conversion = lower(model(loop("3", "[step] c = Tanh(a) b = Exp(c)")), optimize=False)
     names = [layer.name for layer in conversion.graph]
     assert names == ["x", "step", "b", "step_1", "b_1", "step_2", "b_2"]
     assert {layer.origin for layer in conversion.graph if layer.type == "TanH"} == {("step",)}

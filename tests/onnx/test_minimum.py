@@ -9,7 +9,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt import Net
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from testing.worker import WORKER
@@ -70,7 +71,7 @@ def model_of(shape: str, nodes: str) -> onnx.ModelProto:
 def test_minimum(name: str, tmp_path: Path) -> None:
     shape, minimum, nodes = WINDOWS[name]
     model = model_of(shape, nodes)
-    conversion = convert(model)
+    conversion = lower(model)
     assert conversion.manifest().minimum == minimum
     param = conversion.save(tmp_path / "net").param
     reference = OrtRunner(model.SerializeToString())
@@ -93,7 +94,7 @@ def test_a_minimum_of_several_sizes(tmp_path: Path) -> None:
         '<ir_version: 8, opset_import: ["": 18]> g (float[1, 2, a] x, float[1, 2, b] z) => (float y)'
         " { c = Concat<axis = 2>(x, z) y = MaxPool<kernel_shape = [4], strides = [2]>(c) }"
     )
-    conversion = convert(model)
+    conversion = lower(model)
     x, z = np.ones((1, 2, 1), np.float32), np.zeros((1, 2, 3), np.float32)
     with Net(conversion.save(tmp_path / "net").param) as net:
         np.testing.assert_array_equal(net.run({"x": x, "z": z})["y"], np.ones((1, 2, 1)))
@@ -104,7 +105,7 @@ def test_a_minimum_of_several_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kernel", [100, 3000])
 def test_a_verification_draws_sizes_from_the_minimum_on(kernel: int) -> None:
-    conversion = convert(model_of("1,2,n", f"y = MaxPool<kernel_shape = [{kernel}]>(x)"))
+    conversion = lower(model_of("1,2,n", f"y = MaxPool<kernel_shape = [{kernel}]>(x)"))
     report = conversion.verify(worker=WORKER)
     report.check()
     sizes = [run["n"] for run in report.sizes]

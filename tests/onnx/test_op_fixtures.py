@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import RunError, UnsupportedError
 from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.param.text import format_param
@@ -25,7 +25,7 @@ CASES = list(load_cases())
 def test_case(case: Case, harness: Harness, request: pytest.FixtureRequest) -> None:
     model = case.model()
     try:
-        plain = convert(model, optimize=False)
+        plain = lower(model, optimize=False)
     except UnsupportedError as error:
         result = f"refused: {'; '.join(dict.fromkeys(node.reason for node in error.nodes))}"
     else:
@@ -34,7 +34,7 @@ def test_case(case: Case, harness: Harness, request: pytest.FixtureRequest) -> N
         for sizes in case.sizes:
             feeds = case.feeds(model, sizes)
             reference = computed(model, feeds)
-            for conversion in (plain, convert(model)):
+            for conversion in (plain, lower(model)):
                 assert not first_difference(harness.run(conversion, feeds), reference), f"sizes {sizes}\n{result}"
     if request.config.getoption("--update-fixtures"):
         update(case, result)

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.arrays import first_difference
 from testing.conformance import Harness
@@ -39,7 +39,7 @@ def test_plain_weights(case: Case, number: float, most_axes: int, harness: Harne
             value = 1 if weight.name in ("var", "positive") else number
             weight.CopyFrom(numpy_helper.from_array(np.full(weight.dims, value, np.float32), weight.name))
     try:
-        conversions = [convert(model, optimize=False), convert(model)]
+        conversions = [lower(model, optimize=False), lower(model)]
     except UnsupportedError:
         return
     for sizes in case.sizes:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, UsageError
 from onnx2ncnn_opt.onnx.read.pt2 import write_safe_copy
 
@@ -169,4 +169,4 @@ def test_what_is_not_an_archive(tmp_path: Path) -> None:
 
 def test_examples_are_for_modules(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="are for an nn"):
-        convert(b"", inputs=(1,))
+        lower(b"", inputs=(1,))

@@ -11,8 +11,9 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.verification.compare import DEFAULT
+from onnx2ncnn_opt.verification.options import Verification
 from testing.compared import compare, compare_nodes, model_of, types
 
 REL = 3e-5
@@ -94,13 +95,13 @@ def test_a_quantised_model_is_verified_with_what_it_rounds() -> None:
         helper.make_node("DequantizeLinear", ["q", "s"], ["y"]),
     ]
     feeds = {"x": np.array([[1.0, 0.5, 0.25]], np.float32)}  # 255, 127.5 and 63.75 steps
-    conversion = convert(model_of(nodes, feeds, {"s": np.float32(1 / 255)}))
+    conversion = lower(model_of(nodes, feeds, {"s": np.float32(1 / 255)}))
     (rounded,) = [layer for layer in conversion.graph if layer.type == "UnaryOp"]
     rounded.params["op_type"] = 2  # floor
-    assert conversion.verify(feeds=feeds).ok
-    assert not conversion.verify(feeds=feeds, tolerance=DEFAULT).ok
+    assert conversion.verify(verification=Verification(feeds=feeds)).ok
+    assert not conversion.verify(verification=Verification(feeds=feeds, tolerance=DEFAULT)).ok
     rounded.params["op_type"] = 8  # log
-    assert not conversion.verify(feeds=feeds).ok
+    assert not conversion.verify(verification=Verification(feeds=feeds)).ok
 
 
 @pytest.mark.parametrize("operator", ["QLinearAdd", "QLinearMul"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare, compare_nodes, model_of, types
 
@@ -165,7 +165,7 @@ def test_too_many_steps_to_write_out() -> None:
     inputs, constants = arrays("GRU", 1, 65, 1, 4, 5, 0, 1)
     made = node("GRU", ["x", "w", "r", "b"], ["y"], hidden_size=5, linear_before_reset=0)
     with pytest.raises(UnsupportedError, match="65 steps one after the other"):
-        convert(model_of([made], {"x": inputs["x"]}, constants))
+        lower(model_of([made], {"x": inputs["x"]}, constants))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_refused(kind: str, attributes: dict[str, Any], extra: dict[str, Any], r
     names = names[: {"LSTM": 8}.get(kind, 6)]
     made = node(kind, names, ["y"], hidden_size=4, **attributes)
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([made], {"x": inputs["x"]}, constants))
+        lower(model_of([made], {"x": inputs["x"]}, constants))
     assert reason in str(error.value)
 
 

@@ -7,14 +7,14 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
 
 
 def refused(graph: str, opset: int = 17) -> UnsupportedError:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {graph}')
     with pytest.raises(UnsupportedError) as error:
-        convert(model)
+        lower(model)
     return error.value
 
 
@@ -74,14 +74,14 @@ def test_one_cut_loses_no_branch_of_a_detector() -> None:
     model = detector()
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((6, 3, 16, 16), 0.01, np.float32), "w"))
     with pytest.raises(UnsupportedError) as error:
-        convert(model)
+        lower(model)
     [node] = error.value.nodes
     assert node.operator == "NonMaxSuppression"
     advice = error.value.advice
     assert advice.startswith("export the model without NMS, or convert the 9 of 12 nodes before them with --outputs ")
     cut = advice.split("--outputs ")[1].split(" ")[0].split(",")
     assert cut == ["bb", "ss", "kind", "q"]
-    conversion = convert(model, outputs=cut)
+    conversion = lower(model, outputs=cut)
     conversion.verify().check()
     assert conversion.model.lost == ()
 
@@ -100,9 +100,9 @@ def test_outputs_that_a_cut_loses_are_told() -> None:
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] a, float[4] b, float[4] c) {'
         " s = Relu(x) a = Neg(s) b = Abs(x) c = Add(a, b) }"
     )
-    assert convert(model, outputs=["s"]).model.lost == ("b",)
-    assert convert(model, outputs=["s", "b"]).model.lost == ()
-    assert convert(model, outputs=["c"]).model.lost == ("a", "b")
+    assert lower(model, outputs=["s"]).model.lost == ("b",)
+    assert lower(model, outputs=["s", "b"]).model.lost == ()
+    assert lower(model, outputs=["c"]).model.lost == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of
 
@@ -175,5 +175,5 @@ def test_deform_conv_in_groups(group: int, offset_group: int) -> None:
 def test_refused(node: Any, inputs: Any, reason: str) -> None:
     constants = {"i": np.zeros(4, np.int64), "i4": np.ones((1, 1, 1, 1), np.float32)}
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([node], inputs, {k: v for k, v in constants.items() if k in node.input}, opset=20))
+        lower(model_of([node], inputs, {k: v for k, v in constants.items() if k in node.input}, opset=20))
     assert reason in str(error.value)

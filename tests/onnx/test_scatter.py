@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of
 
@@ -136,7 +136,7 @@ def test_scatter_reduces_at_computed_indices(reduction: str, dtype: Any, constan
 def test_computed_indices_that_are_refused(node: Any, shapes: Sequence[tuple[int, ...]], reason: str) -> None:
     x, i, u = shapes
     with pytest.raises(UnsupportedError, match=reason):
-        convert(model_of([node], {"x": normal(0, *x), "i": np.zeros(i, np.int64), "u": normal(1, *u)}, opset=18))
+        lower(model_of([node], {"x": normal(0, *x), "i": np.zeros(i, np.int64), "u": normal(1, *u)}, opset=18))
 
 
 def test_a_slice_that_is_assigned() -> None:
@@ -214,5 +214,5 @@ def test_sorted(size: int, largest: int) -> None:
 )
 def test_refused(node: Any, indices: Any, reason: str) -> None:
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([node], {"x": normal(0, 2, 3)}, {"i": np.array(indices)}, opset=18))
+        lower(model_of([node], {"x": normal(0, 2, 3)}, {"i": np.array(indices)}, opset=18))
     assert reason in str(error.value)

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 from onnx.defs import OpSchema
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import ops
 from onnx2ncnn_opt.onnx.ops import all_ops, find
@@ -146,5 +146,5 @@ def test_what_the_opset_does_not_know_is_refused(
     operator: str, opset: int, inputs: int, attributes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedError) as error:
-        convert(model(operator, opset, inputs, attributes))
+        lower(model(operator, opset, inputs, attributes))
     assert reason in str(error.value)

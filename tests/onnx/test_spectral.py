@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of, types
 
@@ -88,4 +88,4 @@ def test_refused(shape: tuple[int, ...], length: int | None, reason: str) -> Non
     constants = {} if length is None else {"n": np.array(length)}
     node = helper.make_node("DFT", ["x", *constants], ["y"], inverse=1, onesided=1)
     with pytest.raises(UnsupportedError, match=reason):
-        convert(model_of([node], {"x": normal(0, *shape)}, constants, opset=20))
+        lower(model_of([node], {"x": normal(0, *shape)}, constants, opset=20))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from testing.compared import compare_nodes, model_of, types
 
@@ -85,5 +85,5 @@ def test_as_few_layers_as_can_be() -> None:
 def test_refused(node: Any, reason: str) -> None:
     constants = {"s": normal(0, 4)} if "s" in node.input else {}
     with pytest.raises(UnsupportedError) as error:
-        convert(model_of([node], {"x": normal(0, 1, 8, 3, 3)}, constants, opset=21))
+        lower(model_of([node], {"x": normal(0, 1, 8, 3, 3)}, constants, opset=21))
     assert reason in str(error.value)

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.ir.detections import after_boxes, before_boxes
 from onnx2ncnn_opt.param.files import NetFiles, read_graph
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.verification.nets import NO_BOXES
+from onnx2ncnn_opt.verification.options import Verification
 from testing.command import run
 from testing.handmade import raw, tagged, write_net
 
@@ -87,9 +88,9 @@ def net(folder: Path, kind: str, threshold: float = 0.3, stem: str = "net") -> N
 @pytest.mark.parametrize("kind", list(HEADS))
 def test_boxes_are_those_of_the_same_scores(kind: str, mode: str, tmp_path: Path, worker: NcnnWorker) -> None:
     files = net(tmp_path, kind)
-    result = optimize(files.param, files.bin)
+    result = apply_passes(files.param, files.bin)
     assert "BatchNorm" not in {layer.type for layer in result.graph}
-    report = result.verify(worker=worker, modes=[mode])
+    report = result.verify(worker=worker, verification=Verification(modes=[mode]))
     assert [(row.status, row.message) for row in report.outputs] == [("ok", "")] * len(result.graph.outputs)
     assert {row.name for row in report.outputs} == {blob.name for blob in result.graph.outputs}
     assert all(row.max_abs is not None and row.max_abs > 0 for row in report.outputs)
@@ -101,7 +102,7 @@ def test_boxes_are_those_of_the_same_scores(kind: str, mode: str, tmp_path: Path
 @pytest.mark.parametrize("kind", ["Yolov3DetectionOutput", "DetectionOutput"])  # others give something else
 def test_no_boxes_are_agreement(kind: str, tmp_path: Path, worker: NcnnWorker) -> None:
     files = net(tmp_path, kind, threshold=1.5)
-    report = optimize(files.param, files.bin).verify(worker=worker)
+    report = apply_passes(files.param, files.bin).verify(worker=worker)
     [row] = report.outputs
     assert row.status == "ok"
     assert row.message.endswith(NO_BOXES)
@@ -119,7 +120,7 @@ def test_the_command_says_that_there_are_no_boxes(binary: bool, tmp_path: Path) 
 @pytest.mark.parametrize("kind", list(HEADS))
 def test_other_scores_are_found(kind: str, tmp_path: Path, worker: NcnnWorker) -> None:
     files = net(tmp_path, kind)
-    result = optimize(files.param, files.bin)
+    result = apply_passes(files.param, files.bin)
     for layer in result.graph:
         if layer.name == "head":
             layer.weights["weight_data"] = layer.weights["weight_data"] * np.float32(1.1)
@@ -130,7 +131,7 @@ def test_other_scores_are_found(kind: str, tmp_path: Path, worker: NcnnWorker) -
 def test_other_boxes_of_the_same_scores_are_found(tmp_path: Path, worker: NcnnWorker) -> None:
     for threshold in (0.9, 1.5):
         files = net(tmp_path, "Yolov3DetectionOutput")
-        result = optimize(files.param, files.bin)
+        result = apply_passes(files.param, files.bin)
         (detector,) = (layer for layer in result.graph if layer.name == "d")
         detector.params["confidence_threshold"] = threshold
         [row] = result.verify(worker=worker).outputs

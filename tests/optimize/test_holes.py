@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.api.optimize import Optimized, optimize
+from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
 from onnx2ncnn_opt.errors import BinError, RunError, UsageError, VerificationError
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.param.text import format_param
@@ -24,7 +24,7 @@ def values(*shape: int, seed: int = 0) -> Array:
 
 def optimised(folder: Path, worker: NcnnWorker, *lines: str, weights: bytes = b"") -> tuple[Optimized, str]:
     """The net after the passes, its outputs compared with the original's bit by bit, and its text."""
-    result = optimize(*write_net(folder, *lines, weights=weights))
+    result = apply_passes(*write_net(folder, *lines, weights=weights))
     report = result.verify(worker=worker)
     assert [(output.status, output.max_abs) for output in report.outputs] == [("ok", 0.0)] * len(report.outputs)
     assert report.outputs
@@ -55,7 +55,7 @@ def test_parameters_of_every_layer_type(tmp_path: Path, worker: NcnnWorker, laye
     type, *params = layer.split(maxsplit=1)
     lines = INPUT, f"{type} l 1 1 data out {' '.join(params)}"
     if type in ("Cast", "Packing", "Einsum", "ArgMax", "SPP"):  # what ncnn's Python cannot run alone keeps its text
-        text = format_param(optimize(*write_net(tmp_path, *lines)).graph)
+        text = format_param(apply_passes(*write_net(tmp_path, *lines)).graph)
     else:
         _, text = optimised(tmp_path, worker, *lines)
     assert line_of(text, type)[6:] == layer.split()[1:]
@@ -91,7 +91,7 @@ def test_depth_of_an_input(tmp_path: Path, worker: NcnnWorker) -> None:
 def test_prior_boxes(tmp_path: Path, worker: NcnnWorker) -> None:
     params = "-23300=1,2.0 -23301=1,4.0 -23302=1,2.0 7=1 8=1 14=1 15=1"
     lines = INPUT, f"PriorBox p 1 1 data out {params}"
-    text = format_param(optimize(*write_net(tmp_path, *lines)).graph)
+    text = format_param(apply_passes(*write_net(tmp_path, *lines)).graph)
     assert line_of(text, "PriorBox")[6:] == params.split()
 
 
@@ -105,7 +105,7 @@ def test_feature_masks(tmp_path: Path, worker: NcnnWorker) -> None:
         "Softmax l 1 1 c out 1=1 31=1",
     )
     norm = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
-    result = optimize(*write_net(tmp_path, *lines, weights=tagged(kernel) + raw(values(3)) + norm))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=tagged(kernel) + raw(values(3)) + norm))
     assert result.verify(worker=worker).ok
     masked = [layer for layer in result.graph if layer.type in ("Convolution", "Softmax")]
     assert [layer.params.get("featmask") for layer in masked] == [3, 1]
@@ -113,11 +113,11 @@ def test_feature_masks(tmp_path: Path, worker: NcnnWorker) -> None:
 
 @pytest.mark.parametrize("number", [1234.56789, 0.1, 1e-30, 16777217.0, 3.4028235e38])
 def test_floats_keep_their_bits(tmp_path: Path, worker: NcnnWorker, number: float) -> None:
-    result = optimize(*write_net(tmp_path, INPUT, f"Power p 1 1 data out 1={number!r}"))
+    result = apply_passes(*write_net(tmp_path, INPUT, f"Power p 1 1 data out 1={number!r}"))
     (power,) = (layer for layer in result.graph if layer.type == "Power")
     assert np.float32(power["scale"]) == np.float32(number)
     files = result.save(tmp_path / "again")
-    (power,) = (layer for layer in optimize(files.param, files.bin).graph if layer.type == "Power")
+    (power,) = (layer for layer in apply_passes(files.param, files.bin).graph if layer.type == "Power")
     assert np.float32(power["scale"]) == np.float32(number)
 
 
@@ -128,8 +128,8 @@ def test_unknown_parameters_and_hints(tmp_path: Path, worker: NcnnWorker) -> Non
 
 def test_no_shape_hints_unless_asked_for(tmp_path: Path, worker: NcnnWorker) -> None:
     files = write_net(tmp_path, INPUT, "ReLU r 1 1 data a", "Declared m 1 1 a b", "AbsVal v 1 1 b out")
-    assert "-23330" not in format_param(optimize(*files).graph)
-    text = format_param(optimize(*files, shape_hints=True).graph)
+    assert "-23330" not in format_param(apply_passes(*files).graph)
+    text = format_param(apply_passes(*files, shape_hints=True).graph)
     assert line_of(text, "ReLU")[6:] == ["-23330=4,3,4,3,2"]
     assert line_of(text, "Input")[-1] == "-23330=4,3,4,3,2"
     assert line_of(text, "Declared")[6:] == line_of(text, "AbsVal")[6:] == []
@@ -138,7 +138,7 @@ def test_no_shape_hints_unless_asked_for(tmp_path: Path, worker: NcnnWorker) -> 
 def test_custom_layers_without_weights_stay(tmp_path: Path) -> None:
     mine = 'Declared m 2 2 b data c d 0=3 1=0.5 2="a b" -23303=2,1.5,2.0 31=2'
     files = write_net(tmp_path, INPUT, "AbsVal a 1 1 data b", mine, "ReLU r 1 1 c e")
-    text = format_param(optimize(*files).graph)
+    text = format_param(apply_passes(*files).graph)
     assert line_of(text, "Declared")[8:] == ["0=3", "1=0.5", '2="a', 'b"', "-23303=2,1.5,2.0", "31=2"]
     assert line_of(text, "ReLU")[4:] == [line_of(text, "Declared")[6], "e"]
 
@@ -149,17 +149,17 @@ def test_custom_layers_with_weights_are_declared(tmp_path: Path) -> None:
     with pytest.raises(
         BinError, match=r"bytes are left over .* 'm' \(Declared\) may have weights: .*--custom Declared:p6@tagged"
     ):
-        optimize(*files)
+        apply_passes(*files)
     with pytest.raises(UsageError, match="does not declare a custom layer"):
-        optimize(*files, custom=["Declared=6"])
+        apply_passes(*files, custom=["Declared=6"])
     with pytest.raises(UsageError, match="there is no p30"):
-        optimize(*files, custom=["Declared:p30"])
-    result = optimize(*files, custom=["Declared:p1@tagged,p0"])
+        apply_passes(*files, custom=["Declared:p30"])
+    result = apply_passes(*files, custom=["Declared:p1@tagged,p0"])
     assert np.array_equal(result.graph.layers[-1].weights["bias_data"], values(2, seed=1))
     copy = result.save(tmp_path / "copy")
     assert copy.bin.read_bytes() == files[1].read_bytes()
     with pytest.raises(BinError, match="may have weights"):  # a declaration holds for one call
-        optimize(*files)
+        apply_passes(*files)
 
 
 def test_names_and_kinds_of_outputs_stay(tmp_path: Path, worker: NcnnWorker) -> None:
@@ -190,7 +190,7 @@ def test_dynamic_weights(tmp_path: Path, worker: NcnnWorker) -> None:
         "ReLU r 1 1 b out",
     )
     weights = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
-    result = optimize(*write_net(tmp_path, *lines, weights=weights))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=weights))
     assert result.verify(worker=worker).ok
     assert [layer.type for layer in result.graph][:3] == ["Input", "Input", "Convolution"]
     assert "BatchNorm" in [layer.type for layer in result.graph]
@@ -206,7 +206,7 @@ def test_int8_layers_stay(tmp_path: Path, worker: NcnnWorker) -> None:
     weights = tagged(values(6)) + raw(values(3), abs(values(3)) + 40, [30.0])
     norm = raw(abs(values(3)), values(3), abs(values(3)) + 1, values(3))
     for storage in (None, "fp16"):
-        result = optimize(*write_net(tmp_path, *lines, weights=weights + norm), storage=storage)
+        result = apply_passes(*write_net(tmp_path, *lines, weights=weights + norm), storage=storage)
         assert result.verify(worker=worker).ok
         assert result.save(tmp_path / "out").bin.read_bytes()[: len(weights)] == weights
         assert "8=2" in line_of(format_param(result.graph), "Convolution")
@@ -224,7 +224,7 @@ def test_convolutions_of_a_vector_that_are_not_an_innerproduct(tmp_path: Path, a
     )
     own = 0 if "19=1" in params else int(params.rpartition("6=")[2])
     weights = (tagged(values(48)) if "InnerProduct" in above else b"") + (tagged(values(own)) if own else b"")
-    text = format_param(optimize(*write_net(tmp_path, *lines, weights=weights)).graph)
+    text = format_param(apply_passes(*write_net(tmp_path, *lines, weights=weights)).graph)
     assert line_of(text, "Convolution")[4:] == [*inputs.split(), "out", *params.split()]
 
 
@@ -247,7 +247,7 @@ def test_a_cut_can_be_loaded(tmp_path: Path, worker: NcnnWorker) -> None:
         (["b"], ["a_0", "c"], {"data": (2, 3, 4), "b": (3, 3, 4)}, ["a_0", "c"], 10 * 4),
         (["c"], ["out", "d"], {"c": (3, 3, 4)}, ["out", "d"], 3 * 4),
     ):
-        result = optimize(*files, start=start, end=end)
+        result = apply_passes(*files, start=start, end=end)
         assert result.verify(worker=worker).ok
         saved = result.save(tmp_path / "cut")
         assert saved.bin.stat().st_size == size
@@ -272,12 +272,12 @@ def test_a_cut_can_be_loaded(tmp_path: Path, worker: NcnnWorker) -> None:
 def test_impossible_cuts(tmp_path: Path, start: Sequence[str], end: Sequence[str], message: str) -> None:
     files = write_net(tmp_path, INPUT, "AbsVal a 1 1 data b", "ReLU r 1 1 b out")
     with pytest.raises(UsageError, match=message):
-        optimize(*files, start=start, end=end)
+        apply_passes(*files, start=start, end=end)
 
 
 def test_a_net_that_ncnn_does_not_load_is_reported(tmp_path: Path, worker: NcnnWorker) -> None:
     lines = "Input data 0 1 data 0=4", "Unheard u 1 1 data out"
-    result = optimize(*write_net(tmp_path, *lines))
+    result = apply_passes(*write_net(tmp_path, *lines))
     with pytest.raises(RunError, match="cannot run the original net"):
         result.verify(worker=worker)
 
@@ -289,7 +289,7 @@ def test_inputs_of_tables_are_indexes(tmp_path: Path, worker: NcnnWorker) -> Non
         "Embed e 1 1 a b 0=4 1=10 3=40",
         "ReLU r 1 1 b out",
     )
-    result = optimize(*write_net(tmp_path, *lines, weights=tagged(values(40))))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=tagged(values(40))))
     report = result.verify(worker=worker)
     assert report.ok
     saved = result.save(tmp_path / "out")
@@ -299,7 +299,9 @@ def test_inputs_of_tables_are_indexes(tmp_path: Path, worker: NcnnWorker) -> Non
 
 
 def test_a_wrong_rewrite_is_caught(tmp_path: Path, worker: NcnnWorker) -> None:
-    result = optimize(*write_net(tmp_path, INPUT, "Bias i 1 1 data a 0=2", "ReLU r 1 1 a out", weights=raw(values(2))))
+    result = apply_passes(
+        *write_net(tmp_path, INPUT, "Bias i 1 1 data a 0=2", "ReLU r 1 1 a out", weights=raw(values(2)))
+    )
     bias = result.graph.layers[1].weights
     bias["bias_data"] = bias["bias_data"] * np.float32(1.01)
     report = result.verify(worker=worker)
@@ -308,7 +310,7 @@ def test_a_wrong_rewrite_is_caught(tmp_path: Path, worker: NcnnWorker) -> None:
 
 
 def test_a_branch_that_only_large_numbers_reach_is_compared(tmp_path: Path, worker: NcnnWorker) -> None:
-    result = optimize(*write_net(tmp_path, INPUT, "Clip c 1 1 data out 0=-20 1=20"))
+    result = apply_passes(*write_net(tmp_path, INPUT, "Clip c 1 1 data out 0=-20 1=20"))
     result.graph.layers[1].params["max"] = 1000.0
     (output,) = result.verify(worker=worker).outputs
     assert output.status == "mismatch"
@@ -317,14 +319,14 @@ def test_a_branch_that_only_large_numbers_reach_is_compared(tmp_path: Path, work
 
 def test_zeros_are_compared(tmp_path: Path, worker: NcnnWorker) -> None:
     lines = "Input data 0 1 data 0=40 1=3 2=2", "Threshold t 1 1 data out 0=0"
-    result = optimize(*write_net(tmp_path, *lines))
+    result = apply_passes(*write_net(tmp_path, *lines))
     result.graph.layers[1].params["threshold"] = -1e-6  # 1 at 0 as well
     assert not result.verify(worker=worker).ok
 
 
 def test_every_entry_of_a_table_is_compared(tmp_path: Path, worker: NcnnWorker) -> None:
     lines = "Input data 0 1 data 0=6", "Embed e 1 1 data out 0=4 1=70 3=280"
-    result = optimize(*write_net(tmp_path, *lines, weights=tagged(values(280))))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=tagged(values(280))))
     table = result.graph.layers[1].weights
     changed = np.array(table["weight_data"])
     changed[4 * 33] += 50
@@ -334,7 +336,7 @@ def test_every_entry_of_a_table_is_compared(tmp_path: Path, worker: NcnnWorker) 
 
 def test_two_nets_that_give_only_nan_prove_nothing(tmp_path: Path, worker: NcnnWorker) -> None:
     weights = raw(np.full(2, np.nan, np.float32))
-    result = optimize(*write_net(tmp_path, INPUT, "Bias i 1 1 data out 0=2", weights=weights))
+    result = apply_passes(*write_net(tmp_path, INPUT, "Bias i 1 1 data out 0=2", weights=weights))
     report = result.verify(worker=worker)
     assert [(output.status, output.cosine, output.max_abs) for output in report.outputs] == [("unproven", None, None)]
     with pytest.raises(VerificationError, match="NaN before as well as after, which proves nothing"):
@@ -351,7 +353,7 @@ def test_other_sizes_than_the_stated_ones(tmp_path: Path, worker: NcnnWorker) ->
         "Crop d 1 1 c out -23309=2,0,0 -23310=2,4,4 -23311=2,1,2",
     )
     files = write_net(tmp_path, *lines)
-    result = optimize(*files)
+    result = apply_passes(*files)
     assert result.verify(worker=worker).ok
     saved = result.save(tmp_path / "out")
     feeds = {"data": values(2, 6, 5)}

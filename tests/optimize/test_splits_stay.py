@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
 from testing.handmade import write_net
 
 LINES = (
@@ -18,7 +18,7 @@ LINES = (
 
 
 def test_the_events_name_the_splits(tmp_path: Path) -> None:
-    result = optimize(*write_net(tmp_path, *LINES))
+    result = apply_passes(*write_net(tmp_path, *LINES))
     assert [str(event) for event in result.applied] == [
         "eliminate_split: Split 'one' => nothing",
         "eliminate_split: Split 'two' => nothing",
@@ -29,7 +29,7 @@ def test_the_events_name_the_splits(tmp_path: Path) -> None:
 
 
 def test_a_skipped_pass_leaves_them(tmp_path: Path) -> None:
-    result = optimize(*write_net(tmp_path, *LINES), skip=["eliminate_split"])
+    result = apply_passes(*write_net(tmp_path, *LINES), skip=["eliminate_split"])
     assert not result.applied
     assert result.verify().ok
     text = result.save(tmp_path / "out").param.read_text()
@@ -37,5 +37,5 @@ def test_a_skipped_pass_leaves_them(tmp_path: Path) -> None:
         ["Split", "one", "1", "1", "data", "a"],
         ["Split", "two", "1", "1", "b", "c"],
     ]
-    again = optimize(tmp_path / "out.param", tmp_path / "out.bin", skip=["eliminate_split"])
+    again = apply_passes(tmp_path / "out.param", tmp_path / "out.bin", skip=["eliminate_split"])
     assert again.save(tmp_path / "again").param.read_text() == text

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.weight import Array, Encoding, Weight
@@ -37,7 +37,7 @@ def convolution(folder: Path, kernel: Array) -> tuple[Path, Path]:
 @pytest.mark.parametrize("storage", ["fp16", "bf16"])
 def test_sizes_and_numbers(tmp_path: Path, storage: str) -> None:
     kernel = values(2, 33)
-    result = optimize(*convolution(tmp_path, kernel), storage=storage)
+    result = apply_passes(*convolution(tmp_path, kernel), storage=storage)
     report = result.verify()
     assert report.ok
     assert [output.max_abs for output in report.folded] == [0.0]
@@ -53,7 +53,7 @@ def test_sizes_and_numbers(tmp_path: Path, storage: str) -> None:
 def test_a_stored_net_is_one_of_rounded_weights(tmp_path: Path, worker: NcnnWorker) -> None:
     kernel = values(2, 8)
     (tmp_path / "rounded").mkdir()
-    short = optimize(*convolution(tmp_path, kernel), storage="fp16").save(tmp_path / "short")
+    short = apply_passes(*convolution(tmp_path, kernel), storage="fp16").save(tmp_path / "short")
     rounded = convolution(tmp_path / "rounded", kernel.astype(np.float16).astype(np.float32))
     feeds = {"data": values(8, 3, 4)}
     stored, plain = (
@@ -79,7 +79,7 @@ def test_weights_that_16_bits_do_not_hold(tmp_path: Path, storage: str, spoilt: 
     for i, value in spoilt.items():
         kernel[i] = value
     files = convolution(tmp_path, kernel)
-    result = optimize(*files, storage=storage)
+    result = apply_passes(*files, storage=storage)
     assert result.storage
     assert [str(kept) for kept in result.storage.kept] == [f"Convolution 'c', weight_data: {message}"]
     assert result.save(tmp_path / "out").bin.read_bytes() == files[1].read_bytes()
@@ -99,7 +99,7 @@ def test_weights_that_16_bits_hold(tmp_path: Path, storage: str, spoilt: dict[in
     kernel = values(2, 8).reshape(-1)
     for i, value in spoilt.items():
         kernel[i] = value
-    result = optimize(*convolution(tmp_path, kernel), storage=storage)
+    result = apply_passes(*convolution(tmp_path, kernel), storage=storage)
     assert result.storage
     assert (result.storage.count, result.storage.kept) == (1, ())
     assert result.verify().ok
@@ -118,7 +118,7 @@ def test_only_what_ncnn_reads_after_a_tag(tmp_path: Path) -> None:
     table, rows, bias, slopes = values(6), values(30, seed=1), values(6, seed=2), values(3, seed=3)
     indexes = np.asarray([4, 0, 2], np.int32).tobytes()
     files = write_net(tmp_path, *lines, weights=raw(table) + indexes + tagged(rows) + raw(bias, slopes))
-    result = optimize(*files, storage="fp16", skip=["fuse_binaryop_scale"])
+    result = apply_passes(*files, storage="fp16", skip=["fuse_binaryop_scale"])
     assert result.storage
     assert {change.layer.name for change in result.storage.changes} == {"table", "e"}
     assert result.verify().ok
@@ -130,8 +130,8 @@ def test_only_what_ncnn_reads_after_a_tag(tmp_path: Path) -> None:
 
 def test_what_is_compressed_already_stays(tmp_path: Path) -> None:
     kernel = values(2, 8)
-    first = optimize(*convolution(tmp_path, kernel), storage="bf16").save(tmp_path / "first")
-    again = optimize(first.param, first.bin, storage="fp16")
+    first = apply_passes(*convolution(tmp_path, kernel), storage="bf16").save(tmp_path / "first")
+    again = apply_passes(first.param, first.bin, storage="fp16")
     assert again.storage
     assert again.storage.count == 0
     assert again.save(tmp_path / "again").bin.read_bytes() == first.bin.read_bytes()
@@ -139,7 +139,7 @@ def test_what_is_compressed_already_stays(tmp_path: Path) -> None:
 
 def test_an_unknown_storage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be stored as int4; there are fp16, bf16"):
-        optimize(*convolution(tmp_path, values(2, 8)), storage="int4")
+        apply_passes(*convolution(tmp_path, values(2, 8)), storage="int4")
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -192,7 +192,7 @@ NORM = raw(values(4), values(4, seed=1), values(4, seed=2) ** 2 + 1, values(4, s
 def test_folded_weights_are_stored_like_the_others(tmp_path: Path, kind: str) -> None:
     weights = short(values(8), kind) + raw(values(4)) + NORM + short(values(8, seed=4), kind) + raw(values(2))
     files = write_net(tmp_path, *CONVOLUTIONS, weights=weights)
-    result = optimize(*files)
+    result = apply_passes(*files)
     assert [layer.type for layer in result.graph] == ["Input", "Convolution", "AbsVal", "Convolution"]
     assert {kind for name, kind in stored_kinds(result.graph).items() if "weight" in name} == {Encoding(kind)}
     untouched = read_net(*files).graph.layers[4].weights.stored("weight_data")
@@ -202,7 +202,7 @@ def test_folded_weights_are_stored_like_the_others(tmp_path: Path, kind: str) ->
     assert result.verify().ok
     saved = result.save(tmp_path / "out")
     assert saved.bin.stat().st_size == len(weights) - len(NORM)
-    again = optimize(saved.param, saved.bin)
+    again = apply_passes(saved.param, saved.bin)
     assert not again.applied
     assert again.storage is None
 
@@ -210,7 +210,7 @@ def test_folded_weights_are_stored_like_the_others(tmp_path: Path, kind: str) ->
 def test_folded_weights_that_16_bits_do_not_hold_are_named(tmp_path: Path) -> None:
     norm = raw(values(4) * 1e-9, values(4), values(4, seed=2) ** 2 + 1, values(4))
     weights = short(values(8), "fp16") + raw(values(4)) + norm + short(values(8, seed=4), "fp16") + raw(values(2))
-    result = optimize(*write_net(tmp_path, *CONVOLUTIONS, weights=weights))
+    result = apply_passes(*write_net(tmp_path, *CONVOLUTIONS, weights=weights))
     assert stored_kinds(result.graph)["a.weight_data"] is Encoding.FP32
     assert result.storage is not None
     assert not result.storage.count
@@ -226,7 +226,7 @@ def test_weights_that_only_move_keep_every_bit(tmp_path: Path) -> None:
         "Sigmoid s 1 1 q out",
     )
     kernel = values(4)
-    result = optimize(*write_net(tmp_path, *lines, weights=short(kernel, "fp16") + raw(values(2))))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=short(kernel, "fp16") + raw(values(2))))
     layer = result.graph.layers[-1]
     assert layer.type == "InnerProduct"
     assert layer.weights.stored("weight_data").encoding is Encoding.FP16
@@ -235,7 +235,7 @@ def test_weights_that_only_move_keep_every_bit(tmp_path: Path) -> None:
 
 def test_a_net_of_32_bits_stays_one(tmp_path: Path) -> None:
     weights = tagged(values(8)) + raw(values(4)) + NORM + tagged(values(8, seed=4)) + raw(values(2))
-    result = optimize(*write_net(tmp_path, *CONVOLUTIONS, weights=weights))
+    result = apply_passes(*write_net(tmp_path, *CONVOLUTIONS, weights=weights))
     assert result.storage is None
     assert Encoding.FP16 not in stored_kinds(result.graph).values()
 
@@ -258,7 +258,7 @@ def test_weights_beside_those_of_16_bits_stay(tmp_path: Path, kind: str, factor:
     before = raw(np.full(2, 3.0 if factor else 1.0), np.zeros(2), np.ones(2), values(2))
     table = (1).to_bytes(4, "little") + values(256).tobytes() + bytes([3, 200, 7, 90])
     weights = short(values(16), kind) + raw(*norm) + before + table + tagged(values(16)) + raw(*norm)
-    result = optimize(*write_net(tmp_path, *lines, weights=weights))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=weights))
     assert [event.pass_name for event in result.applied] == ["fuse_affine", "fuse_affine", "fuse_affine_before"]
     assert {name: kind for name, kind in stored_kinds(result.graph).items() if "weight" in name} == {
         "a.weight_data": Encoding(kind),
@@ -278,7 +278,7 @@ def test_constants_of_16_bits_stay(tmp_path: Path, kind: str) -> None:
         "BinaryOp b 2 1 q c out 0=4",
     )
     weights = short(values(8), kind) + raw(values(4)) + NORM + short(values(12, seed=4), kind)
-    result = optimize(*write_net(tmp_path, *lines, weights=weights))
+    result = apply_passes(*write_net(tmp_path, *lines, weights=weights))
     assert {n: k for n, k in stored_kinds(result.graph).items() if "bias" not in n} == {
         "a.weight_data": Encoding(kind),
         "c.data": Encoding(kind),
@@ -298,7 +298,7 @@ def test_int8_weights_and_what_stands_beside_them_stay(tmp_path: Path) -> None:
     quantised = short(np.arange(8), "int8") + raw(values(4), scales, [20.0])
     plain = short(values(8, seed=4), "fp16") + raw(values(2))
     files = write_net(tmp_path, *lines, weights=quantised + NORM + plain + raw(*np.ones((4, 2), np.float32)))
-    result = optimize(*files)
+    result = apply_passes(*files)
     kinds = stored_kinds(result.graph)
     assert kinds["a.weight_data"] is Encoding.INT8
     assert kinds["b.weight_data"] is Encoding.FP16

@@ -16,7 +16,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt import Net
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Manifest, read_manifest
 from onnx2ncnn_opt.report.example import example
@@ -45,7 +46,7 @@ MODELS = {
 
 
 def saved(folder: Path, name: str) -> tuple[Manifest, Path, Path]:
-    files = convert(onnx.parser.parse_model(HEADER + MODELS[name])).save(folder / "net")
+    files = lower(onnx.parser.parse_model(HEADER + MODELS[name])).save(folder / "net")
     return read_manifest(files.manifest), files.param, files.bin
 
 

@@ -33,8 +33,8 @@ def test_long_work_is_told_with_its_rate(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_short_work_is_not_told() -> None:
     stream = io.StringIO()
-    with working("converting", stream) as step:
-        step("reading the model")
+    with working("converting", stream):
+        progress.announce("reading the model")
         Count("writing", "MB", 2).add(1)
     Count("writing", "MB", 2).add(2)  # nobody listens
     assert stream.getvalue() == ""

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.convert import convert
-from onnx2ncnn_opt.api.optimize import optimize
+from onnx2ncnn_opt.api.apply_passes import apply_passes
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import GraphError, PluginError, Stop, UsageError
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.passes import PASSES
@@ -373,12 +373,12 @@ def test_a_conversion_goes_on_without_a_pass_that_fails(tmp_path: Path, monkeypa
         '<ir_version: 10, opset_import: ["": 17]> g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y)'
         "{ a = Relu(x) b = Dropout(a) y = Relu(b) }"
     )
-    conversion = convert(model)
+    conversion = lower(model)
     assert conversion.failed == (Failed("broken", "the pass broken failed: ZeroDivisionError: by 0"),)
     assert conversion.verify().ok
     files = conversion.save(tmp_path / "net")
     assert "fuse_clip" in {event.pass_name for event in conversion.applied}
-    optimised = optimize(files.param, files.bin)
+    optimised = apply_passes(files.param, files.bin)
     assert optimised.failed == conversion.failed
 
 

@@ -11,7 +11,8 @@ import onnx.parser
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
-from onnx2ncnn_opt import Net, convert
+from onnx2ncnn_opt import Net
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from testing.handmade import write_net
 
@@ -34,7 +35,7 @@ FEEDS: dict[str, Any] = {
 
 def save(folder: Path, graph: str, stem: str = "net", **options: Any) -> bytes:
     model: bytes = onnx.parser.parse_model(HEADER + graph).SerializeToString()
-    convert(model, **options).save(folder / stem)
+    lower(model, **options).save(folder / stem)
     return model
 
 
@@ -108,7 +109,7 @@ def test_a_batch_and_a_mode(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(HEADER + conv.replace(" <float[4, 3, 3, 3] w>", ""))
     weights = RNG.standard_normal((4, 3, 3, 3), np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
-    saved = convert(model).save(tmp_path / "net")
+    saved = lower(model).save(tmp_path / "net")
     x = RNG.standard_normal((3, 3, 9, 7), np.float32)
     right = expected(model.SerializeToString(), {"x": x})["y"]
     for mode, relative in (("fp32", 1e-3), ("bf16", 3e-2)):

@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt import convert
 from onnx2ncnn_opt.api.bisect import bisect
-from onnx2ncnn_opt.api.convert import Files
+from onnx2ncnn_opt.api.lower import Files, lower
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, Budget, least_budget
 from onnx2ncnn_opt.verification.compare import DEFAULT, UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import any_feeds
 from onnx2ncnn_opt.verification.verify import verify_net
 from testing import handmade
@@ -24,7 +24,7 @@ from testing.int8 import quantise
 
 
 def output(model: Path, files: Files, mode: str = "fp32") -> OutputReport:
-    (found,) = verify_net(model, files.param, files.bin, modes=(mode,), explain=True).outputs
+    (found,) = verify_net(model, files.param, files.bin, verification=Verification(modes=(mode,), explain=True)).outputs
     return found
 
 
@@ -44,11 +44,11 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_rounding_and_16_bits(model: Path, tmp_path: Path) -> None:
-    plain = output(model, convert(model).save(tmp_path / "plain"))
+    plain = output(model, lower(model).save(tmp_path / "plain"))
     assert (plain.status, plain.cause, plain.bits) == ("ok", "rounding", None)
     assert plain.rounding is not None
     assert 1e-8 < plain.rounding < 1e-5
-    files = convert(model, storage="fp16").save(tmp_path / "short")
+    files = lower(model, storage="fp16").save(tmp_path / "short")
     short = output(model, files)
     assert (short.status, short.cause) == ("ok", "weights in fp16")
     assert short.max_rel is not None
@@ -59,7 +59,7 @@ def test_rounding_and_16_bits(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_fault_is_not_taken_for_16_bits(model: Path, tmp_path: Path) -> None:
-    files = convert(model, storage="fp16").save(tmp_path / "net")
+    files = lower(model, storage="fp16").save(tmp_path / "net")
     wrong_weight(files, 1.02)
     found = output(model, files)
     assert (found.status, found.cause) == ("mismatch", "conversion")
@@ -67,7 +67,7 @@ def test_a_fault_is_not_taken_for_16_bits(model: Path, tmp_path: Path) -> None:
 
 def test_a_small_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path) -> None:
     """It is less than any fixed tolerance, and a hundred times what rounding does."""
-    files = convert(model).save(tmp_path / "net")
+    files = lower(model).save(tmp_path / "net")
     wrong_weight(files, 1.0001)
     found = output(model, files)
     assert (found.status, found.cause) == ("mismatch", "conversion")
@@ -78,14 +78,16 @@ def test_a_small_fault_is_not_taken_for_rounding(model: Path, tmp_path: Path) ->
 
 def test_int8(model: Path, tmp_path: Path) -> None:
     """What 8 bits explain is measured: a fault is more than that, and an error of 8 bits is no fault."""
-    conversion = convert(model)
+    conversion = lower(model)
     files, manifest = conversion.save(tmp_path / "net"), conversion.manifest()
     (entry,) = manifest.inputs
     feeds = any_feeds(model, conversion.model, manifest)
     quantise(files.param, files.bin, {entry.blob: Feed(feeds[entry.name], entry.batch_axis)})
 
     def found() -> OutputReport:
-        report = verify_net(model, files.param, files.bin, manifest=manifest, feeds=feeds, explain=True)
+        report = verify_net(
+            model, files.param, files.bin, manifest=manifest, verification=Verification(feeds=feeds, explain=True)
+        )
         return report.outputs[0]
 
     right = found()
@@ -99,7 +101,7 @@ def test_int8(model: Path, tmp_path: Path) -> None:
     write_net(graph, files.param, files.bin)
     wrong = found()
     assert (wrong.status, wrong.cause) == ("mismatch", "conversion")
-    located = bisect(model, files.param, files.bin, feeds=feeds, write=tmp_path / "pair")
+    located = bisect(model, files.param, files.bin, verification=Verification(feeds=feeds), write=tmp_path / "pair")
     assert located.located is not None
     assert located.located.layer.name == layer.name
     assert located.pair is not None
@@ -117,13 +119,15 @@ def test_what_rounding_does_is_allowed(tmp_path: Path) -> None:
     for name, array in (("w", weights - weights.mean(0)), ("v", rng.standard_normal((64, 8)).astype(np.float32))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, tmp_path / "model.onnx")
-    files = convert(model).save(tmp_path / "net")
+    files = lower(model).save(tmp_path / "net")
     found = output(tmp_path / "model.onnx", files)
     assert (found.status, found.cause) == ("ok", "rounding")
     assert found.max_rel is not None
     assert found.allowed is not None
     assert 1e-4 < found.max_rel < found.allowed
-    (fixed,) = verify_net(tmp_path / "model.onnx", files.param, files.bin, rtol=1e-5, atol=0.0, explain=True).outputs
+    (fixed,) = verify_net(
+        tmp_path / "model.onnx", files.param, files.bin, verification=Verification(rtol=1e-5, atol=0.0, explain=True)
+    ).outputs
     assert (fixed.status, fixed.allowed) == ("mismatch", 1e-5)
 
 
@@ -135,13 +139,16 @@ def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.Mo
     for name, array in (("w", weights), ("c", weights.sum(0) * np.float32(0.8))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, tmp_path / "model.onnx")
-    files = convert(tmp_path / "model.onnx").save(tmp_path / "net")
+    files = lower(tmp_path / "model.onnx").save(tmp_path / "net")
     monkeypatch.setattr("onnx2ncnn_opt.verification.budget._estimated", lambda *_: ({"y": 1e-6}, ""))
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
 
     def found(modes: tuple[str, ...]) -> list[OutputReport]:
         report = verify_net(
-            tmp_path / "model.onnx", files.param, files.bin, feeds=feeds, modes=modes, rtol=1e-3, explain=True
+            tmp_path / "model.onnx",
+            files.param,
+            files.bin,
+            verification=Verification(feeds=feeds, modes=modes, rtol=1e-3, explain=True),
         )
         return list(report.outputs)
 
@@ -161,8 +168,8 @@ def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
     text = "(float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }"
     onnx.save(onnx.parser.parse_model(f'<ir_version: 6, opset_import: ["" : 9]> g {text}'), tmp_path / "model.onnx")
-    files = convert(tmp_path / "model.onnx").save(tmp_path / "net")
-    report = verify_net(tmp_path / "model.onnx", files.param, files.bin, explain=True)
+    files = lower(tmp_path / "model.onnx").save(tmp_path / "net")
+    report = verify_net(tmp_path / "model.onnx", files.param, files.bin, verification=Verification(explain=True))
     assert [(o.status, o.rounding, o.allowed) for o in report.outputs] == [("ok", None, 1e-4)]
     (note,) = report.notes
     reason = "opset 9 is not rewritten, 11 is the oldest"

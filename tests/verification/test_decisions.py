@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx2ncnn_opt import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
@@ -61,8 +61,8 @@ def test_a_wrong_choice_is_found(tmp_path: Path) -> None:
     right = model(graph.format("y = ArgMax<axis = 1, keepdims = 0>(s)"), weights)
     second = "v, i = TopK(s, k) y = Gather<axis = 1>(i, one)"
     wrong = model(graph.format(second), {**weights, "k": np.array([2]), "one": np.array(1)})
-    files = convert(wrong).save(tmp_path / "net")
-    report = verify_net(right, files.param, files.bin, manifest=convert(right).manifest())
+    files = lower(wrong).save(tmp_path / "net")
+    report = verify_net(right, files.param, files.bin, manifest=lower(right).manifest())
     assert [row.status for row in report.outputs] == ["mismatch"]
 
 
@@ -77,5 +77,5 @@ def test_hard_models(family: str) -> None:
     """The first models of the list: the rest takes minutes (`python -m scripts.fuzz.false_alarms hard --write`)."""
     with NcnnWorker() as worker:
         for seed in range(4):
-            report = convert(hard_model(family, seed)).verify(worker=worker)
+            report = lower(hard_model(family, seed)).verify(worker=worker)
             assert [row.message for row in report.rows if row.status != "ok"] == [], seed

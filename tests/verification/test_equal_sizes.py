@@ -6,7 +6,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.verification.equal_sizes import equal_sizes
 
@@ -27,7 +27,7 @@ CACHE = (
 def test_lengths_of_a_cache_are_one() -> None:
     tied = equal_sizes(data_of(CACHE))
     assert tied.names == (("s0", "s1", "s2"),)
-    conversion = convert(data_of(CACHE), shapes=tied.shapes)
+    conversion = lower(data_of(CACHE), shapes=tied.shapes)
     assert [entry.shape[1] for entry in conversion.manifest().inputs] == ["s0", "s0", "s0", "n", "m"]
     conversion.verify().check()
 
@@ -74,7 +74,7 @@ def test_what_the_caller_named_stays() -> None:
 )
 def test_sizes_that_the_model_does_not_take(graph: str, shapes: dict[str, tuple[int, ...]], said: str) -> None:
     with pytest.raises(UsageError) as error:
-        convert(data_of(graph), shapes=shapes)
+        lower(data_of(graph), shapes=shapes)
     assert str(error.value) == said
 
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx2ncnn_opt.api import convert as api
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.cli.main import main
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import FP32, Feature
@@ -26,7 +26,7 @@ def saved(folder: Path, nodes: list[onnx.NodeProto], shape: list[int], **constan
     )
     path = folder / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    files = api.convert(path, masks=False).save(folder / "net")
+    files = lower(path, masks=False).save(folder / "net")
     return path, files.param, files.bin
 
 

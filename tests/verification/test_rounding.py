@@ -6,7 +6,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.api.convert import convert
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.rounding import Rounding
@@ -86,7 +86,7 @@ def test_names_that_are_numbers() -> None:
 )
 def test_right_nets_at_the_ends_of_float32(nodes: str, size: int) -> None:
     graph = f"(float[1,{size}] x) => (float[M,N] y) <float one = {{1}}, int64 axis = {{1}}> {{ {nodes} }}"
-    conversion = convert(parsed(graph))
+    conversion = lower(parsed(graph))
     assert [row.message for row in conversion.verify().rows if row.status != "ok"] == []
 
 

@@ -15,7 +15,8 @@ from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.report.verification import checked_lines, shapes_lines
 from onnx2ncnn_opt.verification import verify
 from onnx2ncnn_opt.verification.compare import Tolerance
-from onnx2ncnn_opt.verification.verify import VerifyReport
+from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.options import Verification
 from testing.handmade import raw, tagged, write_net
 from testing.worker import WORKER
 
@@ -43,7 +44,7 @@ BOTH_NET = ("Input in 0 1 x", "Split s 1 2 x a b", "ReLU r 1 1 a y", "UnaryOp n 
 
 
 def test_a_right_net_by_names(tmp_path: Path) -> None:
-    report = verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), seed=3)
+    report = verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), verification=Verification(seed=3))
     assert report.ok
     assert report.seed == 3
     assert [output.name for output in report.outputs] == ["y", "z"]
@@ -171,7 +172,9 @@ def test_a_net_that_crashes_is_reported(tmp_path: Path) -> None:
 def test_a_net_that_hangs_is_reported(tmp_path: Path) -> None:
     graph = "(float[1, 2, 3] x) => (float[1, 2, 3] y) { y = Relu(x) }"
     lines = ("Input in 0 1 x", "Padding p 1 1 x a 0=20000 1=20000 2=20000 3=20000", "Softmax s 1 1 a y 0=1 1=1")
-    report = verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *lines), timeout=0.5)
+    report = verify_net(
+        write_model(tmp_path, graph), *write_net(tmp_path, *lines), verification=Verification(timeout=0.5)
+    )
     assert statuses(report) == {"y": "crashed"}
     assert "0.5 s" in report.outputs[0].message
 
@@ -237,7 +240,7 @@ def test_a_batch_that_the_manifest_leaves_open_is_tried(tmp_path: Path) -> None:
     # Right for a batch of one only.
     net = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x a", "Reshape s 1 1 a y 0=4 12=0", stem="one")
     assert not verify_net(model, *net, manifest=manifest).ok
-    assert verify_net(model, *net, manifest=manifest, shapes={"x": (1, 4)}).ok
+    assert verify_net(model, *net, manifest=manifest, verification=Verification(shapes={"x": (1, 4)})).ok
 
 
 OPEN_ROWS = "(float[1, N, 4] x) => (float[1, N, 4] y) { y = Relu(x) }"
@@ -260,7 +263,7 @@ def test_dynamic_sizes_are_run_at_two_values(tmp_path: Path) -> None:
     report = verify_net(model, *net, manifest=open_rows())
     assert statuses(report) == {"y": "shape"}
     assert report.outputs[0].message == "at N=45, seed 0: its shape is [1, 64, 4], the model's [1, 45, 4]"
-    assert verify_net(model, *net, manifest=open_rows(), shapes={"x": (1, 64, 4)}).ok
+    assert verify_net(model, *net, manifest=open_rows(), verification=Verification(shapes={"x": (1, 64, 4)})).ok
 
 
 def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> None:
@@ -341,14 +344,14 @@ def test_integers_that_are_indexes(tmp_path: Path) -> None:
     model = write_model(tmp_path, EMBEDDING)
     assert verify_net(model, *embedding_net(tmp_path)).ok
     # Sizes as given, as the manifest has them, and as the inputs have them.
-    assert verify_net(model, *embedding_net(tmp_path), shapes={"ids": (1, 5)}).ok
+    assert verify_net(model, *embedding_net(tmp_path), verification=Verification(shapes={"ids": (1, 5)})).ok
     manifest = manifest_of([Tensor("ids", "ids", (1, 6), "int64", 0)], [Tensor("y", "y", (1, 6, 3), "float32", 0)])
     assert verify_net(model, *embedding_net(tmp_path), manifest=manifest).ok
-    given = verify_net(model, *embedding_net(tmp_path), feeds={"ids": np.array([[3, 3, 0]])})
+    given = verify_net(model, *embedding_net(tmp_path), verification=Verification(feeds={"ids": np.array([[3, 3, 0]])}))
     assert given.ok
     assert given.seed is None
     np.savez(tmp_path / "in.npz", np.array([[1, 2]], np.int32))
-    assert verify_net(model, *embedding_net(tmp_path), feeds=tmp_path / "in.npz").ok
+    assert verify_net(model, *embedding_net(tmp_path), verification=Verification(feeds=tmp_path / "in.npz")).ok
 
 
 def test_a_table_that_is_off_by_one(tmp_path: Path) -> None:
@@ -361,8 +364,8 @@ def test_a_table_that_is_off_by_one(tmp_path: Path) -> None:
 def test_the_tolerance_is_the_callers(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Identity(x) }")
     net = write_net(tmp_path, "Input in 0 1 x", "BinaryOp m 1 1 x y 0=2 1=1 2=1.0005")
-    assert verify_net(model, *net, tolerance=Tolerance()).ok
-    assert not verify_net(model, *net, tolerance=Tolerance(relative=1e-4)).ok
+    assert verify_net(model, *net, verification=Verification(tolerance=Tolerance())).ok
+    assert not verify_net(model, *net, verification=Verification(tolerance=Tolerance(relative=1e-4))).ok
     # Winograd would be off by as much, but nothing is with ncnn's plain kernels.
     assert not verify_net(model, *net).ok
 
@@ -445,7 +448,9 @@ NAN = "(float[1, 4] x) => (float[1, 4] y) <float n = {-1}> { a = Abs(x) b = Mul(
 def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
     model = write_model(tmp_path, NAN.replace("-1", "-2"))
     lines = "Input in 0 1 x", "UnaryOp a 1 1 x a 0=0", "BinaryOp m 1 1 a b 0=2 1=1 2=-2", "UnaryOp s 1 1 b y 0=5"
-    report = verify_net(model, *write_net(tmp_path, *lines), feeds={"x": np.ones((1, 4), np.float32)})
+    report = verify_net(
+        model, *write_net(tmp_path, *lines), verification=Verification(feeds={"x": np.ones((1, 4), np.float32)})
+    )
     assert statuses(report) == {"y": "unproven"}
     assert (report.outputs[0].cosine, report.outputs[0].max_abs) == (None, None)
     assert report.notes == ("the model itself gives NaN for 'y' (): 4 NaN of 4",)
@@ -476,7 +481,7 @@ def test_a_number_between_two_steps(tmp_path: Path) -> None:
     lines = "Input in 0 1 x", "Sigmoid s 1 1 x a", "BinaryOp m 1 1 a b 0=2 1=1 2=255.0", "UnaryOp t 1 1 b y 0=19"
     model, net = write_model(tmp_path, graph), write_net(tmp_path, *lines)
     for seed in range(5):
-        verify_net(model, *net, seed=10 * seed).check()
+        verify_net(model, *net, verification=Verification(seed=10 * seed)).check()
     rounded = write_net(tmp_path, *lines[:-1], "UnaryOp t 1 1 b y 0=18", stem="rounded")
     assert statuses(verify_net(model, *rounded)) == {"y": "mismatch"}
 
@@ -513,7 +518,11 @@ def test_a_model_that_takes_too_long(tmp_path: Path) -> None:
     }"""
     feeds = {"x": np.ones((1, 3), np.float32)}
     with pytest.raises(RunError, match=r"ONNX Runtime did not finish within 1 s on .*--shape, --inputs"):
-        verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), feeds=feeds, timeout=1)
+        verify_net(
+            write_model(tmp_path, graph),
+            *write_net(tmp_path, *BOTH_NET),
+            verification=Verification(feeds=feeds, timeout=1),
+        )
     # Another process takes its place.
     assert verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET)).ok
 

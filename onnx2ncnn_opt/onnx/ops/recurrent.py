@@ -18,8 +18,9 @@ from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
+from onnx2ncnn_opt.onnx.lower.functional.quantize import dequantize_linear, dynamic_quantize_linear
 from onnx2ncnn_opt.onnx.lower.functional.rnn import Unrolled
-from onnx2ncnn_opt.onnx.registry import onnx_op
+from onnx2ncnn_opt.onnx.registry import MICROSOFT, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Operand, SymbolicTensor, Tensor, Value
 
 _DIRECTIONS = {direction.name.lower(): direction for direction in Direction}
@@ -88,6 +89,50 @@ def lstm(
         return node.layer(states)
     unrolled = node.unrolled
     return node.arranged(unrolled.lstm(node.steps_first, node.directions_first(states), None if plain else p))
+
+
+@onnx_op("DynamicQuantizeLSTM", domain=MICROSOFT, integers=True, quantises=True)
+def dynamic_quantize_lstm(
+    im: ImportContext,
+    x: Tensor,
+    w: Array,
+    r: Array,
+    b: Value | None,
+    sequence_lens: Array | None,
+    initial_h: Operand | None,
+    initial_c: Operand | None,
+    p: Value | None,
+    w_scale: Array,
+    w_zero_point: Array,
+    r_scale: Array,
+    r_zero_point: Array,
+    *,
+    activations: tuple[str, ...] = (),
+    given: _Attributes,
+    input_forget: int = 0,
+) -> tuple[Value, ...]:
+    """LSTM of dequantised weights and a rounded operand; the states stay floats, which ONNX Runtime rounds, too."""
+
+    def floats(matrix: Array, scale: Array, zero: Array) -> Constant:
+        # [directions, inputs, 4 * hidden]; a scale is one for each direction, or for each column.
+        scale, zero = (array.reshape(len(matrix), 1, -1).astype(np.float32) for array in (scale, zero))
+        return Constant(((matrix.astype(np.float32) - zero) * scale).transpose(0, 2, 1))
+
+    rounded = im.tensor(dequantize_linear(im, *dynamic_quantize_linear(im, x)))
+    return lstm(
+        im,
+        rounded,
+        floats(w, w_scale, w_zero_point),
+        floats(r, r_scale, r_zero_point),
+        b,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        p,
+        activations=activations,
+        given=given,
+        input_forget=input_forget,
+    )
 
 
 @onnx_op("GRU", since=7, items=_states, errors="input")

@@ -78,6 +78,11 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def is_pytorch(model: Any) -> bool:
+    """Return True for a .pt2 file, a program or a module of PyTorch."""
+    return bool(_kind(model))
+
+
 def reference(model: Any) -> Path | bytes:
     """The model as ONNX Runtime takes it."""
     if isinstance(model, (str, os.PathLike)):

@@ -6,7 +6,7 @@ and inputs a node may have is asked of the schema in force, so that nothing that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,10 @@ def misfit(node: onnx_ir.Node, opset: int) -> str | None:
         return f"opset {opset} has no such operator"
     if schema.deprecated and node.op_type not in _WITHDRAWN:
         return f"the operator is gone from ONNX since opset {schema.since_version}; the model says opset {opset}"
+    return _attribute_misfit(node, attributes, opset) or _port_misfit(node, schema, inputs, opset)
+
+
+def _attribute_misfit(node: onnx_ir.Node, attributes: Mapping[str, Any], opset: int) -> str | None:
     for name, attribute in node.attributes.items():
         known = attributes.get(name)
         if known is None:
@@ -35,6 +39,12 @@ def misfit(node: onnx_ir.Node, opset: int) -> str | None:
     for name, known in attributes.items():
         if known.required and name not in node.attributes:
             return f"attribute {name} is missing"
+    return None
+
+
+def _port_misfit(
+    node: onnx_ir.Node, schema: onnx.defs.OpSchema, inputs: Sequence[tuple[str, bool, bool]], opset: int
+) -> str | None:
     if len(node.inputs) > schema.max_input:
         return f"it has {len(node.inputs)} inputs, at opset {opset} it takes {schema.max_input}"
     if len(node.outputs) > schema.max_output:

@@ -132,13 +132,7 @@ def check_structure(model: onnx_ir.Model) -> None:
 
 def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -> None:
     scope = [*outer, graph]
-    names: set[str] = set()
-    for value in _definitions(graph):
-        if value.name and value.name in names:
-            raise ModelError(f"{where} defines '{value.name}' twice")
-        names.add(value.name or "")
-    if not all(value.name for value in (*graph.inputs, *graph.outputs)):
-        raise ModelError(f"{where} has an input or output without a name")
+    _check_names(graph, where, is_outermost=not outer)
     for node in counted(graph, "checking the model", "nodes"):
         for attribute in node.attributes.values():
             if attribute.is_ref() and attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS):
@@ -153,13 +147,23 @@ def _check_graph(graph: onnx_ir.Graph, where: str, outer: list[onnx_ir.Graph]) -
     for value in graph.outputs:
         if not _defined(value, scope):
             raise ModelError(f"output '{value.name}' of {where} is produced by nothing")
-    for name, count in Counter(value.name for value in graph.outputs).items():
-        if count > 1 and not outer:
-            raise ModelError(f"{where} has {count} outputs called '{name}'")
     try:
         graph.sort()
     except ValueError:
         raise ModelError(f"{where} has a cycle: {_cycle(graph)}") from None
+
+
+def _check_names(graph: onnx_ir.Graph, where: str, *, is_outermost: bool) -> None:
+    names: set[str] = set()
+    for value in _definitions(graph):
+        if value.name and value.name in names:
+            raise ModelError(f"{where} defines '{value.name}' twice")
+        names.add(value.name or "")
+    if not all(value.name for value in (*graph.inputs, *graph.outputs)):
+        raise ModelError(f"{where} has an input or output without a name")
+    for name, count in Counter(value.name for value in graph.outputs).items():
+        if count > 1 and is_outermost:
+            raise ModelError(f"{where} has {count} outputs called '{name}'")
 
 
 def _definitions(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:

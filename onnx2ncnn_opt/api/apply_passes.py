@@ -1,0 +1,397 @@
+"""A net that exists already, whoever made it, after the passes: in memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnx2ncnn_opt import entry_points, passes
+from onnx2ncnn_opt.api.net_shapes import (
+    add_hints,
+    bound_shapes,
+    check_known,
+    infer_shapes,
+    is_fixed,
+    manifest_of,
+    numbers,
+    open_shapes,
+    shape_notes,
+    shapes_of_pnnx,
+    without_batches,
+)
+from onnx2ncnn_opt.errors import UsageError, check_option, check_options
+from onnx2ncnn_opt.finish import finish
+from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.cut import cut, drop_unused
+from onnx2ncnn_opt.ir.detections import DETECTORS
+from onnx2ncnn_opt.ir.features import Feature
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.memory import Memory, lower_peak, peak_memory
+from onnx2ncnn_opt.ir.releases import NEWEST, check_release
+from onnx2ncnn_opt.ir.spec import LayerSpec
+from onnx2ncnn_opt.param.connect import DroppedSplit
+from onnx2ncnn_opt.param.files import LoadedNet, NetFiles, all_or_nothing, read_net, write_staged
+from onnx2ncnn_opt.param.splits import count_layers
+from onnx2ncnn_opt.param.storage import Storage, encoding_of
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
+from onnx2ncnn_opt.rewrite.masks import Mask, put_masks
+from onnx2ncnn_opt.rewrite.rule import Pass
+from onnx2ncnn_opt.verification.options import Verification
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.masks import Precision
+    from onnx2ncnn_opt.verification.nets import NetPair
+
+# What a net is given masks for here; one that has any has been decided about.
+_PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Optimized(Rewritten):
+    """An optimised net, in memory.
+
+    `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
+    is what was decided about 16 bit weights, `exchanged` counts the layers whose operands were exchanged to save
+    memory, and `dropped_splits` are Split layers that were good for nothing. `misfit` says which layer of the original
+    does not take what it gets at these shapes, if one does not. `masks` are the layers that fp16 is not enough for, and
+    `precision` is what fp16 does to the net, if that was estimated. `notes` are facts for the user. `report` is the
+    verification, None if there was none, and `latency` the time of a run, if it was measured. `renamed` are the names
+    of inputs and outputs that the files had to change, and `sizes` the bytes of weights before and after.
+    """
+
+    source: NetFiles
+    graph: Graph
+    events: tuple[Event, ...]
+    layers: tuple[int, int]
+    memory: tuple[Memory, Memory]
+    storage: Storage | None
+    exchanged: int
+    dropped_splits: tuple[DroppedSplit, ...]
+    unread_layers: int
+    trailing_bytes: int
+    misfit: str
+    is_binary: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    _blobs: Mapping[str, str] = field(repr=False)  # what the original file calls the inputs and outputs
+    _boxes: Mapping[Layer, tuple[str, ...]] = field(repr=False)  # what it calls the inputs of detection layers
+    _is_cut: bool = field(repr=False)
+    _is_masked: bool = field(repr=False)  # the original has masks of its own against errors of fp16
+    masks: tuple[Mask, ...] = ()
+    precision: Precision | None = None
+    notes: tuple[str, ...] = ()
+    report: VerifyReport | None = None
+    latency: Latency | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    sizes: tuple[int, int] = (0, 0)
+
+    def __repr__(self) -> str:
+        before, after = self.layers
+        return f"Optimized({before} -> {after} layers, {len(self.applied)} rewrites)"
+
+    @property
+    def caches(self) -> list[str]:
+        """Outputs that only ncnn can read: the keys and values that attention keeps for the next run."""
+        found = caches(self.graph)
+        return [blob.name for blob in self.graph.outputs if blob in found]
+
+    def _examples(self) -> dict[str, str]:
+        """Shapes of inputs that could be meant, by name, where the manifest beside the original tells their rank."""
+        manifest = manifest_of(self.source.param, self.graph)
+        return {
+            entry.blob: ",".join(
+                str(s) if isinstance(s, int) else "16" for i, s in enumerate(entry.shape) if i != entry.batch_axis
+            )
+            for entry in (manifest.inputs if manifest else ())
+        }
+
+    def name_before(self, blob: Blob) -> str:
+        """What the original file calls an input or output."""
+        return self._blobs[blob.name]
+
+    @contextmanager
+    def staged(self, prefix: PathLike, *, binary: bool | None = None) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
+        """Write the files under temporary names; rename them if the block ends without an error.
+
+        Yields the files, and the names of inputs and outputs in them. `binary` is the form of the .param, by default
+        that of the original.
+        """
+        as_binary = self.is_binary if binary is None else binary
+        files = NetFiles.at(prefix, binary=as_binary)
+        with all_or_nothing(files.param, files.bin) as (param, bin):
+            yield NetFiles(param, bin), write_staged(self.graph, param, bin, binary=as_binary)
+
+    @contextmanager
+    def staged_in_temporary_folder(self) -> Iterator[tuple[NetFiles, Mapping[Blob, str]]]:
+        """Write the files to a folder that exists as long as the block runs."""
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder, self.staged(Path(folder) / "net") as made:
+            yield made
+
+    def save(self, prefix: PathLike, *, binary: bool | None = None) -> NetFiles:
+        """Write PREFIX.param (PREFIX.param.bin for `binary`) and PREFIX.bin: both, or none.
+
+        Raises VerificationError for a net that failed verification.
+        """
+        check_options(prefix=prefix)
+        if self.report is not None:
+            self.report.check()
+        as_binary = self.is_binary if binary is None else binary
+        with self.staged(prefix, binary=as_binary):
+            return NetFiles.at(prefix, binary=as_binary)
+
+    def estimated(
+        self,
+        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        *,
+        masks: bool = True,
+    ) -> Optimized:
+        """The result after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
+
+        A net that has such masks already keeps them as they are. Raises UsageError where nothing tells an input's
+        shape, and RunError where ncnn cannot run the net.
+        """
+        from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
+        from onnx2ncnn_opt.verification.estimate import Estimator
+        from onnx2ncnn_opt.verification.masks import find_masks, measure
+
+        first = islice(self.pair.draws(verification.seed), 2)  # ordinary and large ones
+        runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in first]
+        with Estimator(self.graph, runs[0]) as estimator:
+            estimators = [estimator.on(run) for run in runs]
+            if self._is_masked or not masks:
+                return replace(self, precision=measure(*estimators))
+            found, precision = find_masks(*estimators)
+        put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
+        layers = (self.layers[0], count_layers(self.graph))
+        return replace(self, masks=(*self.masks, *found.values()), precision=precision, layers=layers)
+
+    @property
+    def pair(self) -> NetPair:
+        """The net before and after, for verification."""
+        from onnx2ncnn_opt.verification.nets import NetPair
+
+        return NetPair(
+            self.source,
+            self.graph,
+            self._blobs,
+            self.shapes,
+            self._examples(),
+            self.storage,
+            self._boxes,
+            self._is_cut,
+        )
+
+    def verify(
+        self,
+        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        *,
+        files: NetFiles | None = None,
+        names: Mapping[Blob, str] | None = None,
+        worker: NcnnWorker | None = None,
+    ) -> VerifyReport:
+        """Run the net before and after in ncnn, and compare every output but `caches`.
+
+        `files` are those of the graph, with the `names` in them, as `staged` gives them; by default the graph is
+        written to temporary ones. `worker` is a process to use again.
+
+        Raises VerificationError or RunError if ncnn cannot run the original net, and UsageError if an input has no
+        shape, or one does not suit the net: ncnn would compute with the memory beside its blobs.
+        """
+        if self.misfit:
+            raise UsageError(
+                f"the net cannot be verified at these shapes, which it does not take: {self.misfit}; give others with "
+                "--shape, or leave out the verification with --no-verify"
+            )
+        from onnx2ncnn_opt.verification.nets import verify_pair
+
+        return verify_pair(self.pair, verification, files=files, names=names, worker=worker)
+
+    def benchmark(
+        self,
+        files: NetFiles | None = None,
+        names: Mapping[Blob, str] | None = None,
+        *,
+        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        seconds: float = 2.0,
+    ) -> Latency:
+        """Time the net after and before: one thread each, in fp32, in turns, for some `seconds`.
+
+        The arguments are as for `verify`. Raises UsageError for a net that was cut, and where nothing tells an input's
+        shape, and RunError where ncnn cannot run a net.
+        """
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+        from onnx2ncnn_opt.runtime.targets import find_target
+        from onnx2ncnn_opt.verification.latency import in_turns
+
+        if self._is_cut or self.misfit:
+            raise UsageError("only a whole net, at shapes that it takes, can be timed before and after")
+        if files is None or names is None:
+            with self.staged_in_temporary_folder() as (staged, known):
+                return self.benchmark(staged, known, verification=verification, seconds=seconds)
+        _, drawn = next(self.pair.draws(verification.seed))
+        outputs = [blob for blob in self.graph.outputs if not blob.is_input]
+        target = find_target(verification.on)
+        with NcnnWorker(target) as first, NcnnWorker(target) as second:
+            after = NcnnRunner(files.param, files.bin, worker=first)
+            before = NcnnRunner(self.source.param, self.source.bin, worker=second)
+            return in_turns(
+                partial(after.time, {names[b]: a for b, a in drawn.items()}, [names[b] for b in outputs]),
+                partial(
+                    before.time,
+                    {self._blobs[b.name]: a for b, a in drawn.items()},
+                    [self._blobs[b.name] for b in outputs],
+                ),
+                seconds,
+            )
+
+
+def apply_passes(
+    param: PathLike,
+    bin: PathLike,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed_shapes: bool = False,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    limit: int | None = None,
+    start: Sequence[str] = (),
+    end: Sequence[str] = (),
+    storage: str | None = None,
+    shape_hints: bool = False,
+    custom: Collection[str | LayerSpec] = (),
+    release: int = NEWEST,
+    masks: bool = True,
+) -> Optimized:
+    """Read a net, text or binary, and run the passes on it. Nothing is run or written.
+
+    `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those that
+    the Input layers state, or that pnnx has written into NAME_ncnn.py or NAME.pnnx.param beside NAME.ncnn.param. They
+    are what is verified and computed with, but the net may be fed others: only with `fixed_shapes` may passes rely
+    on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
+    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
+    without it that is done with weights that passes have computed from such weights alone. `shape_hints` writes the
+    shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
+    does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
+    make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
+    others.
+
+    Raises:
+        ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
+        UsageError: a name, shape or option does not fit.
+    """
+    check_options(param=param, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end, custom=custom)
+    check_option("path", "bin", bin)
+    for name, shape in (shapes or {}).items():
+        check_option("list", f"shapes['{name}']", shape)
+        for size in shape:
+            check_option("count", f"a size in shapes['{name}']", size)
+    types = entry_points.layer_types(custom)
+    chosen = entry_points.select(only, skip)
+    check_release(release)
+    encoding = encoding_of(storage, release)
+    announce("reading the net")
+    net = read_net(param, bin, types)
+    graph = net.graph
+    producers = {blob: name for name, blob in reversed(list(net.names.items()))}
+    boxes = {layer: tuple(producers[blob] for blob in layer.inputs) for layer in graph if layer.type in DETECTORS}
+    beside = {} if start or end else shapes_of_pnnx(Path(param), graph, shapes or {})
+    given = {**beside, **(shapes or {})}
+    sizes = bound_shapes(graph, given, partial=bool(start))
+    batched = [] if start or end else without_batches(graph, sizes, given)
+    files = _names_in_file(net)
+    if start or end:
+        infer_shapes(graph, sizes)
+        starts, ends = (_find(net, names, option) for names, option in ((start, "--start"), (end, "--end")))
+        # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
+        files |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
+        for name, blob in starts.items():
+            if shapes and name in shapes:
+                blob.shape = tuple(shapes[name])
+        inputs = {name: blob.shape for name, blob in starts.items()}
+        cut(graph, starts, ends)
+        sizes = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
+        sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
+        check_known(graph, shapes or {})
+    before = count_layers(graph)
+    misfit = infer_shapes(graph, sizes)
+    memory = peak_memory(graph)
+    events = _run_passes(graph, chosen, None if fixed_shapes else sizes, limit, release)
+    drop_unused(graph)
+    infer_shapes(graph, sizes)
+    exchanged = lower_peak(graph)
+    masked = any(layer["featmask"] & _PRECISION for layer in graph)
+    if not fixed_shapes:
+        open_shapes(graph, sizes)
+    finished = finish(graph, encoding=encoding, keeps_storage=True, masks=masks)
+    infer_shapes(graph, sizes)
+    if shape_hints:
+        add_hints(graph)
+    return Optimized(
+        source=NetFiles(Path(param), Path(bin)),
+        graph=graph,
+        events=tuple(events),
+        layers=(before, finished.layers),
+        memory=(memory, peak_memory(graph)),
+        storage=finished.storage,
+        exchanged=len(exchanged),
+        dropped_splits=net.dropped_splits,
+        unread_layers=net.unread_layers,
+        trailing_bytes=net.trailing_bytes,
+        misfit=misfit,
+        is_binary=net.is_binary,
+        shapes=sizes,
+        notes=(*shape_notes(graph, sizes, beside, batched, Path(param)),),
+        _blobs=files,
+        masks=finished.masks,
+        _is_masked=masked,
+        _boxes=boxes,
+        _is_cut=bool(start or end),
+    )
+
+
+def _run_passes(
+    graph: Graph,
+    chosen: Sequence[Pass],
+    open_sizes: Mapping[str, Sequence[int]] | None,
+    limit: int | None,
+    release: int,
+) -> list[Event]:
+    """The passes, again and again with the shapes of what they have made, until nothing changes."""
+    applied: list[Event] = []
+    failed: list[Event] = []
+    while True:
+        if open_sizes is not None:
+            infer_shapes(graph, open_sizes)
+            open_shapes(graph, open_sizes)
+        left = None if limit is None else limit - len(applied)
+        events = passes.run(graph, chosen, limit=left, release=release)
+        new = [event for event in events if isinstance(event, Applied)]
+        applied += new
+        failed += (event for event in events if isinstance(event, Failed))
+        chosen = [p for p in chosen if p.name not in {event.pass_name for event in failed}]
+        if not new or left == len(new):
+            return [*applied, *(event for event in events if isinstance(event, NearMiss)), *failed]
+
+
+def _find(net: LoadedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
+    for name in names:
+        if name not in net.names:
+            raise UsageError(f"{option} {name}: the net has no blob of that name")
+    return {name: net.names[name] for name in names}
+
+
+def _names_in_file(net: LoadedNet) -> dict[str, str]:
+    """What the file calls inputs and outputs, by their names in the graph."""
+    return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}

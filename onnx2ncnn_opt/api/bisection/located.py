@@ -1,0 +1,59 @@
+"""A layer that is to blame, and its inputs: plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.rewrite.events import LayerRef, refs
+from onnx2ncnn_opt.runtime.base import Array
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """An input of a layer: the blob, the layer that produces it, its shape in ncnn, and whether it is right.
+
+    `status` is "right", "wrong", or "unknown" if the model has no such value; `value` is the model's name for it.
+    """
+
+    blob: str
+    layer: LayerRef
+    shape: tuple[int, ...]
+    status: str
+    value: str | None
+
+
+@dataclass(frozen=True)
+class Located:
+    """The first layer whose output leaves the budget, on the inputs and in the mode in which verification failed.
+
+    `blob` is that output, and `message` says what is wrong with it. `origin` names the ONNX nodes that the layer comes
+    from, if they are known; `value` is the model's name of the output. `suspects` are the layers that may be to blame,
+    in the order of the net: several if the model has no value for the blobs between them. `arrays` are the layer's
+    inputs, by blob.
+    """
+
+    layer: LayerRef
+    blob: str
+    message: str
+    mode: str
+    value: str | None
+    origin: tuple[str, ...]
+    inputs: tuple[LayerInput, ...]
+    suspects: tuple[LayerRef, ...]
+    arrays: Mapping[str, Array] = field(repr=False, compare=False)
+
+
+def without_numbers(
+    blob: Blob, mode: str, message: str, value: str | None = None, origin: tuple[str, ...] = ()
+) -> Located:
+    """Return the layer of a blob whose numbers nobody knows."""
+    assert blob.producer is not None
+    layer = refs((blob.producer,))[0]
+    inputs = tuple(
+        LayerInput(b.name, refs((b.producer,))[0], (), "right" if b.is_input else "unknown", None)
+        for b in blob.producer.inputs
+        if b.producer is not None
+    )
+    return Located(layer, blob.name, message, mode, value, origin, inputs, (layer,), {})

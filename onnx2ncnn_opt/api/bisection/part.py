@@ -1,0 +1,149 @@
+"""The smallest part of a model and its net that is wrong by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from onnx2ncnn_opt.api.bisection.minimal_pair import Counterpart, Pair, PairFiles, Part, write_pair
+from onnx2ncnn_opt.api.bisection.search import FirstWrong
+from onnx2ncnn_opt.api.bisection.wrong_net import WrongNet, as_integers
+from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.ir.graph import Blob
+from onnx2ncnn_opt.outputs import Status
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.base import Array, Failure
+from onnx2ncnn_opt.runtime.slots import Slot
+from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
+from onnx2ncnn_opt.verification.blobs import same_numbers
+from onnx2ncnn_opt.verification.compare import Tolerance
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.verify import verify_net
+
+
+def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair | None:
+    """Write the smallest part of the net that is wrong by itself to a folder; return None if there is none."""
+    announce("looking for the smallest part that is wrong")
+    tolerance = replace(net.tolerance(exact=False), slices=False)
+    ends = (blob for layer in (found.end.producer, *found.path) if layer for blob in layer.outputs)
+    order = {layer: number for number, layer in enumerate(net.graph)}
+    for end in ends:
+        if found.run.verdicts[end].status == "right" or end.producer is None or found.end.producer is None:
+            continue
+        counterpart = _counterpart(net, end, found, tolerance)
+        if counterpart is None or order[end.producer] < order[found.end.producer]:
+            continue
+        for is_whole in (False, True):
+            starts = _starts(net, end, found, tolerance, is_whole=is_whole)
+            pair = _written(net, folder, Part(starts, end.name, counterpart), found)
+            if pair is not None:
+                return pair
+        return None
+    return None
+
+
+def _starts(
+    net: WrongNet, end: Blob, found: FirstWrong, tolerance: Tolerance, *, is_whole: bool
+) -> dict[str, Counterpart]:
+    """Return the blobs that a part begins with: the nearest right ones, or the net's inputs if it is the `whole`."""
+    starts: dict[str, Counterpart] = {}
+    left, seen = [end], {end}
+    verdicts = found.run.verdicts
+    while left:
+        blob = left.pop()
+        is_start = blob.is_input or (blob is not end and not is_whole and verdicts[blob].status == "right")
+        if is_start and (counterpart := _counterpart(net, blob, found, tolerance)):
+            starts[blob.name] = counterpart
+        elif blob.producer is not None:
+            left += [before for before in blob.producer.inputs if before not in seen]
+            seen.update(blob.producer.inputs)
+    return starts
+
+
+def _counterpart(net: WrongNet, blob: Blob, found: FirstWrong, tolerance: Tolerance) -> Counterpart | None:
+    """Return where the model has the numbers that a blob should have; None if that is not known."""
+    run = found.run
+    if blob.is_input:
+        slot = next((slot for slot in run.way if slot.blob == blob.name), None)
+        return None if slot is None else _fed_counterpart(slot, net.feeds[slot.name])
+    verdict, result = run.verdicts[blob], run.results.get(blob.name)
+    right = result if verdict.status == "right" else run.expected.get(blob)
+    name = net.names.get(blob.name, verdict.value or blob.name)
+    value = net.values.get(name)
+    if blob.is_output and blob.name in net.names and value is not None and value.size:
+        return _output_counterpart(net, blob, value, result)
+    if isinstance(right, np.ndarray):
+        return _of_right_numbers(net, right, name, tolerance)
+    if value is None or not value.size:
+        return None
+    if isinstance(result, np.ndarray) and result.size == value.size:
+        return Counterpart(name, nearest(result, value), result.shape, as_integers(result).dtype == np.int32)
+    return Counterpart(name, natural(value), _unbatched(value), False)
+
+
+def _of_right_numbers(net: WrongNet, right: Array, name: str, tolerance: Tolerance) -> Counterpart | None:
+    """Return the value that has the numbers of a right blob: that of its name, or any other."""
+    if right.dtype not in (np.float32, np.int32):
+        return None
+    numbers = as_integers(right)
+    value = net.values.get(name)
+    if value is not None and value.size == right.size:
+        difference, axes = aligned(numbers, value, tolerance)
+        if difference.ok:
+            return Counterpart(name, axes, right.shape, numbers.dtype == np.int32)
+    known = same_numbers(numbers, net.values, net.sizes, tolerance)
+    return Counterpart(known[0], known[1], right.shape, numbers.dtype == np.int32) if known else None
+
+
+def _output_counterpart(net: WrongNet, blob: Blob, value: Array, result: Array | Failure | None) -> Counterpart:
+    """Return where the numbers of an output are in the model's value, which must have the same order of axes."""
+    entry = next((e for e in net.manifest.outputs if e.blob == blob.name), None) if net.manifest else None
+    if entry is not None:
+        counterpart = _fed_counterpart(Slot.of(entry), value)
+        return replace(counterpart, integer=entry.element == "int32")
+    name = net.names[blob.name]
+    if isinstance(result, np.ndarray) and squeezed(result.shape) == squeezed(value.shape):
+        return Counterpart(name, natural(value), result.shape, as_integers(result).dtype == np.int32)
+    return Counterpart(name, natural(value), _unbatched(value), False)
+
+
+def _written(net: WrongNet, folder: Path, part: Part, found: FirstWrong) -> Pair | None:
+    """Write the files of a part; return None if it is not wrong in the way in which the net is."""
+    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as name:
+        staged = PairFiles.at(Path(name))
+        try:
+            manifest, inputs, _, _ = write_pair(staged, net.model, net.param, net.bin, part, net.values)
+            how = Verification(
+                feeds=inputs, on=net.verification.on, modes=(net.mode,), timeout=net.verification.timeout
+            )
+            files = (staged.model, staged.param, staged.bin)
+            report = verify_net(*files, how, manifest=manifest, worker=net.worker)
+        except (ModelError, RunError, UsageError, VerificationError):
+            return None
+    result = found.run.results.get(part.end)
+    kinds: tuple[Status, ...] = ("mismatch", "nan") if isinstance(result, np.ndarray) else ("missing", "crashed")
+    if isinstance(result, np.ndarray) and result.shape != part.counterpart.shape:
+        kinds = ("shape",)
+    if report.outputs[0].status not in kinds:
+        return None
+    written = PairFiles.at(folder)
+    _, _, nodes, layers = write_pair(written, net.model, net.param, net.bin, part, net.values)
+    return Pair(written, nodes, layers, report)
+
+
+def _fed_counterpart(slot: Slot, array: Array) -> Counterpart:
+    """Return where the numbers of an input or output of the net are in the model's."""
+    order = list(range(array.ndim))
+    if slot.batch_axis is not None:
+        order.insert(0, order.pop(slot.batch_axis))
+    shape = (*(() if slot.batch_axis is not None else (1,)), *(array.shape[axis] for axis in order)) or (1, 1)
+    kept = [axis for axis in order if array.shape[axis] != 1]
+    return Counterpart(slot.name, tuple(sorted(kept).index(axis) for axis in kept), shape, array.dtype.kind in "iub")
+
+
+def _unbatched(value: Array) -> tuple[int, ...]:
+    """Return the shape of a blob with a value's numbers, after a batch of one."""
+    return (1, *(squeezed(value.shape) or (1,)))

@@ -1,0 +1,250 @@
+"""The first wrong layer: the first from which a path of wrong blobs leads to a wrong output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnx2ncnn_opt.api.bisection.located import LayerInput, Located
+from onnx2ncnn_opt.api.bisection.wrong_net import Fresh, Results, WrongNet, as_integers
+from onnx2ncnn_opt.ir.correspondence import corresponding
+from onnx2ncnn_opt.ir.graph import Blob, Layer
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.rewrite.events import refs
+from onnx2ncnn_opt.runtime.base import Array, Failure
+from onnx2ncnn_opt.runtime.slots import Slot
+from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, judge, value_name
+from onnx2ncnn_opt.verification.compare import Tolerance, compare
+from onnx2ncnn_opt.verification.comparison import tolerance_of
+
+# Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
+_SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
+
+# What converters fuse into the layer before it, and the layers that it becomes where they do not.
+_ACTIVATIONS = frozenset(
+    ("Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Sigmoid", "Tanh")
+)
+_FUNCTIONS = frozenset(("Clip", "ELU", "GELU", "HardSigmoid", "HardSwish", "Mish", "ReLU", "Sigmoid", "Swish", "TanH"))
+_RIGHT = Verdict("right")
+
+
+@dataclass(frozen=True)
+class BlobVerdicts:
+    """The verdicts of all blobs in one run.
+
+    `way` says how the net was fed. `expected` and `origins` come from a new conversion: the right arrays, and the ONNX
+    nodes of layers.
+    """
+
+    verdicts: Mapping[Blob, Verdict]
+    way: Sequence[Slot]
+    results: Results
+    expected: Mapping[Blob, Array]
+    origins: Mapping[Layer, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class FirstWrong:
+    """The layer that was located, and the verdicts that led to it.
+
+    `end` is the first blob that is surely wrong; `path` are the layers that lead from the first wrong one to an output.
+    """
+
+    located: Located
+    end: Blob
+    path: Sequence[Layer]
+    run: BlobVerdicts
+
+
+def find_first_wrong(net: WrongNet, fresh: Fresh | None) -> FirstWrong | None:
+    """Find the first wrong layer against a new conversion, then against the model's values."""
+    kernels = (True, False) if net.mode == "fp32" else (False,)
+    for exact in kernels if fresh else ():
+        assert fresh is not None
+        if (run := _against_fresh(net, fresh, exact=exact)) and (found := _first_wrong(net, run)):
+            return found
+    for exact in kernels:
+        if (run := _against_values(net, exact=exact)) and (found := _first_wrong(net, run)):
+            return found
+    return None
+
+
+def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts | None:
+    """Judge the blobs by those of the new conversion, in fp32 on this machine's CPU."""
+    announce("ncnn computes all blobs of the net, and of a new conversion")
+    computed = net.fresh_blobs(fresh, exact=exact)
+    if computed is None:
+        return None
+    way, results = next(net.runs(exact=exact), ((), None))
+    if results is None:
+        return None
+    tolerance = net.in_mode(_SAME_KERNELS if exact else tolerance_of(net.loaded))
+    pairs = corresponding(net.graph, fresh.graph)
+    verdicts: dict[Blob, Verdict] = {}
+    expected: dict[Blob, Array] = {}
+    for layer in net.graph:
+        twin = pairs.get(layer)
+        counterparts = dict(zip(layer.outputs, twin.outputs, strict=False)) if twin else {}
+        for blob in layer.outputs:
+            other = counterparts.get(blob)
+            right = None if other is None else computed.get(other.name)
+            if isinstance(right, np.ndarray):
+                expected[blob] = right
+            verdicts[blob] = _verdict(results.get(blob.name), right, tolerance, other.name if other else None)
+    origins = {layer: fresh.origins.get(twin.name, ()) for layer, twin in pairs.items()}
+    return BlobVerdicts(verdicts, way, results, expected, origins)
+
+
+def _verdict(
+    result: Array | Failure | None, expected: Array | Failure | None, tolerance: Tolerance, value: str | None
+) -> Verdict:
+    if result is None:  # an input
+        return _RIGHT
+    if isinstance(result, Failure):
+        return Verdict("wrong", result.reason, value)
+    if not isinstance(expected, np.ndarray):
+        return UNKNOWN
+    if result.shape != expected.shape:
+        return Verdict("wrong", f"its shape is {list(result.shape[1:])}, not {list(expected.shape[1:])}", value)
+    if result.tobytes() == expected.tobytes():
+        return Verdict("right", "", value)
+    return as_verdict(compare(result, as_integers(expected), tolerance), value)
+
+
+def _against_values(net: WrongNet, *, exact: bool) -> BlobVerdicts | None:
+    """Judge the blobs by the model's values, fed in the way that leaves the most of them right."""
+    announce("ncnn and ONNX Runtime compute all blobs and values")
+    tolerance = net.tolerance(exact=exact)
+    best: tuple[int, BlobVerdicts] | None = None
+    for way, results in net.runs(exact=exact):
+        blobs = [blob for layer in net.graph for blob in layer.outputs]
+        verdicts = {blob: _against_value(net, blob, results.get(blob.name), tolerance) for blob in blobs}
+        right = sum(verdict.status == "right" for verdict in verdicts.values())
+        if best is None or right > best[0]:
+            best = right, BlobVerdicts(verdicts, way, results, {}, {})
+    return best[1] if best else None
+
+
+def _against_value(net: WrongNet, blob: Blob, result: Array | Failure | None, tolerance: Tolerance) -> Verdict:
+    if result is None:  # an input
+        return _RIGHT
+    named = value_name(blob.name, net.names)
+    verdict = judge(result, named, net.values, net.sizes, tolerance)
+    if verdict.status == "right" and verdict.value == named and blob.name in net.wrong:
+        return Verdict("wrong", net.wrong[blob.name], named)  # an output must have the model's order of axes
+    return verdict
+
+
+def _first_wrong(net: WrongNet, run: BlobVerdicts) -> FirstWrong | None:
+    """Return the first layer from which a path of blobs that are not right leads to a wrong output."""
+    verdicts = dict(run.verdicts)
+    if net.is_special:
+        verdicts = {blob: _only_special(verdict) for blob, verdict in verdicts.items()}
+    path = _paths_to_outputs(net, verdicts)
+    if not path:
+        return None
+    if not run.expected and (before := _without_function(net.loaded, path[0], verdicts)):
+        maker, message = before
+        path.insert(0, maker)
+        verdicts[maker.outputs[0]] = replace(verdicts[maker.outputs[0]], status="unknown", message=message)
+    run = replace(run, verdicts=verdicts)
+    first = path[0]
+    # Without a twin, a blob in another order of axes is as right as its value.
+    suspects = [] if run.expected else [b.producer for b in first.inputs if b.producer and b.producer.type == "Permute"]
+    for layer in path:
+        if layer is first or _depends(layer, suspects):
+            suspects.append(layer)
+        if layer in suspects and any(verdicts[blob].status == "wrong" for blob in layer.outputs):
+            break
+    blob, end = (
+        next(blob for blob in layer.outputs if verdicts[blob].status != "right") for layer in (first, suspects[-1])
+    )
+    message = verdicts[blob].message
+    if end is not blob and verdicts[end].status == "wrong":
+        message += f"; '{end.name}' after it is {verdicts[end].message}"
+    return FirstWrong(_located(net, run, blob, message, suspects), end, path, run)
+
+
+def _paths_to_outputs(net: WrongNet, verdicts: Mapping[Blob, Verdict]) -> list[Layer]:
+    """Return the layers from which blobs that are not right lead to a wrong output, in the order of the net."""
+    leading: set[Layer] = set()
+    for layer in reversed(net.graph):
+        for blob in layer.outputs:
+            ends = blob.is_output and blob.name in net.wrong
+            if verdicts[blob].status != "right" and (ends or any(user in leading for user in blob.users)):
+                leading.add(layer)
+    return [layer for layer in net.graph if layer in leading and layer.type != "Input"]
+
+
+def _located(net: WrongNet, run: BlobVerdicts, blob: Blob, message: str, suspects: Sequence[Layer]) -> Located:
+    layer, verdicts = blob.producer, run.verdicts
+    assert layer is not None
+    arrays = {b.name: a for b in layer.inputs if isinstance(a := net.array(b, run.way, run.results), np.ndarray)}
+    inputs = tuple(
+        LayerInput(
+            b.name,
+            refs((b.producer,))[0],
+            tuple(arrays[b.name].shape) if b.name in arrays else (),
+            "right" if b.is_input else verdicts[b].status,
+            b.name if b.is_input else verdicts[b].value,
+        )
+        for b in layer.inputs
+        if b.producer is not None
+    )
+    return Located(
+        layer=refs((layer,))[0],
+        blob=blob.name,
+        message=message,
+        mode=net.mode,
+        value=verdicts[blob].value,
+        origin=run.origins.get(layer, ()),
+        inputs=inputs,
+        suspects=refs(tuple(suspects)),
+        arrays=arrays,
+    )
+
+
+def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
+    """Return the layer that passes on the argument of a function instead of its result: a lost activation.
+
+    The argument is a value of the model, and so it looks right; but no blob is the result. A layer with one input may
+    be the function itself, and is to blame first.
+    """
+    functions = _functions(model)
+    right = {verdict.value for verdict in verdicts.values() if verdict.status == "right"}
+    for blob in layer.inputs:
+        verdict, maker = verdicts[blob], blob.producer
+        if verdict.status != "right" or maker is None or blob.is_input or len(maker.outputs) > 1:
+            continue
+        results = functions.get(verdict.value or "", [])
+        if results and layer.type not in _FUNCTIONS and right.isdisjoint(results):
+            message = f"it is '{verdict.value}' of the model, and nothing is '{results[0]}', which is made of that"
+            return maker, message
+    return None
+
+
+def _functions(model: LoadedModel) -> dict[str, list[str]]:
+    """Return the results of unary functions by their argument, if nothing else reads the argument."""
+    results: dict[str, list[str]] = {}
+    others: set[str] = set()
+    for node in model.graph:
+        names = [v.name for v in node.inputs if v is not None and v.const_value is None and v.name]
+        for name in names:
+            if len(names) == 1 and len(node.outputs) == 1 and node.op_type in _ACTIVATIONS:
+                results.setdefault(name, []).append(node.outputs[0].name or "")
+            else:
+                others.add(name)
+    return {name: outputs for name, outputs in results.items() if name not in others}
+
+
+def _depends(layer: Layer, suspects: Collection[Layer]) -> bool:
+    return any(blob.producer in suspects for blob in layer.inputs)
+
+
+def _only_special(verdict: Verdict) -> Verdict:
+    """Return "right" for a blob whose errors are finite."""
+    is_finite = verdict.difference is not None and not verdict.difference.special
+    return replace(verdict, status="right") if verdict.status == "wrong" and is_finite else verdict

@@ -1,0 +1,163 @@
+"""A net that is wrong, its model, and a new conversion of the model: what each of them computes, blob by blob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from onnx2ncnn_opt import entry_points
+from onnx2ncnn_opt.api.lower import Files, reconverted
+from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.param.files import read_net
+from onnx2ncnn_opt.param.names import clean_name
+from onnx2ncnn_opt.param.storage import ROUNDING
+from onnx2ncnn_opt.runtime.base import Array, Failure
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
+from onnx2ncnn_opt.verification.blobs import by_size, model_values
+from onnx2ncnn_opt.verification.compare import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
+from onnx2ncnn_opt.verification.comparison import tolerance_of
+from onnx2ncnn_opt.verification.driver import VerifyReport
+from onnx2ncnn_opt.verification.layers import extract_all
+from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.options import Verification
+
+Results = Mapping[str, Array | Failure]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """The model converted anew: the files, their graph, and the ONNX nodes that its layers come from."""
+
+    files: Files
+    graph: Graph
+    manifest: Manifest
+    origins: Mapping[str, tuple[str, ...]]
+
+
+def convert_anew(model: Path | bytes, manifest: Manifest, folder: Path) -> Fresh | None:
+    """Convert with the passes that the manifest names; return None if that would not give the same net."""
+    conversion = reconverted(model, manifest)
+    if conversion is None:
+        return None
+    files = conversion.save(folder / "fresh")
+    origins = {clean_name(layer.name): layer.origin for layer in conversion.graph}
+    graph = read_net(files.param, files.bin, entry_points.layer_types()).graph
+    return Fresh(files, graph, conversion.manifest(), origins)
+
+
+@dataclass
+class WrongNet:
+    """A net that is wrong, on the inputs and in the mode in which verification found that.
+
+    `worker` runs it where it was verified, `here` on this machine's CPU.
+    """
+
+    model: Path | bytes
+    loaded: LoadedModel
+    param: Path
+    bin: Path
+    graph: Graph
+    manifest: Manifest | None
+    report: VerifyReport
+    verification: Verification
+    worker: NcnnWorker
+    here: NcnnWorker
+
+    def __post_init__(self) -> None:
+        assert self.report.wrong is not None
+        self.mode, self.feeds = self.report.wrong
+        wrong = [o for o in self.report.outputs if o.mode == self.mode and o.status not in ("ok", "unproven")]
+        self.wrong = {output.blob: output.message for output in wrong if output.blob}
+        self.names = {output.blob: output.name for output in self.report.outputs if output.blob}
+        # In 16 bits blobs may be off by more than outputs may be; infinity has another origin.
+        self.is_special = self.mode != "fp32" and all(output.status == "nan" for output in wrong)
+        # If the net dies as a whole, no single output is to blame.
+        if any(output.blob is None and output.status != "missing" for output in wrong):
+            self.wrong = {blob.name: "" for blob in self.graph.outputs} | self.wrong
+
+    def runs(self, *, exact: bool) -> Iterator[tuple[Sequence[Slot], Results]]:
+        """Yield all blobs of the net, for each way to feed it that it takes."""
+        runner = NcnnRunner(
+            self.param,
+            self.bin,
+            worker=self.worker,
+            mode=self.mode,
+            exact=exact,
+            timeout=self.verification.timeout,
+            threads=None,
+        )
+        try:
+            for way in input_slots(self.manifest, self.feeds, runner.input_names()):
+                try:
+                    yield way, extract_all(runner, self.graph, model_feeds(way, self.feeds))
+                except UsageError:  # an array that no Mat can hold
+                    continue
+        except RunError:
+            return
+
+    def fresh_blobs(self, fresh: Fresh, *, exact: bool) -> Results | None:
+        """Return all blobs of the new conversion here; None if that differs from the model, too."""
+        files = fresh.files
+        runner = NcnnRunner(
+            files.param, files.bin, worker=self.here, exact=exact, timeout=self.verification.timeout, threads=None
+        )
+        way = input_slots(fresh.manifest, self.feeds, runner.input_names())[0]
+        results = extract_all(runner, fresh.graph, model_feeds(way, self.feeds))
+        expected = OrtRunner(self.model, values=self.loaded.values, timeout=self.verification.timeout).run(self.feeds)
+        for entry in fresh.manifest.outputs:
+            result, array = results.get(entry.blob), expected[entry.name]
+            if not isinstance(result, np.ndarray) or result.size != array.size:
+                return None
+            if entry.batch_axis:
+                array = np.moveaxis(array, entry.batch_axis, 0)
+            if not compare(result.reshape(array.shape), array, tolerance_of(self.loaded)).ok:
+                return None
+        return results
+
+    @cached_property
+    def values(self) -> dict[str, Array]:
+        """What ONNX Runtime computes for every node of the model's graph, and its inputs."""
+        return model_values(self.model, self.feeds, self.loaded.values, self.verification.timeout)
+
+    @cached_property
+    def sizes(self) -> dict[int, list[str]]:
+        """The names of the model's values by their number of elements."""
+        return by_size(self.values)
+
+    def tolerance(self, *, exact: bool) -> Tolerance:
+        """Return the tolerance for a blob against the model's value; `exact` kernels only round."""
+        usual = tolerance_of(self.loaded)
+        closer = replace(usual, relative=min(usual.relative, UNKNOWN_ROUNDING), slices=False) if exact else usual
+        return self.in_mode(closer)
+
+    def in_mode(self, tolerance: Tolerance) -> Tolerance:
+        """Widen a tolerance for the mode, and for weights in 16 or 8 bits."""
+        weights = [{w.encoding for _, w in layer.weights.stored_items()} for layer in self.graph if layer.weights]
+        for encoding in (Encoding.INT8, Encoding.BF16, Encoding.FP16):
+            if count := sum(encoding in found for found in weights):
+                tolerance = with_rounding(ROUNDING.get(encoding, 0.5 / 127), count, tolerance)
+                break
+        return in_mode(self.mode, tolerance)
+
+    def array(self, blob: Blob, way: Sequence[Slot], results: Results) -> Array | Failure | None:
+        """Return the numbers of a blob, those that were fed for an input."""
+        if not blob.is_input:
+            return results.get(blob.name)
+        return next((self.feeds[slot.name] for slot in way if slot.blob == blob.name), None)
+
+
+def as_integers(array: Array) -> Array:
+    """View an array as int32 if it holds integers in the bits of float32: as floats all are subnormal, zero or NaN."""
+    if array.dtype == np.float32 and array.any() and (~(np.abs(array) >= np.finfo(np.float32).tiny)).all():
+        return array.view(np.int32)
+    return array

@@ -1,0 +1,59 @@
+"""The layers that dynamic dimensions cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx2ncnn_opt.api.lower import Conversion, lower
+from onnx2ncnn_opt.errors import Error
+from onnx2ncnn_opt.ir.dim import Dim, Sym
+from onnx2ncnn_opt.onnx.importer import Port
+from onnx2ncnn_opt.param.splits import count_layers
+
+
+def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
+    """Return what dynamic dimensions cost, and how to fix them: a line for the batch, and one for the others.
+
+    There is no line if it costs no layer, nor for a batch that is no part of the net. The model is lowered once more
+    with a batch of one, and once with the sizes of the others that it `ran_at`, each with the `options` of `lower`.
+    """
+    fixed: dict[str, Dim] = {}
+    free = {p.free_batch for p in conversion.inputs}
+    first = {str(p.shape[0]) for p in conversion.inputs if len(p.shape) > 1 and isinstance(p.shape[0], Sym)}
+    batch = dict.fromkeys(sorted(first - free), 1)
+    names = {name for p in conversion.inputs for size in p.shape if isinstance(size, Sym) for name in size.names()}
+    names -= free
+    others = {name: size for name, size in (ran_at or {}).items() if name in names - set(batch)}
+    if not batch and not others:
+        return []
+    lines, layers = [], count_layers(conversion.graph)
+    for sizes in [each for each in (batch, others) if each]:
+        fixed |= sizes
+        shapes = {
+            port.name: [size.subs(fixed) if isinstance(size, Sym) else size for size in port.shape]
+            for port in conversion.inputs
+            if any(isinstance(size, Sym) and not size.names().isdisjoint(fixed) for size in port.shape)
+        }
+        try:
+            other = lower(conversion.source, shapes={**conversion.model.given, **shapes}, **options)
+            count = count_layers(other.graph)
+        except Error:  # they cannot be fixed so
+            continue
+        cost, layers = layers - count, count
+        if cost > 0:
+            more = "1 layer" if cost == 1 else f"{cost} layers"
+            verb, them = ("is", "it") if len(sizes) == 1 else ("are", "them")
+            ports = [port for port in conversion.inputs if port.name in shapes]
+            known = conversion.model.given
+            given = " ".join(_shape_option(p, shapes[p.name], is_given=p.name in known) for p in ports)
+            how = given if sizes is batch else f"your sizes, as in {given}"
+            lines.append(f"{', '.join(sizes)} {verb} dynamic, which costs {more}; fix {them} with {how}")
+    return lines
+
+
+def _shape_option(port: Port, sizes: Sequence[Dim], *, is_given: bool) -> str:
+    """Return the option that binds an input to these sizes, with ``?`` for the model's, unless the shape `is_given`."""
+    known = zip(sizes, port.shape, strict=True)
+    texts = ("?" if size == before and not is_given else str(size).replace(" ", "") for size, before in known)
+    return f"--shape {port.name}:{','.join(texts)}"

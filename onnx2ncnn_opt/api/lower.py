@@ -1,0 +1,394 @@
+"""A model as an ncnn graph in memory: lower it, look at the graph, verify it, save it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx2ncnn_opt import entry_points, passes
+from onnx2ncnn_opt.errors import (
+    ConversionError,
+    UsageError,
+    VerificationError,
+    check_option,
+    check_options,
+)
+from onnx2ncnn_opt.finish import finish, require_release
+from onnx2ncnn_opt.ir.dim import Dim, Shape
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
+from onnx2ncnn_opt.manifest import Bound, Image, LayerCount, Manifest, Masked, Source, Tensor, file_hash
+from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
+from onnx2ncnn_opt.onnx.importer import Port, import_model
+from onnx2ncnn_opt.onnx.read.exported import exported, reference
+from onnx2ncnn_opt.onnx.read.given import GivenShapes
+from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
+from onnx2ncnn_opt.onnx.value import is_float
+from onnx2ncnn_opt.param.files import NetFiles, all_or_nothing, write_staged
+from onnx2ncnn_opt.param.names import clean_name
+from onnx2ncnn_opt.param.splits import count_layers, list_layers
+from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of
+from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.rewrite.events import Event, Rewritten
+from onnx2ncnn_opt.rewrite.masks import Mask, added_inputs, put_masks
+from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.version import __version__
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from onnx2ncnn_opt.outputs import Latency
+    from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
+    from onnx2ncnn_opt.verification.driver import VerifyReport
+    from onnx2ncnn_opt.verification.masks import Precision
+
+NOT_RUN = "what custom operators compute is not known here"
+
+
+@dataclass(frozen=True)
+class Files(NetFiles):
+    """The files of a net, and its manifest."""
+
+    manifest: Path
+
+    @classmethod
+    def of(cls, prefix: str | os.PathLike[str]) -> Files:
+        """PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json."""
+        base = f"{os.fspath(prefix)}.ncnn"
+        net = NetFiles.at(base)
+        return cls(net.param, net.bin, Path(f"{base}.json"))
+
+
+@dataclass(frozen=True, eq=False)
+class Conversion(Rewritten):
+    """A converted model, in memory.
+
+    `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
+    `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
+    written without passes. `custom` says which operators became layers of their own, and what their parameters are.
+    `minimum` are dynamic dimensions that must not be smaller. `masks` are the layers that fp16 is not enough for, and
+    `precision` is what fp16 does to the net, if that was estimated. `images` are the inputs that take pixels. `equal`
+    are names of dynamic dimensions that have to be equal, `cost` says what dynamic dimensions cost. `report` is the
+    verification, None if there was none, and `latency` the time of a run, if it was measured.
+    """
+
+    model: LoadedModel
+    source: Any
+    graph: Graph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    events: tuple[Event, ...]
+    layers_before: int
+    cut: tuple[str, ...] = ()
+    release: int = NEWEST
+    storage: Storage | None = None
+    custom: tuple[CustomOp, ...] = ()
+    minimum: Mapping[Dim, int] = field(default_factory=dict)
+    masks: tuple[Mask, ...] = ()
+    precision: Precision | None = None
+    images: Mapping[str, Image] = field(default_factory=dict)
+    equal: tuple[tuple[str, ...], ...] = ()
+    cost: tuple[str, ...] = ()
+    report: VerifyReport | None = None
+    latency: Latency | None = None
+
+    def __repr__(self) -> str:
+        shapes = "; ".join(f"{p.name} [{', '.join(map(str, p.shape))}]" for p in (*self.inputs, *self.outputs))
+        return f"Conversion({self.model.name}: {self.layers_before} -> {count_layers(self.graph)} layers, {shapes})"
+
+    @property
+    def fed_masks(self) -> list[str]:
+        """The inputs that are added to scores, by name."""
+        added = added_inputs(self.graph)
+        return [port.name for port in self.inputs if port.blob in added]
+
+    def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
+        """What PREFIX.ncnn.json says; `names` are the blobs' names in the .param file where they differ."""
+        listing = list_layers(self.graph)
+        known = names or listing.names
+        return Manifest(
+            inputs=tuple(replace(_entry(p, known), image=self.images.get(p.name)) for p in self.inputs),
+            outputs=tuple(_entry(port, known) for port in self.outputs),
+            source=Source(self.model.source_sha256, self.model.opsets.get("", 1)),
+            tool=f"onnx2ncnn-opt {__version__}",
+            ncnn=str(self.release),
+            layers=LayerCount(self.layers_before, len(listing.lines)),
+            passes=tuple(dict.fromkeys(event.pass_name for event in self.applied)),
+            values=tuple(Bound.of(name, array) for name, array in self.model.values.items()),
+            masks=tuple(Masked(clean_name(m.layer), int(m.features), m.reason, m.largest) for m in self.masks),
+            minimum={str(size): least for size, least in self.minimum.items()},
+            least_ncnn=str(least_release(self.graph)),
+        )
+
+    @contextmanager
+    def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
+        """The files under temporary names, which are renamed when the block ends without an error."""
+        files = Files.of(prefix)
+        with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
+            names = write_staged(self.graph, param, bin)
+            manifest.write_text(self.manifest(names).to_json())
+            yield Files(param, bin, manifest)
+
+    def save(self, prefix: str | os.PathLike[str]) -> Files:
+        """Write PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json: all of them, or none.
+
+        Raises VerificationError for a net that failed verification.
+        """
+        check_options(prefix=prefix)
+        if self.report is not None:
+            self.report.check()
+        with self.staged(prefix):
+            pass
+        return Files.of(prefix)
+
+    def estimated(
+        self,
+        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        *,
+        masks: bool = True,
+        worker: NcnnWorker | None = None,
+    ) -> Conversion:
+        """Run the net as if in fp16; return the conversion with the `masks` that it needs, and `precision`.
+
+        The inputs are the feeds of the verification, or else ordinary and large ones. `worker` is a process to use
+        again. Raises RunError if ncnn cannot run the net, and VerificationError for `custom` operators.
+        """
+        from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
+        from onnx2ncnn_opt.verification.estimate import Estimator
+        from onnx2ncnn_opt.verification.inputs import draws
+        from onnx2ncnn_opt.verification.masks import find_masks, measure
+        from onnx2ncnn_opt.verification.runs import any_feeds, drawn_feeds
+
+        if self.custom:
+            raise VerificationError(f"nothing can be estimated: {NOT_RUN}")
+        source, manifest = reference(self.source), self.manifest()
+        if verification.feeds is None:
+            wanted = draws(verification.seed, is_small=False)
+            fed = drawn_feeds(source, self.model, manifest, wanted, outputs=self.cut)
+        else:
+            fed = [any_feeds(source, self.model, manifest, outputs=self.cut, feeds=verification.feeds)]
+        runs: list[dict[Blob, Feed]] = []
+        for given in fed:
+            pixels = {name: image.pixels(given[name]) for name, image in self.images.items()}
+            runs.append({port.blob: Feed({**given, **pixels}[port.name], port.batch_axis) for port in self.inputs})
+        integers = {port.blob for port in self.outputs if not is_float(port.dtype)}
+        with Estimator(self.graph, runs[0], worker=worker) as estimator:
+            estimators = [estimator.on(run) for run in runs]
+            if not masks:
+                return replace(self, precision=measure(*estimators, integers=integers))
+            found, precision = find_masks(*estimators, integers=integers)
+        put_masks(self.graph, ((layer, mask.features) for layer, mask in found.items()))
+        return replace(self, masks=(*self.masks, *found.values()), precision=precision)
+
+    def verify(
+        self,
+        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        *,
+        files: Files | None = None,
+        worker: NcnnWorker | None = None,
+    ) -> VerifyReport:
+        """Compare the net with ONNX Runtime on the original model; `files` are those of the net, if they exist.
+
+        Raises VerificationError if there is nothing to compare with: nobody here can run `custom` operators.
+        """
+        from onnx2ncnn_opt.verification.compare import with_rounding
+        from onnx2ncnn_opt.verification.comparison import tolerance_of  # both runtimes
+        from onnx2ncnn_opt.verification.verify import verify_net
+
+        if self.custom:
+            raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
+        if files is None:
+            with self.staged_in_temporary_folder() as staged:
+                return self.verify(verification, files=staged, worker=worker)
+        how = replace(verification, outputs=verification.outputs or self.cut)
+        if self.storage is not None and how.tolerance is None:
+            usual = tolerance_of(self.model)
+            rounded = with_rounding(ROUNDING[self.storage.encoding], self.storage.depth, usual)
+            how = replace(how, tolerance=rounded)
+        source = reference(self.source)
+        return verify_net(source, files.param, files.bin, how, manifest=self.manifest(), worker=worker)
+
+    @contextmanager
+    def staged_in_temporary_folder(self) -> Iterator[Files]:
+        """Write the files to a folder that exists as long as the block runs."""
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder, self.staged(Path(folder) / "net") as files:
+            yield files
+
+    def benchmark(
+        self,
+        verification: Verification = Verification(),  # noqa: B008 - it is frozen
+        *,
+        files: Files | None = None,
+        seconds: float = 2.0,
+    ) -> Latency:
+        """Time the net beside ONNX Runtime: one thread of this machine each, in fp32, in turns, for some `seconds`.
+
+        `files` are those of the net, if they exist; the inputs are those of the verification. Raises RunError if either
+        cannot run it, and VerificationError for `custom` operators.
+        """
+        from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
+        from onnx2ncnn_opt.runtime.ort import OrtRunner, OrtWorker
+        from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
+        from onnx2ncnn_opt.verification.latency import in_turns
+        from onnx2ncnn_opt.verification.runs import any_feeds
+
+        check_options(seconds=seconds)
+        if self.custom:
+            raise VerificationError(f"the net cannot be timed: {NOT_RUN}")
+        if files is None:
+            with self.staged_in_temporary_folder() as staged:
+                return self.benchmark(verification, files=staged, seconds=seconds)
+        model, manifest = reference(self.source), self.manifest()
+        feeds, seed = verification.feeds, verification.seed
+        given = any_feeds(model, self.model, manifest, outputs=self.cut, feeds=feeds, seed=seed)
+        blobs = model_feeds([Slot.of(entry) for entry in manifest.inputs], given)
+        outputs = [entry.blob for entry in manifest.outputs]
+        worker = OrtWorker()
+        try:
+            other = OrtRunner(model, outputs=self.cut, values=self.model.values, fast=True, worker=worker)
+            with NcnnRunner(files.param, files.bin) as net:
+                return in_turns(partial(net.time, blobs, outputs), partial(other.time, given), seconds)
+        finally:
+            worker.close()
+
+
+def lower(
+    model: Any,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    shapes: GivenShapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
+    batch_axes: Mapping[str, int | None] | None = None,
+    optimize: bool = True,
+    skip: Collection[str] = (),
+    limit: int | None = None,
+    release: int = NEWEST,
+    storage: str | None = None,
+    custom: Collection[str] = (),
+    masks: bool = True,
+    images: Mapping[str, Image | str] | None = None,
+) -> Conversion:
+    """Lower an ONNX model to an ncnn graph, and run the passes. Nothing is run.
+
+    `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram; or, where torch is installed, a
+    path of a .pt2 file, a torch.export.ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by
+    name) and perhaps `dynamic_shapes`, as torch.export.export takes them. `shapes` binds the sizes of inputs by name: a
+    number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for what the model says; dynamic
+    dimensions that stay are dynamic in the net too. `values` binds whole inputs to a number, bool or array, which
+    become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the model's outputs. `batch_axes`
+    says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out,
+    `limit` stops after so many rewrites. `release` (YYYYMMDD) is the oldest ncnn that has to run the net. `storage`
+    "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that become layers of
+    their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
+    that fp16 is certainly not enough for; `Conversion.estimated` finds the others. `images` are inputs by name that the
+    net is to take as pixels of 0..255, with what the model wants done to them: an `Image`, or text such as
+    "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
+
+    Raises:
+        ModelError: the model is broken or unsafe to open.
+        UnsupportedError: ncnn cannot express some nodes; it names all of them.
+        UsageError: `shapes`, `values`, `outputs`, `batch_axes`, `skip`, `storage`, `custom` or `images` do not fit.
+    """
+    check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
+    check_options(images=images)
+    check_option("names", "custom", custom)
+    for name, sizes in (shapes or {}).items():
+        check_option("list", f"shapes['{name}']", sizes)
+    for name, axis in (batch_axes or {}).items():
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+            raise UsageError(f"batch_axes['{name}'] has to be an axis or None, not {axis!r:.80}")
+    chosen = entry_points.select(skip=skip)
+    check_release(release)
+    encoding = encoding_of(storage, release)
+    requested = parse_custom(custom)
+    entry_points.installed_ops()
+    announce("reading the model")
+    source = exported(model, inputs, dynamic_shapes)
+    loaded = load_model(
+        source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
+    )
+    if source is not model and isinstance(model, (str, os.PathLike)):
+        sha256 = file_hash(Path(model))
+        loaded = replace(loaded, digest=lambda: sha256)
+    announce("making layers of the operators")
+    imported = import_model(loaded, batch_axes=batch_axes, types=entry_points.layer_types(), custom=requested)
+    wanted = {name: parse_image(name, image) for name, image in (images or {}).items()}
+    take_pixels(imported, wanted)
+    before = count_layers(imported.graph)
+    events = passes.run(imported.graph, chosen, limit=limit, release=release) if optimize else []
+    require_release(imported.graph, release)
+    # A pass may put another blob in an output's place, but keeps their order.
+    ports = zip(imported.outputs, imported.graph.outputs, strict=True)
+    results = tuple(port._replace(blob=blob) for port, blob in ports)
+    integers = {port.blob for port in (*imported.inputs, *results) if not is_float(port.dtype)}
+    finished = finish(imported.graph, encoding=encoding, masks=masks, integers=integers)
+    return Conversion(
+        model=loaded,
+        source=source,
+        graph=imported.graph,
+        inputs=imported.inputs,
+        outputs=results,
+        events=tuple(events),
+        layers_before=before,
+        cut=tuple(outputs),
+        release=release,
+        storage=finished.storage,
+        custom=imported.custom,
+        masks=finished.masks,
+        minimum=imported.minimum,
+        images=wanted,
+    )
+
+
+def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
+    """The model converted anew with the passes that the manifest names; None where it would not be the same net."""
+    named = {entry.name: entry for entry in manifest.inputs}
+    try:
+        conversion = lower(
+            model,
+            shapes={name: entry.shape for name, entry in named.items()},
+            values={value.name: value.array() for value in manifest.values},
+            batch_axes={name: entry.batch_axis for name, entry in named.items()},
+            images={name: entry.image for name, entry in named.items() if entry.image},
+            skip=[p.name for p in entry_points.pipeline() if p.name not in manifest.passes],
+            release=int(manifest.ncnn),
+        )
+    except (ConversionError, UsageError, ValueError):  # another version's manifest may ask for what this one has not
+        return None
+    return conversion if conversion.manifest().layers == manifest.layers else None
+
+
+def unoptimised(conversion: Conversion) -> Conversion:
+    """The model converted as it was, without passes and without 16 bit weights."""
+    return lower(
+        conversion.source,
+        shapes=conversion.model.given,
+        values=conversion.model.values,
+        outputs=conversion.cut,
+        batch_axes={port.name: port.batch_axis for port in conversion.inputs},
+        optimize=False,
+        images=conversion.images,
+        custom=[op.request for op in conversion.custom],
+        masks=False,
+    )
+
+
+def _entry(port: Port, names: Mapping[Blob, str]) -> Tensor:
+    return Tensor(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
+
+
+def _sizes(shape: Shape) -> tuple[int | str | None, ...]:
+    return tuple(size if isinstance(size, int) else str(size) for size in shape)
+
+
+def _dtype(dtype: np.dtype[np.generic]) -> str:
+    return dtype.name

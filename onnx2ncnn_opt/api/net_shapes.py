@@ -1,0 +1,182 @@
+"""The shapes of a net's blobs: those that its files state or imply, and those that passes may rely on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from onnx2ncnn_opt.errors import ShapeError, UsageError
+from onnx2ncnn_opt.ir.dim import Dim, Shape, symbol
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.shapes import assign_shapes
+from onnx2ncnn_opt.ir.spec import SHAPE_HINTS_ID
+from onnx2ncnn_opt.manifest import Manifest, read_manifest
+from onnx2ncnn_opt.param.pnnx import shapes_beside
+
+
+def manifest_of(path: Path, graph: Graph) -> Manifest | None:
+    """NET.json beside NET.param, if it is a manifest with the net's inputs and outputs."""
+    try:
+        manifest = read_manifest(path.with_suffix(".json"))
+    except UsageError:  # there is none, or it is something else
+        return None
+    blobs = [{blob.name for blob in graph.inputs}, {blob.name for blob in graph.outputs}]
+    named = [{entry.blob for entry in entries} for entries in (manifest.inputs, manifest.outputs)]
+    return manifest if blobs == named else None
+
+
+def shapes_of_pnnx(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+    """The shapes that pnnx tells of inputs whose shape nothing else tells."""
+    _, shapes = shapes_beside(param)
+    open_inputs = {blob.name for blob in graph.inputs if not is_fixed(blob.shape)} - set(given)
+    return {name: numbers(shape) for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
+
+
+def without_batches(graph: Graph, sizes: dict[str, tuple[int, ...]], given: Mapping[str, Sequence[int]]) -> list[str]:
+    """Take a leading 1 of given shapes for the batch, where the net does not take them otherwise; returns whose."""
+    batched = [name for name, shape in given.items() if len(shape) > 1 and shape[0] == 1 and name in sizes]
+    whole = [name for name in batched if len(sizes[name]) > 4]
+    if not whole and not infer_shapes(graph, sizes):
+        return []
+    for names in (batched, *([name] for name in batched)):
+        tried = {**sizes, **{name: sizes[name][1:] for name in names}}
+        if set(whole) <= set(names) and not infer_shapes(graph, tried):
+            sizes.update(tried)
+            return list(names)
+    return []
+
+
+def shape_notes(
+    graph: Graph,
+    sizes: Mapping[str, Sequence[int]],
+    beside: Mapping[str, Sequence[int]],
+    batched: Sequence[str],
+    param: Path,
+) -> Iterator[str]:
+    """What the reader should know about the shapes and the layers."""
+    path, _ = shapes_beside(param) if beside else (None, {})
+    if path is not None:
+        yield f"from {path.name}: {', '.join(f'{name}:{_text(sizes[name])}' for name in beside if name in sizes)}"
+    for name in batched:
+        if name not in beside:
+            yield f"{name}:{_text((1, *sizes[name]))} is a batch of one, {name}:{_text(sizes[name])}"
+    unknown = Counter(layer.type for layer in graph if layer.spec is None)
+    for kind, count in unknown.items():
+        layers = f"{count} layers" if count > 1 else "1 layer"
+        yield f"ncnn has no layer type {kind} ({layers}): the net loads only where a program registers it"
+
+
+def _text(shape: Sequence[int]) -> str:
+    return ",".join(map(str, shape))
+
+
+def bound_shapes(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of inputs that are known, stated ones replaced by those given."""
+    if not partial:
+        check_known(graph, given)
+    sizes = {blob.name: numbers(blob.shape) for blob in graph.inputs if is_fixed(blob.shape)}
+    return {**sizes, **{blob.name: tuple(given[blob.name]) for blob in graph.inputs if blob.name in given}}
+
+
+def check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
+    """Raise UsageError for a shape of an unknown input, or one that no blob can have."""
+    names = [blob.name for blob in graph.inputs]
+    for name, shape in given.items():
+        if name not in names:
+            raise UsageError(f"no input is called '{name}'; inputs are: {', '.join(names)}")
+        is_batched = len(shape) == 5 and shape[0] == 1
+        if not (1 <= len(shape) <= 4 or is_batched) or not all(size > 0 for size in shape):
+            raise UsageError(
+                f"'{name}' cannot have the shape {','.join(map(str, shape))}: a blob has 1 to 4 sizes above 0"
+            )
+
+
+def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mapping[str, int] | None = None) -> None:
+    """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else those that are stated.
+
+    `batches` are the inputs' batch counts, where they are not 1; without them a leading 1 may be a batch of one. Raises
+    UsageError where `shapes` do not fit the net's inputs.
+    """
+    sizes = bound_shapes(graph, shapes, partial=False)
+    if batches is None:
+        without_batches(graph, sizes, shapes)
+    infer_shapes(graph, sizes, batches)
+
+
+def infer_shapes(graph: Graph, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim] | None = None) -> str:
+    """Shapes of all blobs from those of the inputs; unknown after what cannot be inferred, which is not an error here.
+
+    Returns what is wrong with the first layer that cannot have such inputs.
+    """
+    problems = [_infer_layer(layer, sizes, batches or {}) for layer in graph]
+    return next(filter(None, problems), "")
+
+
+def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim]) -> str:
+    if layer.type == "Input":
+        for blob in layer.outputs:
+            known = sizes.get(blob.name)
+            blob.shape, blob.batch = tuple(known) if known else None, batches.get(blob.name, 1)
+        return ""
+    try:
+        assign_shapes(layer)
+    except ShapeError as error:
+        for blob in layer.outputs:
+            blob.shape, blob.batch = None, 1
+        return str(error)
+    return ""
+
+
+def open_shapes(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
+    """Leave in the graph only shapes that passes may rely on: an Input hints at its sizes, programs feed others too.
+
+    What stays are the channels of images and volumes, which convolutions fix anyway, and sizes of 1; the others become
+    symbols. ncnn decides some things by whether a size is 1, which a symbol is assumed not to be: where that is not so
+    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown. Where a Reshape
+    makes the batch an axis, its count is such a size.
+    """
+    stated = {blob: blob.shape for layer in graph for blob in layer.outputs}
+    symbols = {
+        name: tuple(
+            size if size == 1 or (axis == 0 and len(shape) > 2) else symbol(f"{name}.{axis}")
+            for axis, size in enumerate(shape)
+        )
+        for name, shape in sizes.items()
+    }
+    values = {f"{name}.{axis}": size for name, shape in sizes.items() for axis, size in enumerate(shape)}
+    is_axis = any(layer.type == "Reshape" and "input_batch_axis" in layer.params for layer in graph)
+    batches = {blob.name: symbol(f"{blob.name}.batch") for blob in graph.inputs} if is_axis else {}
+    values |= {f"{name}.batch": 1 for name in batches}
+
+    def is_safe(blob: Blob) -> bool:
+        shape, expected = blob.shape or (), stated[blob] or ()
+        if len(shape) != len(expected):
+            return False
+        return all(
+            size == known if isinstance(size, int) else size.subs(values) == known != 1
+            for size, known in zip(shape, expected, strict=True)
+        )
+
+    for layer in graph:
+        _infer_layer(layer, symbols, batches)
+        for blob in layer.outputs:
+            if not is_safe(blob):
+                blob.shape = None
+
+
+def add_hints(graph: Graph) -> None:
+    """Parameter 30 for all layers whose outputs' shapes are known; the writer fills it in from them."""
+    for layer in graph:
+        if layer.outputs and layer.type != "Split" and all(is_fixed(blob.shape) for blob in layer.outputs):
+            layer.params["shape_hints" if layer.spec else SHAPE_HINTS_ID] = ()
+
+
+def is_fixed(shape: Shape | None) -> bool:
+    """Return True for a known shape without dynamic dimensions."""
+    return shape is not None and all(isinstance(size, int) for size in shape)
+
+
+def numbers(shape: Shape | None) -> tuple[int, ...]:
+    """Return the fixed sizes of a shape."""
+    return tuple(size for size in shape or () if isinstance(size, int))

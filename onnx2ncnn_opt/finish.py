@@ -1,0 +1,55 @@
+"""The last step before a graph is written: the release, storage in 16 bits, feature masks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from onnx2ncnn_opt.errors import Unsupported, UnsupportedError
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.ir.releases import too_new
+from onnx2ncnn_opt.ir.weight import Encoding
+from onnx2ncnn_opt.param.splits import count_layers
+from onnx2ncnn_opt.param.storage import Storage, own_storage, plan_storage
+from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The storage plan that was applied, the masks that were set, and the number of layers that a file has."""
+
+    storage: Storage | None
+    masks: tuple[Mask, ...]
+    layers: int
+
+
+def finish(
+    graph: Graph,
+    *,
+    encoding: Encoding | None = None,
+    keeps_storage: bool = False,
+    masks: bool = True,
+    integers: Collection[Blob] = (),
+) -> Finished:
+    """Apply the storage plan to a graph after the passes, and set the masks that the graph proves.
+
+    `encoding` stores weights in 16 bits. Without it a net that was read `keeps_storage`: weights that passes computed
+    from weights in 16 bits alone get 16 bits again. `integers` are the blobs that hold integers for the caller.
+    """
+    plan = plan_storage(graph, encoding) if encoding else own_storage(graph) if keeps_storage else None
+    if plan:
+        plan.apply()
+    proved = prove_masks(graph, integers=integers) if masks else {}
+    put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
+    return Finished(plan, tuple(proved.values()), count_layers(graph))
+
+
+def require_release(graph: Graph, release: int) -> None:
+    """Raise UnsupportedError, which names every layer that an ncnn release does not have."""
+    nodes = [
+        Unsupported(", ".join(layer.origin) or layer.name, layer.type, reason)
+        for layer in graph
+        if (reason := too_new(layer, release)) is not None
+    ]
+    if nodes:
+        raise UnsupportedError(nodes)

@@ -1,0 +1,152 @@
+"""The one loop of verification: a net in each mode, on each set of inputs, against its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, get_args
+
+from onnx2ncnn_opt.errors import VerificationError
+from onnx2ncnn_opt.manifest import Manifest
+from onnx2ncnn_opt.outputs import OutputReport, Status
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.verification.inputs import Draw
+from onnx2ncnn_opt.verification.runs import Run
+
+MODEL = "ONNX Runtime's"  # outputs, the reference of a converted net
+_COMPARED = ("ok", "mismatch", "nan")
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """All outputs, in the model's order, in each mode; `seed` is the first of the inputs, None if they were given.
+
+    `sizes` are the dynamic sizes of the runs, one entry for a net that has none, `shapes` those of the inputs that have
+    such sizes, and `draws` the inputs at these sizes. `notes` are facts about the model for the reader. An output's
+    numbers are the largest of all runs, its status the worst. `checked` says where ncnn ran and in which modes.
+    `against` names the reference. If weights are stored in 16 bits, `optimize` has in `folded` the outputs of the same
+    net in 32 bits, which agree much better. `wrong` is the first mode and the inputs by name that gave a wrong output,
+    None if there are none. `manifest` said how arrays go in and out.
+    """
+
+    outputs: tuple[OutputReport, ...]
+    seed: int | None
+    sizes: tuple[Mapping[str, int], ...] = ({},)
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ({},)
+    checked: str = ""
+    draws: tuple[Draw, ...] = ()
+    notes: tuple[str, ...] = ()
+    against: str = MODEL
+    folded: tuple[OutputReport, ...] = ()
+    wrong: tuple[str, Mapping[str, Array]] | None = field(default=None, repr=False, compare=False)
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"VerifyReport({', '.join(map(str, self.rows))}; {self.checked})"
+
+    @property
+    def rows(self) -> tuple[OutputReport, ...]:
+        """`folded` and `outputs`."""
+        return (*self.folded, *self.outputs)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output agrees."""
+        return all(output.status == "ok" for output in self.rows)
+
+    def renamed(self, staged: Sequence[Path], files: Sequence[Path]) -> VerifyReport:
+        """Return the report with the final names of files in its messages."""
+
+        def named(message: str) -> str:
+            for part, path in zip(staged, files, strict=True):
+                message = message.replace(str(part), str(path))
+            return message
+
+        outputs, folded = (
+            tuple(replace(row, message=named(row.message)) for row in rows) for rows in (self.outputs, self.folded)
+        )
+        return replace(self, outputs=outputs, folded=folded)
+
+    def check(self) -> None:
+        """Raise VerificationError with a line for each output that does not agree."""
+        check_outputs(self.folded, f"from {self.against} before their weights are stored in 16 bits")
+        check_outputs(self.outputs, f"from {self.against}")
+
+
+def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
+    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's"."""
+    wrong = [
+        f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
+        for output in outputs
+        if output.status != "ok"
+    ]
+    if wrong:
+        raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
+
+
+class Judge(Protocol):
+    """A net beside its reference: a model in ONNX Runtime, or the net that it was made of."""
+
+    def runs(self, mode: str) -> Iterable[Run]:
+        """Return the inputs for a mode, with the reference's outputs."""
+
+    def compare(self, run: Run, mode: str) -> Sequence[OutputReport]:
+        """Run the net on these inputs, and compare its outputs."""
+
+    def explain(self, rows: list[OutputReport], mode: str) -> list[OutputReport]:
+        """Add causes to the reports of a mode."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The reports of all outputs in all modes, and the first mode and inputs that gave a wrong output."""
+
+    rows: tuple[OutputReport, ...]
+    wrong: tuple[str, Mapping[str, Array]] | None
+
+
+def judge_modes(judge: Judge, modes: Sequence[str]) -> Judgement:
+    """Run a net in each mode, up to the first inputs that give a wrong output."""
+    rows: list[OutputReport] = []
+    wrong: tuple[str, Mapping[str, Array]] | None = None
+    for mode in modes:
+        reports: list[list[OutputReport]] = []
+        for run in judge.runs(mode):
+            announce(f"ncnn runs the net in {mode}, {run or 'on the inputs'}")
+            found = judge.compare(run, mode)
+            reports.append([_located(output, str(run)) for output in found])
+            if is_wrong(found):
+                wrong = wrong or (mode, run.feeds)
+                break
+        rows += judge.explain([replace(merged(each), mode=mode) for each in zip(*reports, strict=True)], mode)
+    return Judgement(tuple(rows), wrong)
+
+
+def is_wrong(outputs: Sequence[OutputReport]) -> bool:
+    """Return True if an output is wrong; one that proves nothing is not."""
+    return any(output.status not in ("ok", "unproven") for output in outputs)
+
+
+def _located(output: OutputReport, where: str) -> OutputReport:
+    """Add the sizes and inputs to the message of a wrong output."""
+    return replace(output, message=f"at {where}: {output.message}") if where and output.message else output
+
+
+def merged(reports: Sequence[OutputReport]) -> OutputReport:
+    """Merge the reports of an output in all runs: the worst status, the largest errors."""
+    # "unproven" at some inputs is no failure.
+    proven = [output for output in reports if output.status != "unproven"] or reports
+    worst = max(proven, key=lambda output: get_args(Status).index(output.status))
+
+    def most(numbers: Iterable[float | None], of: Callable[[Iterable[float]], float]) -> float | None:
+        found = [number for number in numbers if number is not None]
+        return of(found) if found and worst.status in _COMPARED else None
+
+    return replace(
+        worst,
+        max_abs=most((output.max_abs for output in reports), max),
+        max_rel=most((output.max_rel for output in reports), max),
+        cosine=most((output.cosine for output in reports), min),
+    )

@@ -1,0 +1,149 @@
+"""The inputs to run a net on, before and after it was optimised."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.caches import caches
+from onnx2ncnn_opt.ir.codes import BinaryOp, Direction, UnaryOp
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.spec import Trait
+from onnx2ncnn_opt.runtime.base import Array
+from onnx2ncnn_opt.verification.inputs import LARGEST_INPUT, Draw, Uses, draw_array, draws, is_tiny, sweeps
+
+# Layers that compare their inputs, or pick one of them.
+_SELECTS = frozenset({"Clip", "Threshold"})
+_OPERATIONS: Mapping[str, type[IntEnum]] = {"BinaryOp": BinaryOp, "UnaryOp": UnaryOp}
+_SELECTING = frozenset({"max", "min", "sign"})  # as operations
+_DIVISORS = {"div": 1, "rdiv": 0, "reciprocal": 0}
+_BELOW_ONE, _POSITIVE = (-0.9, 0.9), (0.1, 4.0)
+_DOMAINS = {
+    **dict.fromkeys(("asin", "acos", "atanh"), _BELOW_ONE),
+    **dict.fromkeys(("log", "log10", "rsqrt"), _POSITIVE),
+    "acosh": (1.1, 4.0),
+    "sqrt": (0.0, 4.0),
+}
+
+# Nets up to so many weights, with so many numbers as inputs, are run more often. ncnn's plain kernels take ten times
+# as long as others, so these are fewer than for verification against ONNX Runtime.
+_SMALL_WEIGHTS, _SMALL_INPUTS, _SMALL_LAYERS = 2**22, 2**14, 2**14
+
+
+def draw_runs(
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    seed: int = 0,
+    examples: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
+    """The sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
+
+    Caches stay unset, as they are before a first run.
+
+    `shapes` are by the inputs' names. Raises UsageError for an input without one, or with an absurd one; it proposes
+    `examples`, where these have the input.
+    """
+    unset = caches(graph)
+    inputs = {blob: n for n, blob in enumerate(graph.inputs) if blob.users and blob not in unset}
+    if missing := [blob for blob in inputs if blob.name not in shapes]:
+        shown = {blob.name: _example(blob) for blob in missing} | dict(examples or {})
+        options = " ".join(f"--shape {blob.name}:{shown[blob.name]}" for blob in missing)
+        raise UsageError(
+            f"nothing tells the shape of the input {' and '.join(repr(blob.name) for blob in missing)}: give it, like "
+            f"{options} (outermost size first), or leave out the verification with --no-verify"
+        )
+    sizes = {blob: _shape(blob, shapes) for blob in inputs}
+    uses = {blob: _uses(blob) for blob in inputs}
+    swept: Counter[Blob] = Counter()
+    image_sizes = {layer.inputs[2] for layer in graph if layer.type == "Proposal"}
+    largest = max(sizes.values(), key=math.prod, default=())
+    image_size = np.array([*largest[-2:], 1], np.float32)  # height, width and scale
+
+    def drawn(draw: Draw) -> tuple[Draw, dict[Blob, Array]]:
+        feeds = {}
+        for blob, number in inputs.items():
+            dtype = np.dtype(np.float32 if uses[blob].table is None else np.int32)
+            if blob in image_sizes:
+                feeds[blob] = np.resize(image_size, math.prod(sizes[blob])).reshape(sizes[blob])
+            else:
+                feeds[blob] = draw_array(dtype, uses[blob], sizes[blob], draw, number, swept[blob])
+        swept.update({blob: array.size for blob, array in feeds.items()})
+        return draw, feeds
+
+    weights = sum(weight.array.size for layer in graph for _, weight in layer.weights.stored_items())
+    numbers = sum(map(math.prod, sizes.values()))
+    is_small = weights <= _SMALL_WEIGHTS and numbers <= _SMALL_INPUTS and len(graph) <= _SMALL_LAYERS
+    yield from map(drawn, draws(seed, is_small=is_small, is_tiny=is_tiny(weights, numbers, len(graph))))
+    if is_small:
+        entries = {blob: use.table for blob, use in uses.items() if use.table is not None}
+        yield from map(drawn, sweeps(seed, entries, swept))
+
+
+def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    shape = shapes[blob.name]
+    if not 1 <= len(shape) <= 4 or not 0 < math.prod(shape) <= LARGEST_INPUT:
+        raise UsageError(f"the input '{blob.name}' cannot have the shape {','.join(map(str, shape))}")
+    return tuple(shape)
+
+
+def _example(blob: Blob) -> str:
+    """A shape of the rank that the first layer that has one takes, with its channels."""
+    rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
+    rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
+    for layer in blob.users:
+        if layer.type == "Embed":
+            return "16"
+        if layer.type in gates and layer["num_output"]:
+            hidden = layer["hidden_size"] if layer.type == "LSTM" else layer["num_output"]
+            rows = gates[layer.type] * hidden * (2 if layer["direction"] == Direction.BIDIRECTIONAL else 1)
+            return f"16,{max(layer['weight_data_size'] // max(rows, 1), 1)}"
+        if layer.type in rest and layer.spec is not None and layer["num_output"]:
+            known = [name for name in ("kernel_w", "kernel_h", "kernel_d") if name in layer.spec.by_name]
+            group = layer["group"] if "group" in layer.spec.by_name else 1
+            window = math.prod(int(layer[name]) for name in known) * layer["num_output"]
+            return f"{max(layer['weight_data_size'] * group // max(window, 1), 1)}{rest[layer.type]}"
+    return "3,224,224"
+
+
+def _uses(blob: Blob) -> Uses:
+    """What becomes of an input's values in the net, moved about or not."""
+    seen, left = {blob}, [blob]
+    tables: list[int] = []
+    domains: list[tuple[float, float]] = []
+    divides = is_guarded = False
+    while left:
+        read = left.pop()
+        for layer in read.users:
+            operation = _operation(layer)
+            if operation in _DOMAINS:
+                domains.append(_DOMAINS[operation])
+            divides |= read in layer.inputs[_DIVISORS.get(operation, len(layer.inputs)) :][:1]
+            is_guarded |= layer.type in _SELECTS or operation in _SELECTING
+            if layer.type == "Embed":
+                tables.append(int(layer["input_dim"]))
+            elif _is_move(layer):
+                left += [output for output in layer.outputs if output not in seen]
+                seen.update(layer.outputs)
+    domain = (max(low for low, _ in domains), min(high for _, high in domains)) if domains else None
+    return Uses(min(tables, default=None), domain, divides, is_guarded)
+
+
+def _operation(layer: Layer) -> str:
+    """What a layer of one or two operands computes, in ncnn's word; empty for other layers."""
+    if layer.type == "Log":
+        return "log"
+    if layer.type not in _OPERATIONS:
+        return ""
+    return _OPERATIONS[layer.type](layer["op_type"]).name.lower()
+
+
+def _is_move(layer: Layer) -> bool:
+    """Whether a layer's outputs have the values of its first input, moved about."""
+    return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)

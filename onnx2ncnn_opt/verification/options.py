@@ -1,0 +1,85 @@
+"""How a net is verified: the inputs, the tolerance, and where the net runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from onnx2ncnn_opt.errors import UsageError, check_options
+
+if TYPE_CHECKING:
+    from onnx2ncnn_opt.onnx.read.given import GivenShapes
+    from onnx2ncnn_opt.verification.compare import Tolerance
+    from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The options of every verification.
+
+    Inputs: `feeds` are arrays by ONNX name, a file of them (.npz, .npy), or an image. Without them inputs are drawn
+    from `seed`: a large net gets ordinary and large numbers, a small one many more draws; or the `wanted` draws.
+    `shapes` are the sizes of inputs to draw, `values` the inputs that the net has constants for; both default to those
+    of the manifest. Dynamic dimensions run at two sizes each. `outputs` are values to compare instead of the model's
+    outputs.
+
+    Tolerance: `tolerance` replaces the usual one of the model; `rtol` and `atol` replace its `relative` and `absolute`
+    in every mode. `exact` takes ncnn's plain kernels instead of those that it would choose.
+
+    Place: `on` is "vulkan", "qemu-aarch64", "qemu-x86_64:CPU", "ssh:user@host", or a command that starts a Python with
+    numpy and ncnn; this machine's CPU by default. `modes` are of "fp32", "fp16" and "bf16"; by default fp32, and with
+    `on` also fp16, the default of ncnn on phones and GPUs. Each run may take `timeout` seconds, ten times as many on an
+    emulated CPU.
+
+    `explain` finds the causes of errors, on the inputs on which a net is wrong, or on those of the largest error.
+
+    Raises UsageError for an option of the wrong type.
+    """
+
+    feeds: Feeds | None = None
+    shapes: GivenShapes | None = None
+    values: Mapping[str, Any] | None = None
+    outputs: Sequence[str] = ()
+    seed: int = 0
+    wanted: Wanted | None = None
+    tolerance: Tolerance | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    exact: bool = False
+    timeout: float = 300.0
+    on: str | None = None
+    modes: Sequence[str] = ()
+    explain: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(outputs=self.outputs, shapes=self.shapes, values=self.values, modes=self.modes)
+        check_options(seed=self.seed, timeout=self.timeout)
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < float("inf")):
+                raise UsageError(f"{name} has to be a number of 0 or more, not {value!r:.80}")
+        if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None and self.tolerance is None:
+            return
+        from onnx2ncnn_opt.verification.compare import Tolerance
+        from onnx2ncnn_opt.verification.inputs import Image, Wanted
+
+        if not isinstance(self.feeds, str | os.PathLike | Image):
+            check_options(feeds=self.feeds)
+        if not isinstance(self.wanted, Wanted | None):
+            raise UsageError(f"wanted has to be a Wanted, not {self.wanted!r:.80}")
+        if not isinstance(self.tolerance, Tolerance | None):
+            raise UsageError(f"tolerance has to be a Tolerance, not {self.tolerance!r:.80}; rtol and atol are numbers")
+
+    @property
+    def is_user_tolerance(self) -> bool:
+        """Whether the user chose `rtol` or `atol`."""
+        return (self.rtol, self.atol) != (None, None)
+
+    def allowed(self, tolerance: Tolerance) -> Tolerance:
+        """Return a tolerance with the numbers that the user chose."""
+        relative = tolerance.relative if self.rtol is None else float(self.rtol)
+        return replace(
+            tolerance, relative=relative, absolute=tolerance.absolute if self.atol is None else float(self.atol)
+        )
