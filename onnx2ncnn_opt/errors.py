@@ -211,6 +211,12 @@ class VerificationError(Error):
     exit_code = 3
 
 
+class UnprovenError(VerificationError):
+    """No output differs, but inputs prove nothing about some: the caller has to give others."""
+
+    exit_code = 2
+
+
 class RunError(VerificationError):
     """A runtime that could not load or run a net."""
 

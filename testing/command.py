@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ class Ended:
 
 
 def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
-    """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback.
+    """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback. Reports
+    of long work, which a busy machine gives rise to, are left out.
 
     It is a fork of `fork_server`; but with variables of an `environment` that Python reads when it starts, it starts as
     a user's command does.
@@ -53,7 +55,12 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
         code, out, err = _forked(folder, words, environment.get("PYTHONPATH", ""))
     assert "Traceback" not in err, err
     assert "\x1b" not in out + err
-    return Ended(code, out, err)
+    return Ended(code, out, without_progress(err))
+
+
+def without_progress(err: str) -> str:
+    """Return what a command says on stderr without its reports of long work, such as `converting: ... (2 s)`."""
+    return re.sub(r"^.* \(\d+ s\)\n", "", err, flags=re.MULTILINE)
 
 
 @cache

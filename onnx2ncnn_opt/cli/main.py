@@ -12,7 +12,7 @@ from importlib import import_module
 import click
 
 from onnx2ncnn_opt.cli.output import Output, message_of
-from onnx2ncnn_opt.cli.watchdog import watch
+from onnx2ncnn_opt.cli.watchdog import seen, watch
 from onnx2ncnn_opt.deferred import defer_imports
 from onnx2ncnn_opt.errors import Error, Stop, interruption
 from onnx2ncnn_opt.version import __version__
@@ -125,6 +125,7 @@ def _prepare_process() -> None:
 
 
 def _stop(number: int, frame: object) -> None:
+    seen()
     raise Stop(128 + number)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
-from onnx2ncnn_opt.errors import VerificationError
+from onnx2ncnn_opt.errors import UnprovenError, VerificationError
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.api.apply_passes import Optimized
@@ -64,8 +64,10 @@ def fields_or_none(report: VerifyReport | None) -> dict[str, Any] | None:
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
     """The error that a command ends with when outputs differ; the outputs themselves have been shown."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
-    message = f"{wrong} of {len(report.outputs)} outputs differ from {report.against}"
-    return VerificationError(f"{message}; {consequence}" if consequence else message)
+    is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
+    what = "are unproven; give inputs that suit the model" if is_unproven else f"differ from {report.against}"
+    message = "; ".join(filter(None, (f"{wrong} of {len(report.outputs)} outputs {what}", consequence)))
+    return UnprovenError(message) if is_unproven else VerificationError(message)
 
 
 def summary_of(made: Conversion | Optimized, files: NetFiles | None, start: float) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_MOMENT = 0.6  # seconds to end in order
+_MOMENT = 0.6  # seconds for Python to see the signal
+_LONGER = 10.0  # seconds to clean up after that, on a busy machine
+_SEEN = b"\0"  # the number of no signal
 
 
 def watch(numbers: frozenset[int]) -> None:
@@ -55,11 +57,25 @@ def _guard(pipe: int, watched: int, numbers: frozenset[int]) -> None:
             return
 
 
+def seen() -> None:
+    """Tell the watchdog that Python has seen the signal, so that there is time to clean up."""
+    writing = signal.set_wakeup_fd(-1)
+    if writing >= 0:
+        os.write(writing, _SEEN)
+
+
 def _ends(pipe: int) -> bool:
-    """Whether the other end of the pipe is closed within a moment."""
+    """Return True if the process ends within a moment, or later if Python has seen the signal."""
     poll = select.poll()
-    poll.register(pipe, select.POLLHUP)
-    return bool(poll.poll(_MOMENT * 1000))
+    poll.register(pipe, select.POLLIN)
+    seconds = _MOMENT
+    while poll.poll(seconds * 1000):
+        said = os.read(pipe, 64)
+        if not said:  # the other end is closed
+            return True
+        if _SEEN in said:
+            seconds = _LONGER
+    return False
 
 
 def _children(process: int) -> Iterator[int]:

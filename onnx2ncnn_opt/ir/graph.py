@@ -8,6 +8,7 @@ one purpose, to give a tensor more than one public name.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from enum import IntEnum
 from typing import Any, TypeAlias
 
 from onnx2ncnn_opt.errors import GraphError, ShapeError
@@ -143,6 +144,15 @@ class Layer:
     def has(self, trait: Trait) -> bool:
         """Whether the layer's type has a trait; one that is not declared has none."""
         return self.spec is not None and trait in self.spec.traits
+
+    def computes(self, *operations: IntEnum, scalar: bool | None = None) -> bool:
+        """Return True for a BinaryOp, UnaryOp or Eltwise of one of these operations, as ``BinaryOp.MUL``.
+
+        `scalar` demands that the second operand is a number of the layer, or that it is a blob.
+        """
+        if not any(self.type == type(each).__name__ and self["op_type"] == each for each in operations):
+            return False
+        return scalar is None or bool(self["with_scalar"]) == scalar
 
     @property
     def output(self) -> Blob:

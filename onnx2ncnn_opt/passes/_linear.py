@@ -58,9 +58,7 @@ def mul(a: Pattern, b: Pattern) -> Op:
 
 
 def _is_product(layer: Layer) -> bool:
-    if layer.type == "Eltwise":
-        return bool(layer["op_type"] == Eltwise.PROD)
-    return bool(layer["op_type"] == BinaryOp.MUL and not layer["with_scalar"])
+    return layer.computes(Eltwise.PROD) or layer.computes(BinaryOp.MUL, scalar=False)
 
 
 def add(a: Pattern, b: Pattern) -> Op:

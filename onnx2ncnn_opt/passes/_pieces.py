@@ -231,15 +231,10 @@ class Tracer:
             return _number(float(values[0]))
         if layer["featmask"] or (depth and is_state(piece.blob)):
             return whole
-        if layer.type == "UnaryOp" and layer["op_type"] == UnaryOp.NEG:
+        if layer.computes(UnaryOp.NEG):
             self.seen.add(layer)
             return _times({frozenset(): -1.0}, self.products(Piece(layer.input, piece.start, piece.stop), depth + 1))
-        if layer.type != "BinaryOp" or layer["op_type"] not in (
-            BinaryOp.ADD,
-            BinaryOp.SUB,
-            BinaryOp.MUL,
-            BinaryOp.RSUB,
-        ):
+        if not layer.computes(BinaryOp.ADD, BinaryOp.SUB, BinaryOp.MUL, BinaryOp.RSUB):
             return whole
         self.seen.add(layer)
         sides: list[Products]

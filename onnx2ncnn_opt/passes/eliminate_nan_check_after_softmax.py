@@ -55,7 +55,7 @@ def _is_product(layer: Layer) -> bool:
 def _is_sum(layer: Layer) -> bool:
     if layer.type == "Eltwise":
         return bool(layer["op_type"] == Eltwise.SUM and all(coeff > 0 for coeff in layer["coeffs"]))
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.ADD and not layer["with_scalar"])
+    return layer.computes(BinaryOp.ADD, scalar=False)
 
 
 def _require_open_rows(mask: Layer, x: Blob, axis: int) -> None:

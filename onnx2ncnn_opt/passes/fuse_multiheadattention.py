@@ -165,7 +165,7 @@ def _core(layer: Layer | None) -> _Core | None:
 def _without_gate(core: _Core) -> _Core:
     """The attention with its plain queries, where these are multiplied by a column of equal numbers."""
     product = core.q.producer
-    if product is None or product.type != "BinaryOp" or product["op_type"] != BinaryOp.MUL or len(product.inputs) != 2:
+    if product is None or not product.computes(BinaryOp.MUL, scalar=False):
         return core
     plain, gate = product.inputs
     view = gate.producer

@@ -65,7 +65,7 @@ Matcher = Callable[[Layer, Tracer], Step]
 
 def _lstm_step(layer: Layer, tracer: Tracer) -> Step:
     """h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
-    if layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.MUL or layer["with_scalar"]:
+    if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
     hidden = Piece(layer.output, 0, count(layer.output))
     terms = tracer.products(hidden)
@@ -124,7 +124,7 @@ def _gru_step(layer: Layer, tracer: Tracer) -> Step:
 def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     """The two factors of sigmoid(r) * (U @ h' + b)."""
     layer = product.layer
-    if layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.MUL or layer["with_scalar"]:
+    if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
     tracer.seen.add(layer)
     sides = [Piece(blob, product.start, product.stop) for blob in layer.inputs]

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from onnx2ncnn_opt.ir.codes import Eltwise
+from onnx2ncnn_opt.ir.codes import BinaryOp, Eltwise
 from onnx2ncnn_opt.ir.dim import Dim, Shape, known
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE
@@ -17,7 +17,6 @@ from onnx2ncnn_opt.ir.weight import Encoding, Weight
 from onnx2ncnn_opt.passes._fold import one_factor
 from onnx2ncnn_opt.passes._linear import add, factor, times
 from onnx2ncnn_opt.passes._views import step_of
-from onnx2ncnn_opt.passes.limit_mask_fill import is_product
 from onnx2ncnn_opt.rewrite.pattern import Op, op
 from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, known_shape, require, rewrite
 
@@ -123,7 +122,7 @@ def fuse_sdpa(
 def _is_divided(mask: Blob) -> bool:
     """Whether a mask is a product with the lowest float32 that `limit_mask_fill` leaves, as its factor is no mask."""
     product = mask.producer
-    if product is None or not is_product(product) or not product["with_scalar"] or product["b"] > -INFINITE:
+    if product is None or not product.computes(BinaryOp.MUL, scalar=True) or product["b"] > -INFINITE:
         return False
     factor = Ranges().of(product.input)
     return not factor.is_whole and factor.low < 0

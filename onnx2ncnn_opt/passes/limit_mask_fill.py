@@ -55,7 +55,7 @@ def _fill(layer: Layer) -> float:
     """The lowest finite number that a layer fills in; 0 where it does not."""
     if layer["featmask"]:
         return 0.0
-    if layer.type == "BinaryOp" and layer["with_scalar"] and layer["op_type"] in (BinaryOp.MUL, BinaryOp.MAX):
+    if layer.computes(BinaryOp.MUL, BinaryOp.MAX, scalar=True):
         return float(layer["b"])
     if layer.type == "Clip":
         return float(layer["min"])
@@ -107,7 +107,7 @@ class _Limiter:
         """Whether a layer fills its number in somewhere, and has no business with numbers between it and others."""
         if layer.type == "MemoryData":
             return True
-        if is_product(layer):
+        if layer.computes(BinaryOp.MUL):
             factor, added = self.ranges.of(layer.input), bool(readers.sums or readers.attentions)
             above_all = added and _fill(layer) <= _ABSORBING
             require(factor.is_whole or not above_all or factor.low >= 0, f"'{layer.input.name}' may be below 0")
@@ -115,7 +115,7 @@ class _Limiter:
         log = layer.input.producer
         if log is not None and log.type == "Log" and self._is_whole(log.input):
             return True
-        return all(user.type == "BinaryOp" and user["op_type"] == BinaryOp.MIN for user in layer.output.users)
+        return all(user.computes(BinaryOp.MIN) for user in layer.output.users)
 
     def _is_whole(self, blob: Blob) -> bool:
         """Whether numbers are whole, also where a dynamic length is that of ones which Interp repeats."""
@@ -124,7 +124,7 @@ class _Limiter:
             return made is not None
         if made.type == "Interp" and made["resize_type"] == Interp.NEAREST:
             return self._is_whole(made.inputs[0])
-        is_kept = made.has(Trait.MOVES) or (is_product(made) and not made["with_scalar"])
+        is_kept = made.has(Trait.MOVES) or made.computes(BinaryOp.MUL, scalar=False)
         return is_kept and all(map(self._is_whole, made.inputs))
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
@@ -176,7 +176,7 @@ class _Limiter:
         if len(at) != 1 or len(user.inputs) != 2:
             return False
         other = user.inputs[1 - at[0]]
-        if user.type == "BinaryOp" and user["op_type"] in (BinaryOp.MAX, BinaryOp.MIN):
+        if user.computes(BinaryOp.MAX, BinaryOp.MIN):
             return self._collect(fill, user.output, readers, gate=False, axis=axis)
         if not _adds(user, at[0]):
             return False
@@ -194,7 +194,7 @@ class _Limiter:
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
             return layer.having(weights={"data": data.astype(np.float32)}), []
         new = layer.having(min=fill) if layer.type == "Clip" else layer.having(b=fill)
-        if not is_product(layer) or self.ranges.of(layer.input).is_whole:
+        if not layer.computes(BinaryOp.MUL) or self.ranges.of(layer.input).is_whole:
             return new, []
         sign = self._new("UnaryOp", layer, [layer.input], op_type=UnaryOp.SIGN)  # any number but 0 masks
         return new.having(inputs=[sign.output]), [sign]
@@ -238,28 +238,21 @@ def _softmax_axis(softmax: Layer) -> int | None:
     return axis if axis < 0 else None if shape is None else axis - len(shape)
 
 
-def is_product(layer: Layer) -> bool:
-    """Whether a layer multiplies, a number included."""
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.MUL)
-
-
 def _is_difference_from_itself(layer: Layer) -> bool:
-    if layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.SUB or layer["with_scalar"]:
-        return False
-    return layer.inputs[0] is layer.inputs[1]
+    return layer.computes(BinaryOp.SUB, scalar=False) and layer.inputs[0] is layer.inputs[1]
 
 
 def _adds(layer: Layer, at: int) -> bool:
     """Whether a layer adds the blob that is its input number `at` to another."""
     if layer.type == "Eltwise":
         return bool(layer["op_type"] == Eltwise.SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
-    return layer.type == "BinaryOp" and bool(layer["op_type"] == BinaryOp.ADD and not layer["with_scalar"])
+    return layer.computes(BinaryOp.ADD, scalar=False)
 
 
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
     """Whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
     product = other.producer
-    if product is None or not is_product(product) or not fill.inputs:
+    if product is None or not product.computes(BinaryOp.MUL) or not fill.inputs:
         return False
     return any(_is_rest(fill.input, factor) or _is_rest(factor, fill.input) for factor in product.inputs)
 
@@ -267,9 +260,7 @@ def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
 def _is_rest(rest: Blob, blob: Blob) -> bool:
     """Whether one blob is 1 minus the other."""
     layer = rest.producer
-    if layer is None or layer.type != "BinaryOp" or not layer["with_scalar"] or layer["b"] != 1:
-        return False
-    return bool(layer["op_type"] == BinaryOp.RSUB and layer.input is blob)
+    return layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1 and layer.input is blob
 
 
 def _leaves_some_of_every_row(layer: Layer) -> bool:

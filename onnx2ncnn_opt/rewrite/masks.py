@@ -84,7 +84,7 @@ def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer,
             add(layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16")
             for each in _readers_of_sums(layer.output) if is_limit else ():
                 add(each, features, f"a row of nothing but {size:.3g} is NaN in fp16")
-        is_eps = layer.type == "BinaryOp" and layer["op_type"] in (BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
+        is_eps = layer.computes(BinaryOp.ADD, BinaryOp.SUB) and 0 < size < SMALLEST
         if is_eps and (risky := _divides(layer.output)):
             reason = f"{size:.3g} is added so that nothing is divided by 0, and fp16 has no number below 6e-08"
             for each in (layer, *risky):
@@ -100,7 +100,7 @@ def added_inputs(graph: Graph) -> list[Blob]:
         if layer.type in ("SDPA", "MultiHeadAttention") and layer["attn_mask"]:
             added = layer.inputs[3:4] if layer.type == "SDPA" else layer.inputs[-1:]
         elif layer.type == "Softmax" and (scores := layer.input.producer) is not None:
-            added = scores.inputs if scores.type == "BinaryOp" and scores["op_type"] == BinaryOp.ADD else ()
+            added = scores.inputs if scores.computes(BinaryOp.ADD) else ()
         fed = [blob for blob in map(_unmoved, added) if blob.is_input]
         found |= dict.fromkeys(fed if len(fed) == 1 else ())
     return list(found)
@@ -148,7 +148,7 @@ def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
     while left:
         for user in left.pop().users:
             yield user
-            is_sum = user.type == "Eltwise" or (user.type == "BinaryOp" and user["op_type"] == BinaryOp.ADD)
+            is_sum = user.type == "Eltwise" or user.computes(BinaryOp.ADD)
             outputs = [each for each in user.outputs if each not in seen and (is_sum or user.has(Trait.MOVES))]
             left += outputs
             seen.update(outputs)
@@ -166,8 +166,8 @@ def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
 def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
     """Whether numbers may be 0: not those that are a half, or another part, more than whole ones."""
     added = blob.producer
-    is_sum = added is not None and added.type == "BinaryOp" and added["op_type"] == BinaryOp.ADD
-    if added is not None and is_sum and added["with_scalar"] and added["b"] % 1 and ranges.of(added.input).is_whole:
+    has_offset = added is not None and added.computes(BinaryOp.ADD, scalar=True)
+    if added is not None and has_offset and added["b"] % 1 and ranges.of(added.input).is_whole:
         return False
     return ranges.of(blob).has(0)
 
@@ -192,21 +192,16 @@ def _divides(blob: Blob) -> list[Layer]:
     for user in blob.users:
         if _has_no_result_at_0(user, blob):
             found.append(user)
-        elif user.type == "UnaryOp" and user["op_type"] == UnaryOp.SQRT and (divisors := _divides(user.output)):
+        elif user.computes(UnaryOp.SQRT) and (divisors := _divides(user.output)):
             found += [user, *divisors]
     return found
 
 
 def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
-    if layer.type == "UnaryOp":
-        return layer["op_type"] in (UnaryOp.RSQRT, UnaryOp.LOG, UnaryOp.RECIPROCAL)
-    if layer.type != "BinaryOp":
-        return False
-    if layer["with_scalar"]:
-        return bool(layer["op_type"] == BinaryOp.RDIV)
-    return bool(layer["op_type"] == BinaryOp.DIV and layer.inputs[1] is blob) or bool(
-        layer["op_type"] == BinaryOp.RDIV and layer.inputs[0] is blob
-    )
+    if layer.computes(UnaryOp.RSQRT, UnaryOp.LOG, UnaryOp.RECIPROCAL) or layer.computes(BinaryOp.RDIV, scalar=True):
+        return True
+    divisor = 1 if layer.computes(BinaryOp.DIV, scalar=False) else 0
+    return layer.computes(BinaryOp.DIV, BinaryOp.RDIV, scalar=False) and layer.inputs[divisor] is blob
 
 
 def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:

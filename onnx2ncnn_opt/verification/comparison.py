@@ -33,9 +33,8 @@ from onnx2ncnn_opt.verification.compare import (
 from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
 from onnx2ncnn_opt.verification.rounding import Rounding
 
-UNPROVEN = (
-    "there is no number in it on either side, which proves nothing; give inputs that suit the model with --inputs"
-)
+_GIVE = "give inputs that suit the model with --inputs or --value"
+UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ class Comparison:
         elif reference.size and difference.max_abs is None:
             status, message = "unproven", UNPROVEN
         elif spread is not None and (count := int((np.isinf(spread) & (result != reference)).sum())) > result.size / 2:
-            status, message = "unproven", f"rounding errors decide {count} of {result.size} elements"
+            status, message = "unproven", f"rounding errors decide {count} of {result.size} elements; {_GIVE}"
         numbers = (difference.max_abs, difference.max_rel, difference.cosine)
         return OutputReport(slot.name, slot.blob, status, message, *numbers)
 

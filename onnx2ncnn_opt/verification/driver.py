@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, get_args
 
-from onnx2ncnn_opt.errors import VerificationError
+from onnx2ncnn_opt.errors import UnprovenError, VerificationError
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.progress import announce
@@ -76,12 +76,17 @@ class VerifyReport:
 
 
 def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
-    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's"."""
+    """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's".
+
+    Raise UnprovenError if none differs, but some are unproven.
+    """
     wrong = [
         f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
         for output in outputs
         if output.status != "ok"
     ]
+    if wrong and not is_wrong(outputs):
+        raise UnprovenError(f"{len(wrong)} of {len(outputs)} outputs are unproven:\n" + "\n".join(wrong))
     if wrong:
         raise VerificationError(f"{len(wrong)} of {len(outputs)} outputs differ {what}:\n" + "\n".join(wrong))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from onnx2ncnn_opt.errors import CrashError, RunError, UsageError
 from onnx2ncnn_opt.ir.dim import Sym
@@ -36,6 +39,8 @@ from onnx2ncnn_opt.verification.inputs import (
 
 # A net of dynamic sizes has to be right at two values of each.
 _SIZES_EACH = 2
+# For a model that gives no number otherwise, such as one with a least and a largest frequency: each several times.
+_RANGES, _SEEDS_EACH = ((0.0, 1.0), (1.0, 1.0), (0.0, 100.0), (1.0, 10000.0)), 4
 _MOST_TOTALS = 30  # sums that are tried where ONNX Runtime takes no sizes of their own
 # Nets up to so many weights, with so many numbers as inputs, are run more often: it takes no longer than to load them.
 _SMALL_WEIGHTS, _SMALL_INPUTS = 2**25, 2**18
@@ -144,9 +149,11 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
     sizes = [run.sizes for run in settings]
     entries = tables(model)
     swept: Counter[str] = Counter()
+    proven: set[str] = set()
 
     def count(run: Run) -> Run:
         swept.update({name: run.feeds[name].size for name in entries})
+        proven.update(_with_numbers(run.reference))
         return run
 
     def drawn(number: int, draw: Draw) -> Run:
@@ -165,6 +172,19 @@ def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None,
         yield drawn(number + 1, draw)
     for draw in sweeps(seed, entries, swept) if is_small else ():
         yield drawn(0, draw)
+    for draw in (Draw(seed + number, between=between) for between in _RANGES for number in range(_SEEDS_EACH)):
+        if len(proven) == len(settings[0].reference):
+            return
+        known = set(proven)
+        with suppress(RunError):
+            run = drawn(0, draw)
+            if _with_numbers(run.reference) - known:
+                yield run
+
+
+def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
+    """Return the names of outputs that have a finite number, or no element at all."""
+    return {name for name, array in reference.items() if not array.size or np.isfinite(array).any()}
 
 
 def _numbers(model: LoadedModel) -> int:

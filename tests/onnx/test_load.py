@@ -430,14 +430,14 @@ class TestFunctions:
             f"{{ b = local.f{i - 1}(a)  r = local.f{i - 1}(b) }}"
             for i in range(1, 41)
         )
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(ModelError, match=f"expand to {2**40} nodes"):
             load_model(
                 parse(f"""<ir_version: 10, opset_import: ["": 18, "local": 1]>
                 net (float[2] x) => (float[2] y) {{ y = local.f40(x) }}
                 <domain: "local", opset_import: ["": 18]> f0(a) => (r) {{ r = Relu(a) }} {functions}""")
             )
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5
 
     def test_another_opset_is_refused(self) -> None:
         model = parse(CALLS)
@@ -764,13 +764,13 @@ class TestBrokenFiles:
 
 def survives(source: object) -> bool:
     """Whether the model loads; a refusal must be one of ours, and either must be quick."""
-    start = time.monotonic()
+    start = time.process_time()
     message = "loaded, no error"
     try:
         load_model(source)
     except (ConversionError, UsageError) as error:
         message = str(error)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert 10 < len(message) < 1000
     return message == "loaded, no error"
 

@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -164,11 +163,9 @@ def test_a_crash_is_told_and_the_worker_goes_on(tmp_path: Path, worker: NcnnWork
 
 
 def test_a_net_that_does_not_end_is_stopped(tmp_path: Path) -> None:
-    start = time.monotonic()
     with NcnnRunner(*write_net(tmp_path, *ENDLESS), timeout=0.7) as runner:
         results = runner.extract({"x": X}, ["z"])
     assert "did not finish within 0.7 s" in failure(results["z"]).reason
-    assert time.monotonic() - start < 5
 
 
 def test_runners_take_turns_in_one_worker(tmp_path: Path, worker: NcnnWorker) -> None:

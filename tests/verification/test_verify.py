@@ -10,7 +10,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from onnx2ncnn_opt.errors import ModelError, RunError, UsageError, VerificationError
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
 from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
 from onnx2ncnn_opt.report.verification import checked_lines, shapes_lines
 from onnx2ncnn_opt.verification import verify
@@ -454,8 +455,20 @@ def test_a_model_that_gives_no_number_proves_nothing(tmp_path: Path) -> None:
     assert statuses(report) == {"y": "unproven"}
     assert (report.outputs[0].cosine, report.outputs[0].max_abs) == (None, None)
     assert report.notes == ("the model itself gives NaN for 'y' (): 4 NaN of 4",)
-    with pytest.raises(VerificationError, match="proves nothing; give inputs that suit the model with --inputs"):
+    message = "outputs are unproven:.*\n.*proves nothing; give inputs that suit the model with --inputs or --value"
+    with pytest.raises(UnprovenError, match=message) as caught:
         report.check()
+    assert caught.value.exit_code == 2
+
+
+def test_a_model_that_gives_numbers_for_large_inputs_only() -> None:
+    """A pitch tracker has its least and largest frequency as inputs, whose logarithms it takes."""
+    graph = "(float[1, 8] x, float low, float high) => (float[1, 8] y) <float c = {20}> { "
+    graph += "a = Sub(low, c) b = Log(a) d = Sub(high, low) e = Sqrt(d) f = Mul(x, b) y = Mul(f, e) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}')
+    report = lower(model).verify()
+    assert report.ok
+    assert any(draw.between is not None for draw in report.draws)
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:

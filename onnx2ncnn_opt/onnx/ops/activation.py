@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.graph import Layer
 from onnx2ncnn_opt.ir.view import MAX_DIMS
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.fold import bounds
@@ -106,15 +105,11 @@ def log(im: ImportContext, x: Tensor) -> Tensor:
     if made is not None and made.type == "Sigmoid":
         negative = im.apply(im.like(x, made.inputs[0]), UnaryOp.NEG)
         return im.apply(softplus(im, negative), UnaryOp.NEG)
-    if made is not None and _is_one_more(made):
+    if made is not None and made.computes(BinaryOp.ADD, scalar=True) and made["b"] == 1:
         exp = made.inputs[0].producer
-        if exp is not None and exp.type == "UnaryOp" and exp["op_type"] == UnaryOp.EXP:
+        if exp is not None and exp.computes(UnaryOp.EXP):
             return softplus(im, im.like(x, exp.inputs[0]))
     return im.unary(x, "Log")  # UnaryOp's gives NaN for 0
-
-
-def _is_one_more(layer: Layer) -> bool:
-    return layer.type == "BinaryOp" and layer["op_type"] == BinaryOp.ADD and layer["with_scalar"] and layer["b"] == 1
 
 
 @onnx_op("LeakyRelu", axes="each", folds=bounds.first)

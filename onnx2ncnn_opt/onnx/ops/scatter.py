@@ -31,7 +31,7 @@ from onnx2ncnn_opt.onnx.lower.functional.pad import pad
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
 from onnx2ncnn_opt.onnx.lower.functional.where import where
 from onnx2ncnn_opt.onnx.registry import onnx_op
-from onnx2ncnn_opt.onnx.value import Constant, Ints, SymbolicTensor, Tensor, Value, is_float
+from onnx2ncnn_opt.onnx.value import Constant, Ints, Operand, SymbolicTensor, Tensor, Value, is_float
 
 _MOST_PIECES, _MOST_TURNS = 256, 32
 _MOST_PAIRS = 2**22  # of an element and an update, all of which are compared
@@ -40,21 +40,37 @@ _NEUTRAL = {"add": 0.0, "mul": 1.0, "max": -np.inf, "min": np.inf}
 
 
 @onnx_op("ScatterND", since=11, integers=True, folds=bounds.first)
-def scatter_nd11(im: ImportContext, data: Value, indices: Value, updates: Value) -> Value:
+def scatter_nd11(im: ImportContext, data: Value, indices: Operand, updates: Value) -> Value:
     """Concat of what stays and what is new."""
     return scatter_nd16(im, data, indices, updates)
 
 
 @onnx_op("ScatterND", since=16, integers=True, folds=bounds.first)
-def scatter_nd16(im: ImportContext, data: Value, indices: Value, updates: Value, *, reduction: str = "none") -> Value:
+def scatter_nd16(im: ImportContext, data: Value, indices: Operand, updates: Value, *, reduction: str = "none") -> Value:
     """Concat of what stays and what is new, or the reduction of both."""
     _check_reduction(im, reduction)
     depth = indices.shape[-1]
     if not isinstance(depth, int) or not 1 <= depth <= data.rank:
         raise im.invalid(f"indices of {depth} axes into rank {data.rank}")
+    if reduction == "none" and updates.shape == data.shape and _is_everywhere(indices, data.shape[:depth]):
+        return updates
+    indices = im.tensor(indices) if isinstance(indices, SymbolicTensor) else indices
     if isinstance(indices, Constant):
         return _scatter(im, data, np.moveaxis(indices.array, -1, 0), updates, data.rank - depth, reduction)
     return _scatter_rows(im, data, flat_indices(im, indices, data.shape[:depth], 0), updates, depth, reduction)
+
+
+def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
+    """Return True if indices name each element of axes of these sizes in its own place, as of ``mask[...] = x``."""
+    if not isinstance(indices, SymbolicTensor) or indices.shape != (*sizes, len(sizes)):
+        return False
+    cells = np.broadcast_to(indices.cells, (*indices.cells.shape[:-1], len(sizes)))
+    for axis, size in enumerate(sizes):
+        count = cells.shape[axis]
+        own = np.array([*range(count)] if count > 1 or size == 1 else [axis_index(len(sizes) - axis)], dtype=object)
+        if (np.moveaxis(cells[..., axis], axis, -1) != own).any():
+            return False
+    return True
 
 
 @onnx_op("Scatter", since=9, integers=True)

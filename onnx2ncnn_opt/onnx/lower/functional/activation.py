@@ -39,7 +39,7 @@ def clip(im: ImportContext, x: Tensor, low: float = -FLT_MAX, high: float = FLT_
 
 
 def _may_be_0_by_0(layer: Layer | None) -> bool:
-    if layer is None or layer.type != "BinaryOp" or layer["op_type"] != BinaryOp.DIV or layer["with_scalar"]:
+    if layer is None or not layer.computes(BinaryOp.DIV, scalar=False):
         return False
     makers = [blob.producer for blob in layer.inputs]
     if any(maker is not None and maker.type == "MemoryData" for maker in makers):

@@ -89,7 +89,7 @@ def _rest(im: ImportContext, mask: Mask) -> Mask:
     if isinstance(mask, Constant):
         return Constant(1 - mask.array)
     layer = mask.blob.producer
-    if layer is not None and _is(layer, "BinaryOp", BinaryOp.RSUB) and layer["with_scalar"] and layer["b"] == 1:
+    if layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1:
         return Tensor(layer.input, mask.view, mask.dtype)
     return rest(im, mask)
 
@@ -203,7 +203,7 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
     limit, other = float(compared["threshold"]), b.blob.producer
     if other is None:
         return None
-    if limit >= _STRAIGHT and _is(other, "BinaryOp", BinaryOp.MAX) and not other["with_scalar"]:
+    if limit >= _STRAIGHT and other.computes(BinaryOp.MAX, scalar=False):
         softplus = next((blob.producer for blob in other.inputs if blob is not x), None)
         return b if x in other.inputs and softplus is not None and softplus.type == "Softplus" else None
     if abs(limit) > np.finfo(np.float32).tiny:
@@ -214,13 +214,9 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
     return ("ELU", {"alpha": factor}) if inner is not None and _is_expm1(inner, x) else None
 
 
-def _is(layer: Layer, kind: str, op_type: int) -> bool:
-    return layer.type == kind and bool(layer["op_type"] == op_type)
-
-
 def _factor(layer: Layer) -> tuple[float, Blob | None]:
     """A number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
-    if _is(layer, "BinaryOp", BinaryOp.MUL) and layer["with_scalar"]:
+    if layer.computes(BinaryOp.MUL, scalar=True):
         return float(layer["b"]), layer.input
     return 1.0, layer.output
 
@@ -229,13 +225,13 @@ def _is_expm1(blob: Blob, x: Blob) -> bool:
     layer = blob.producer
     if layer is None:
         return False
-    if _is(layer, "UnaryOp", UnaryOp.EXPM1):
+    if layer.computes(UnaryOp.EXPM1):
         return layer.input is x
     if layer.type != "BinaryOp" or not layer["with_scalar"]:
         return False
     less = {BinaryOp.ADD: -1.0, 1: 1.0}.get(layer["op_type"])
     exp = layer.input.producer
-    return less == layer["b"] and exp is not None and _is(exp, "UnaryOp", UnaryOp.EXP) and exp.input is x
+    return less == layer["b"] and exp is not None and exp.computes(UnaryOp.EXP) and exp.input is x
 
 
 def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor | None:
@@ -262,7 +258,7 @@ def _checked_for_nan(mask: Tensor) -> Blob | None:
         if kind == "Threshold" and layer["threshold"] >= 0:
             return None
         layer = layer.input.producer
-    return layer.input if layer is not None and _is(layer, "UnaryOp", UnaryOp.ABS) else None
+    return layer.input if layer is not None and layer.computes(UnaryOp.ABS) else None
 
 
 def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
