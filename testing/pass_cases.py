@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parents[1] / "fixtures" / "passes"
 
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 _BLOCK = re.compile(r"^```(before|after|weights|feeds|outputs)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LARGE = "```large\n"
 _UNCHANGED = re.compile(r"^(refused|no match): (.*)$", re.MULTILINE)
 _TABLE_SIZE = 256
 _EQUAL = "equal:"
@@ -90,6 +91,12 @@ def load(path: Path) -> list[Case]:
     """The cases of a file."""
     _, *sections = _SECTION.split(path.read_text(encoding="utf-8"))
     return [Case(path.stem, *section.split("\n", 1)) for section in sections]
+
+
+def load_large(path: Path) -> Case | None:
+    """Return the net of realistic size before the first heading; None if the file has none."""
+    text, *_ = _SECTION.split(path.read_text(encoding="utf-8"))
+    return Case(path.stem, "large", text.replace(_LARGE, "```before\n")) if _LARGE in text else None
 
 
 def net_text(graph: Graph) -> str:

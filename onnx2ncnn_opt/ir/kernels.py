@@ -2,7 +2,7 @@
 
 A layer without a kernel of its own for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd,
 no packing. Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020; the
-costs were measured with it on one thread of an x86 CPU with AVX-512 (docs/performance.md). A plain loop is no faster
+costs were measured with it on one thread of an x86 CPU with AVX-512 (docs/measurements.md). A plain loop is no faster
 elsewhere.
 """
 

@@ -29,8 +29,8 @@ Then faults of files are planted as well (BROKEN): a deleted output, an input of
 but those that are called right_...
 
 `--results FILE` adds each fault to a file of JSON lines, and the table is that of all in it: so several runs, of our
-nets and pnnx's, make one table. `--write` puts the table into docs/measurements.md. Exit code 1 says that a serious
-fault was missed, or not named.
+nets and pnnx's, make one table. `--write` keeps it in fixtures/measured/planted_faults.tsv, or located_faults.tsv with
+`--bisect`. Exit code 1 says that a serious fault was missed, or not named.
 """
 
 from __future__ import annotations
@@ -46,24 +46,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
-from testing.faults import NAMED, OUTCOMES, ROOT, Campaign, Planted, models
+from scripts.measure.measured import table
+from testing.faults import NAMED, OUTCOMES, Campaign, Planted, models
 
-DOCUMENT = ROOT / "docs" / "measurements.md"
-TABLES = {False: "planted faults", True: "located faults"}
+TABLES = {False: "planted_faults", True: "located_faults"}
 
 
-def table(planted: Sequence[Planted]) -> list[str]:
-    """The Markdown table, by class; with columns of what was named if anything was bisected."""
+def publish(planted: Sequence[Planted], name: str, *, write: bool) -> None:
+    """Print the table by class, with columns of names if anything was bisected."""
     columns = {**OUTCOMES, **({name: name.lower() for name in NAMED} if any(fault.named for fault in planted) else {})}
     counts = Counter((fault.kind, text) for fault in planted for text in (fault.outcome, fault.named))
     kinds = sorted({fault.kind for fault in planted})
 
-    def row(label: str, of: Sequence[str]) -> str:
-        found = [sum(counts[kind, column] for kind in of) for column in columns]
-        return f"| {label} | {sum(found[: len(OUTCOMES)])} | {' | '.join(map(str, found))} |"
-
-    head = [f"| fault | planted | {' | '.join(columns.values())} |", "|---" * (len(columns) + 2) + "|"]
-    return [*head, *(row(kind, [kind]) for kind in kinds), row("all", kinds)]
+    with table(name, ("fault", "planted", *columns.values()), write=write) as add:
+        for label, of in (*((kind, [kind]) for kind in kinds), ("all", kinds)):
+            found = [sum(counts[kind, column] for kind in of) for column in columns]
+            add(label, sum(found[: len(OUTCOMES)]), *found)
 
 
 def main() -> int:
@@ -108,17 +106,12 @@ def main() -> int:
                 print(f"{fault.outcome} {fault.named}: {fault.kind} in {where}: {fault.detail}", flush=True)
     if options.results:
         planted = [Planted(**json.loads(line)) for line in options.results.read_text().splitlines()]
-    lines = table(planted)
-    print("\n".join(lines))
+    publish(planted, TABLES[options.bisect], write=options.write)
     for converter in sorted({fault.converter for fault in planted}):
         nets = {fault.net: fault.layers for fault in planted if fault.converter == converter}
         faults = sum(fault.converter == converter for fault in planted)
         print(f"{faults} in {len(nets)} nets of {min(nets.values())} to {max(nets.values())} layers, {converter}")
     print(f"{time.perf_counter() - start:.0f} s")
-    if options.write:
-        begin, end = (f"<!-- {prefix}{TABLES[options.bisect]} -->" for prefix in ("", "end of "))
-        before, rest = DOCUMENT.read_text().split(begin)
-        DOCUMENT.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
     return int(any(fault.outcome == "SERIOUS" or fault.named == "NOT NAMED" for fault in planted))
 
 

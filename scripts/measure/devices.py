@@ -1,222 +1,61 @@
-"""Run the nets of all fixtures, and those of folders, on devices in fp32 and fp16, and count what is right.
+"""Run nets of fixtures and folders on devices in fp32 and fp16, and count the right ones.
 
-    python -m scripts.measure.devices RESULTS.jsonl [FOLDER...] [--on vulkan --on qemu-aarch64] [--jobs N] [-k PART]
-    python -m scripts.measure.devices RESULTS.jsonl --table
+    python -m scripts.measure.devices run RESULTS.jsonl [FOLDER...] [--on vulkan --on qemu-aarch64] [--jobs N] [-k PART]
+    python -m scripts.measure.devices table RESULTS.jsonl [--write]
+    python -m scripts.measure.devices check
 
-A FOLDER has models NAME.onnx, and NAME.npz with the inputs in_0, in_1, ... where they are not to be drawn. The
-reference is ONNX Runtime; for nets of fixtures/passes it is the net before any pass, in fp32 on this machine or on the
-device ("neither" is one that fails there even so). Nets have the feature masks that `convert` and `optimize` give them.
-In fp16 a net is right within 2e-2 of the largest value of an output, or ("rounded") within four times what rounding of
-every blob to fp16 costs there; integers have to be equal. "named" is what is not right, but `convert` says so itself.
-
-RESULTS.jsonl gets a line for each net, with the commit, the masks and the error that `convert` estimated for fp16; what
-is there and right for the same bytes and inputs is not run again. `--table` prints the table of docs/measurements.md,
-how well the estimate agrees with devices, and the names of all that is not right.
+run     A FOLDER has models NAME.onnx, and NAME.npz with inputs in_0, in_1, ... if they are not drawn. The reference
+        is ONNX Runtime; for nets of fixtures/passes it is the net before any pass, in fp32 on this machine or on the
+        device ("neither": that net fails there, too). Nets have the feature masks of `convert` and `optimize`; with
+        --no-masks those of folders have none. In fp16 a net is right within 2e-2 of the largest value of an output.
+        It is "rounded" within four times the error of a net whose blobs are all rounded to fp16. Integers have to be
+        equal. "named" is a net that is not right, if `convert` says so itself. RESULTS.jsonl gets a line for each
+        net, with the commit, the masks and the error that `convert` estimated for fp16. Results that are right for
+        the same bytes and inputs stay.
+table   Print the table of fixtures/measured/devices.tsv, how well the estimate agrees with devices, and the names of
+        all nets that are not right.
+check   Run a dozen nets, as `.ci/run` does. The exit code is 1 if a net is not right. A missing device (qemu, or a
+        Vulkan driver) is named, and is not a failure; docs/devices.md says how to get one.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import hashlib
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-from onnx.reference import ReferenceEvaluator
-
-from onnx2ncnn_opt import passes
-from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.errors import Error, RunError, UnsupportedError, VerificationError
-from onnx2ncnn_opt.ir.graph import Blob, Graph
-from onnx2ncnn_opt.param.files import write_net
-from onnx2ncnn_opt.param.splits import list_layers
-from onnx2ncnn_opt.rewrite.masks import prove_masks, put_masks
-from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
+from onnx2ncnn_opt.errors import Error, RunError, UsageError
+from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
-from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode
-from onnx2ncnn_opt.verification.comparison import tolerance_of
-from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.inputs import draw_inputs
-from onnx2ncnn_opt.verification.masks import Precision, error_of, find_masks
-from onnx2ncnn_opt.verification.options import Verification
-from testing import op_cases, pass_cases
-from testing.skeletons import refill
-from testing.snippets import VARIANTS, kept
+from onnx2ncnn_opt.verification.compare import compare, in_mode
+from scripts.measure.device_nets import MODELS, WORKER, Cases, Net, models, op_fixtures, pass_fixtures, snippets
+from scripts.measure.measured import ROOT
+from scripts.measure.measured import table as measured_table
 
-ROOT = Path(__file__).resolve().parents[2]
-
-MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
 SECONDS = 120.0  # for a run here, and ten times as many on an emulated CPU
 HERE = "x86-64"
 RIGHT = ("right", "rounded")
+CHECKED_ON = {
+    "aarch64": "qemu-aarch64",
+    "AVX2": "qemu-x86_64:Haswell",
+    "SSE": "qemu-x86_64:Nehalem",
+    "Vulkan": "vulkan",
+}
+CHECKED = (
+    *("attention.dyn", "attention.ts", "dense.tsbn", "inverted.ts", "loops.ts", "residual.tsbn"),
+    *("residual-batch.ts", "shuffle.dyn", "siamese.dyn", "siamese.tsbn", "temporal.tsbn", "video.ts"),
+)
 _ROUNDINGS = 4.0
 _FAR, _NOTHING = 3.0, 2e-3  # factors, and errors, beyond which an estimate is wrong
-_WORKER = NcnnWorker()  # on this machine, for all nets
-
-
-@dataclass(frozen=True)
-class Net:
-    """A net that was written, what goes in, and what has to come out."""
-
-    param: Path
-    bin: Path
-    feeds: Mapping[str, Feed]
-    references: Mapping[Fetch, Array]
-    graph: Graph
-    masks: int
-    precision: Precision | None
-    tolerance: Tolerance = DEFAULT
-    before: tuple[Path, Path] | None = None  # what it was made of, if that is the reference
-
-    def key(self) -> str:
-        """Changes with everything that the outcome depends on, but ncnn."""
-        digest = hashlib.sha256(self.param.read_bytes() + self.bin.read_bytes())
-        for feed in self.feeds.values():
-            digest.update(np.ascontiguousarray(feed.array).tobytes())
-        return digest.hexdigest()[:16]
-
-    def is_named(self) -> bool:
-        """Whether `convert` says that fp16 is not enough for it."""
-        return self.precision is not None and not self.precision.ok
-
-    def rounding(self) -> float:
-        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN if one is not finite."""
-        with Estimator(self.graph, by_blob(self.graph, self.feeds), worker=_WORKER) as estimator:
-            return error_of(estimator.run("fp16"), estimator.run())
-
-
-def by_blob(graph: Graph, feeds: Mapping[str, Feed]) -> dict[Blob, Feed]:
-    """What is fed, by the graph's inputs, which have their names in the file."""
-    names = list_layers(graph).names
-    return {blob: feeds[names[blob]] for blob in graph.inputs if names[blob] in feeds}
-
-
-# A suite's cases by name; each writes its net into a folder, or gives None if it is refused on purpose.
-Cases = Iterator[tuple[str, Callable[[Path], Net | None]]]
-
-
-def op_fixtures() -> Cases:
-    """fixtures/ops: each case at its first sizes."""
-    for case in op_cases.load_cases():
-
-        def write(folder: Path, case: op_cases.Case = case) -> Net | None:
-            model = case.model()
-            return of_model(model, folder, lambda: case.feeds(model, case.sizes[0]))
-
-        yield str(case), write
-
-
-def pass_fixtures() -> Cases:
-    """fixtures/passes: each net after all passes against itself before."""
-    for path in sorted(pass_cases.FOLDER.glob("*.md")):
-        for case in pass_cases.load(path) if path.stem != "README" else ():
-
-            def write(folder: Path, case: pass_cases.Case = case) -> Net | None:
-                before = case.net()
-                write_net(before, folder / "before.param", folder / "before.bin")
-                names = [blob.name for blob in before.outputs]
-                runner = NcnnRunner(folder / "before.param", folder / "before.bin", exact=True, worker=_WORKER)
-                arrays = case.feeds(before)
-                reference = runner.run(arrays, names)
-                after = case.net()
-                passes.run(after)
-                feeds = {name: Feed(array) for name, array in arrays.items()}
-                masks, precision = masked(after, feeds)
-                param, bin = folder / "net.param", folder / "net.bin"
-                write_net(after, param, bin)
-                references = {Fetch(name): reference[name] for name in names}
-                before_files = folder / "before.param", folder / "before.bin"
-                return Net(param, bin, feeds, references, after, masks, precision, before=before_files)
-
-            yield str(case), write
-
-
-def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
-    """Put masks on a net as `optimize` does; how many, and what is left of its precision."""
-    proved = prove_masks(graph)
-    put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
-    with Estimator(graph, by_blob(graph, feeds), worker=_WORKER) as estimator:
-        found, precision = find_masks(estimator)
-    put_masks(graph, ((layer, mask.features) for layer, mask in found.items()))
-    return len(proved) + len(found), precision
-
-
-def snippets() -> Cases:
-    """fixtures/snippets."""
-    for variant in VARIANTS:
-        for name, model in kept(variant):
-
-            def write(folder: Path, model: onnx.ModelProto = model) -> Net | None:
-                return of_model(model, folder)
-
-            yield f"{variant} {name}", write
-
-
-def models(folder: Path) -> Cases:
-    """The models of a folder, the small ones first."""
-    for path in sorted(folder.glob("*.onnx"), key=lambda path: path.stat().st_size):
-
-        def write(target: Path, path: Path = path) -> Net | None:
-            given = path.with_suffix(".npz")
-
-            def feeds() -> Mapping[str, Array]:
-                names = OrtRunner(path).input_names()
-                with np.load(given, allow_pickle=False) as arrays:
-                    return {name: arrays[f"in_{i}"] for i, name in enumerate(names)}
-
-            if path.parent == MODELS:
-                return of_model(refill(onnx.load(path)), target)
-            return of_model(path, target, feeds if given.exists() else None)
-
-        yield path.stem, write
-
-
-def of_model(
-    model: Path | onnx.ModelProto, folder: Path, given: Callable[[], Mapping[str, Array]] | None = None
-) -> Net | None:
-    """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
-    try:
-        conversion = lower(model)
-    except UnsupportedError:
-        return None
-    feeds = draw_inputs(conversion.model) if given is None else given()
-    with suppress(RunError, VerificationError):  # as `convert` does
-        conversion = conversion.estimated(
-            verification=Verification(feeds=None if isinstance(model, Path) else feeds), worker=_WORKER
-        )
-    try:
-        runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
-        reference = runtime.run(feeds)
-    except RunError:
-        if isinstance(model, Path):
-            raise
-        evaluator = ReferenceEvaluator(model)  # of what ONNX Runtime has no kernel for
-        results: Sequence[Any] = list(evaluator.run(None, dict(feeds)))
-        reference = dict(zip(evaluator.output_names, results, strict=True))
-    files, manifest = conversion.save(folder / "net"), conversion.manifest()
-    return Net(
-        files.param,
-        files.bin,
-        {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs},
-        {Fetch(e.blob, e.batch_axis): np.asarray(reference[e.name]) for e in manifest.outputs},
-        conversion.graph,
-        len(conversion.masks),
-        conversion.precision,
-        tolerance_of(conversion.model),
-    )
 
 
 def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
@@ -270,7 +109,7 @@ def campaign(
     """Run every n-th case, and append what comes out."""
     known = {(line["suite"], line["name"]): line for line in lines(path)}
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
-    workers = {HERE: _WORKER, **{target: NcnnWorker(find_target(target)) for target in on}}
+    workers = {HERE: WORKER, **{target: NcnnWorker(find_target(target)) for target in on}}
     columns = [(HERE, "fp32"), *((target, mode) for target in on for mode in modes)]
     cases = [(suite, name, write) for suite, of_suite in suites.items() for name, write in of_suite if part in name]
     for suite, name, write in cases[shard[0] :: shard[1]]:
@@ -304,18 +143,18 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def table(path: Path) -> None:
-    """Print the counts of each suite, and all that is not right."""
+def run_table(options: argparse.Namespace) -> int:
+    """Print the counts of each suite, and all nets that are not right."""
+    path = options.results
     found = {(line["suite"], line["name"]): line for line in lines(path)}
     last = {at: line["outcomes"] for at, line in found.items()}
     columns = list(dict.fromkeys(column for outcomes in last.values() for column in outcomes))
-    print("| suite | nets |", " | ".join(columns), "|")
-    print("|---|---|" + "---|" * len(columns))
-    for suite in dict.fromkeys(suite for suite, _ in last):
-        rows = [outcomes for (of, _), outcomes in last.items() if of == suite]
-        counts = [collections.Counter(row[column][0] for row in rows if column in row) for column in columns]
-        cells = [", ".join(f"{count} {kind}" for kind, count in counter.most_common()) for counter in counts]
-        print(f"| {suite} | {len(rows)} |", " | ".join(cells), "|")
+    with measured_table("devices", ("suite", "nets", *columns), write=options.write) as add:
+        for suite in dict.fromkeys(suite for suite, _ in last):
+            rows = [outcomes for (of, _), outcomes in last.items() if of == suite]
+            counts = [collections.Counter(row[column][0] for row in rows if column in row) for column in columns]
+            cells = [", ".join(f"{count} {kind}" for kind, count in counter.most_common()) for counter in counts]
+            add(suite, len(rows), *cells)
     print("commits:", dict(collections.Counter(line.get("commit", "unknown") for line in found.values())))
     for column in (column for column in columns if column.endswith("fp16")):
         pairs = [
@@ -329,6 +168,7 @@ def table(path: Path) -> None:
         for column, (kind, worst, said) in outcomes.items():
             if kind not in RIGHT:
                 print(f"{suite}\t{name}\t{column}\t{kind}\t{'-' if worst is None else f'{worst:.2g}'}\t{said[:160]!r}")
+    return 0
 
 
 def _is_too_low(estimate: float, error: float) -> bool:
@@ -339,21 +179,41 @@ def _is_too_high(estimate: float, error: float) -> bool:
     return estimate > max(_FAR * error, _NOTHING)
 
 
-def main() -> None:
-    """Run the campaign, or print its table."""
-    parser = argparse.ArgumentParser(description="fixtures and folders of models on devices")
-    parser.add_argument("results", type=Path)
-    parser.add_argument("folders", type=Path, nargs="*")
-    parser.add_argument("--on", action="append", default=[], help="targets, as convert takes them")
-    parser.add_argument("--modes", default="fp32,fp16", help="by comma")
-    parser.add_argument("--suites", default="ops,models,snippets,passes", help="of the fixtures, by comma")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("-k", dest="part", default="", help="only cases whose name contains this")
-    parser.add_argument("--table", action="store_true")
-    options = parser.parse_args()
-    if options.table:
-        table(options.results)
-        return
+def run_check(options: argparse.Namespace) -> int:
+    """Run a dozen nets wherever that is possible."""
+    workers: dict[str, NcnnWorker] = {}
+    for device, on in CHECKED_ON.items():
+        try:
+            worker = NcnnWorker(find_target(on))
+            worker.start()
+        except UsageError as error:
+            print(f"NOT CHECKED on {device}: {error}", flush=True)
+        else:
+            workers[device] = worker
+    wrong = 0
+    cases = ((name, write) for name, write in models(MODELS) if name in CHECKED) if workers else ()
+    for name, write in cases:
+        with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
+            net = write(Path(folder))
+            if net is None:
+                raise SystemExit(f"{name} is refused")
+            for device, worker in workers.items():
+                for mode in worker.target.modes:
+                    kind, _, said = outcome(net, mode, worker)
+                    if kind not in RIGHT:
+                        wrong += 1
+                        print(f"{name} on {device} in {mode}: {kind}: {said}", flush=True)
+    for worker in workers.values():
+        print(f"checked: {len(CHECKED)} nets, {worker.checked(worker.target.modes)}", flush=True)
+        worker.close()
+    print(
+        "devices:", ", ".join(f"{device} {'yes' if device in workers else 'NO'}" for device in CHECKED_ON), flush=True
+    )
+    return 1 if wrong else 0
+
+
+def run_campaign(options: argparse.Namespace) -> int:
+    """Run the nets of the suites and folders, in several processes."""
     fixtures = {
         "ops": op_fixtures,
         "passes": pass_fixtures,
@@ -362,8 +222,8 @@ def main() -> None:
     }
 
     def run(job: int) -> None:
-        chosen = {suite: fixtures[suite]() for suite in filter(None, options.suites.split(","))}
-        chosen |= {folder.name: models(folder) for folder in options.folders}
+        chosen: dict[str, Cases] = {suite: fixtures[suite]() for suite in filter(None, options.suites.split(","))}
+        chosen |= {folder.name: models(folder, masks=not options.no_masks) for folder in options.folders}
         on = options.on or ["vulkan", "qemu-aarch64"]
         campaign(chosen, on, options.modes.split(","), options.results, options.part, (job, options.jobs))
 
@@ -373,7 +233,29 @@ def main() -> None:
         process.start()
     for process in jobs:
         process.join()
+    return 0
+
+
+def main() -> int:
+    """Run nets, print the table, or check a dozen."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    run, table, check = map(commands.add_parser, ("run", "table", "check"))
+    for command, function in ((run, run_campaign), (table, run_table), (check, run_check)):
+        command.set_defaults(run=function)
+    for command in (run, table):
+        command.add_argument("results", type=Path)
+    run.add_argument("folders", type=Path, nargs="*")
+    run.add_argument("--on", action="append", default=[], help="targets, as convert takes them")
+    run.add_argument("--modes", default="fp32,fp16", help="by comma")
+    run.add_argument("--suites", default="ops,models,snippets,passes", help="of the fixtures, by comma")
+    run.add_argument("--jobs", type=int, default=1)
+    run.add_argument("-k", dest="part", default="", help="only cases whose name contains this")
+    run.add_argument("--no-masks", action="store_true", help="no feature masks for nets of folders")
+    table.add_argument("--write", action="store_true", help="keep the table in fixtures/measured")
+    options = parser.parse_args()
+    return int(options.run(options))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,8 +1,15 @@
-"""The tables of what was measured, in fixtures/: a line for each pass, columns by name, "-" where there is nothing."""
+"""Tables of measurements in fixtures/: one line for each pass, or one table for each question."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 from onnx2ncnn_opt.passes import PASSES
@@ -10,20 +17,58 @@ from onnx2ncnn_opt.passes import PASSES
 ROOT = Path(__file__).resolve().parents[2]
 FIRINGS = ROOT / "fixtures" / "firings.tsv"
 BENEFIT = ROOT / "fixtures" / "benefit.tsv"
+MEASURED = ROOT / "fixtures" / "measured"
 SOURCES = ("models", "zoo", "pnnx")  # of the nets in which passes are counted
 
 Rows = dict[str, dict[str, str]]
 
 
 def read_table(path: Path) -> Rows:
-    """The rows by the passes' names, each by column; none where there is no table yet."""
+    """Return the rows by the passes' names, each by column; none without a file."""
     header, *lines = path.read_text().splitlines() if path.exists() else ["pass"]
     rows = (dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines)
     return {row.pop("pass"): row for row in rows}
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the rows of those passes that there are, in their order."""
+    """Write the rows of existing passes, in their order."""
     found = [(p.name, rows[p.name]) for p in PASSES if p.name in rows]
     lines = [("pass", *columns), *((name, *(row.get(column, "-") for column in columns)) for name, row in found)]
     path.write_text("".join("\t".join(line) + "\n" for line in lines))
+
+
+def read_measured(name: str) -> list[dict[str, str]]:
+    """Return the rows of fixtures/measured/NAME.tsv, each by column."""
+    lines = (MEASURED / f"{name}.tsv").read_text().splitlines()
+    header, *rows = (line.split("\t") for line in lines if not line.startswith("# "))
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+@contextmanager
+def table(name: str, columns: Sequence[str], *, write: bool) -> Iterator[Callable[..., None]]:
+    """Print each row when it is known; with `write`, keep them all in fixtures/measured/NAME.tsv at the end."""
+    lines = list[str]()
+
+    def add(*cells: object) -> None:
+        assert len(cells) == len(columns), cells
+        lines.append("\t".join("-" if cell is None else str(cell) for cell in cells))
+        print(lines[-1], flush=True)
+
+    add(*columns)
+    yield add
+    if write:
+        text = "".join(f"{line}\n" for line in (*_circumstances(), *lines))
+        (MEASURED / f"{name}.tsv").write_text(text, encoding="utf-8")
+
+
+def _circumstances() -> tuple[str, str]:
+    """Return comments with the command, and with the machine, ncnn's version and the commit."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    machine = f"{_processor()}, {os.cpu_count()} cores; ncnn {version('ncnn')}"
+    return f"# python {' '.join(sys.orig_argv[1:])}", f"# {machine}; commit {described.stdout.strip()}; {date.today()}"
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())

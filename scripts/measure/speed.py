@@ -1,15 +1,15 @@
-"""How fast nets are, and what they move: ours, pnnx's, what ncnnoptimize makes of it, and ONNX Runtime; in Markdown.
+"""Measure how fast nets are, and how many bytes they move: ours, pnnx's, ncnnoptimize's of it, and ONNX Runtime.
 
     python -m scripts.measure.speed FOLDER RESULTS.jsonl --pnnx PATH/TO/pnnx [--ncnnoptimize PATH] [--keep FOLDER]
-                                    [--only TEXT...] [--again RATIO] [--seconds S]
+                                    [--only TEXT...] [--again RATIO] [--seconds S] [--write NAME]
 
-FOLDER has the ONNX models (speed_nets.py makes some); see pnnx.py for dynamic sizes and --keep. Times are milliseconds
-of CPU time on one thread, the fastest run: every net is loaded twice, for where its memory lies makes a difference, and
-all are loaded and take turns in random order, so that what else the machine does slows all alike. Subnormal numbers are
-flushed: random weights make them, trained ones do not. A net whose outputs are not the model's has no time.
+FOLDER has the ONNX models (zoo.py exports some); see pnnx.py for dynamic sizes and --keep. Times are milliseconds of
+CPU time on one thread, the fastest run. Every net is loaded twice, because the place of its memory makes a difference.
+All nets run in turns, in random order, so other work slows all alike. Subnormal numbers are flushed: random weights
+make them, trained ones do not. A net whose outputs are not the model's has no time.
 
-A model that RESULTS has is not measured again, so that an interrupted run goes on; --again measures those whose ratio
-to pnnx is below RATIO once more, and the last time counts.
+A model in RESULTS is not measured again, so an interrupted run continues. --again measures models below this ratio to
+pnnx once more, and the last time counts. --write keeps the table in fixtures/measured/NAME.tsv.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from onnx2ncnn_opt.ir.graph import Graph
 from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.param.files import read_graph
+from scripts.measure.measured import table
 from scripts.measure.pnnx import convert as convert_with_pnnx
 from scripts.measure.pnnx import input_shapes
 
@@ -215,36 +216,42 @@ def ratio(record: Record, name: str) -> float | None:
     return theirs / ours if theirs and ours else None
 
 
-def row(name: str, record: Record) -> str:
-    """One line of the table."""
-
-    def values(key: str, unit: float, form: str) -> list[str]:
-        found = [record.get(column, {}).get(key) for column in _NETS]
-        return ["-" if value is None else format(value / unit, form) for value in found]
-
-    times = [record.get(column, {}).get("ms") for column in _COLUMNS]
-    cells = ["-" if time is None else f"{time:.3g}" for time in times]
-    cells += [" / ".join(values(key, unit, form)) for key, unit, form in _QUANTITIES]
-    return f"| {name} | {' | '.join(cells)} |"
+def row(name: str, kind: str, record: Record) -> tuple[object, ...]:
+    """Return the cells of one line of the table."""
+    times = [_cell(record, column, "ms", 1, ".3g") for column in _COLUMNS]
+    values = (_cell(record, column, key, unit, form) for _, key, unit, form in _QUANTITIES for column in _NETS)
+    return name, kind, *times, *values
 
 
-_QUANTITIES = (("layers", 1, ".0f"), ("moved", 1e6, ".3g"), ("peak", 1e6, ".3g"), ("macs", 1e6, ".4g"))
-_HEAD = (*(f"{name}, ms" for name in _COLUMNS), "layers", "MB moved", "peak MB", "million products")
+def _cell(record: Record, column: str, key: str, unit: float, form: str) -> str | None:
+    value = record.get(column, {}).get(key)
+    return None if value is None else format(value / unit, form)
 
 
-def report(records: Mapping[str, Record], kinds: Mapping[str, str]) -> Iterable[str]:
-    """The table, and what it comes to for each kind of net."""
-    yield f"| model | {' | '.join(_HEAD)} |\n|{'---|' * (len(_HEAD) + 1)}"
-    yield from (row(name, record) for name, record in records.items())
-    yield f"\n| times as fast as | {' | '.join(_COLUMNS[1:])} | below 0.97 of pnnx's |\n|---|---|---|---|---|"
-    for kind in (*dict.fromkeys(kinds.values()), "all"):
-        chosen = {name: record for name, record in records.items() if kind in ("all", kinds[name])}
+# Headings, keys of records, units and formats.
+_QUANTITIES = (
+    ("layers", "layers", 1, ".0f"),
+    ("MB moved", "moved", 1e6, ".3g"),
+    ("peak MB", "peak", 1e6, ".3g"),
+    ("million products", "macs", 1e6, ".4g"),
+)
+HEAD = (
+    *("model", "kind", *(f"{name} ms" for name in _COLUMNS)),
+    *(f"{name} {heading}" for heading, *_ in _QUANTITIES for name in _NETS),
+)
+
+
+def summary(rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
+    """Yield for each kind of net how many times as fast as the other columns ours is, and of how many nets."""
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    for kind in (*kinds, "all"):
+        chosen = [row for row in rows if kind in ("all", row["kind"])]
         cells = []
         for column in _COLUMNS[1:]:
-            found = [r for record in chosen.values() if (r := ratio(record, column)) is not None]
-            cells.append(f"{np.exp(np.mean(np.log(found))):.2f} ({len(found)})" if found else "-")
-        slower = [f"{name} {r:.2f}" for name, record in chosen.items() if (r := ratio(record, "pnnx") or 1) < 0.97]
-        yield f"| {kind} | {' | '.join(cells)} | {', '.join(slower) or 'none'} |"
+            pairs = [(row[f"{column} ms"], row["ours ms"]) for row in chosen]
+            ratios = [float(theirs) / float(ours) for theirs, ours in pairs if "-" not in (theirs, ours)]
+            cells.append(f"{np.exp(np.mean(np.log(ratios))):.2f} ({len(ratios)})" if ratios else "-")
+        yield kind, *cells
 
 
 def read_records(path: Path) -> dict[str, Record]:
@@ -263,6 +270,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="models with one of these in their name")
     parser.add_argument("--again", type=float, default=0.0, help="measure those again that are below this ratio")
     parser.add_argument("--seconds", type=float, default=5.0, help="time of running the nets of each model")
+    parser.add_argument("--write", metavar="NAME", help="keep the table in fixtures/measured/NAME.tsv")
     options = parser.parse_args()
     models = [model for model in sorted(options.folder.glob("*.onnx")) if any(t in model.stem for t in options.only)]
     known = read_records(options.results)
@@ -281,10 +289,15 @@ def main() -> None:
             }
         with options.results.open("a") as file:
             file.write(json.dumps([model.stem, record]) + "\n")
-        print(row(model.stem, record), file=sys.stderr, flush=True)
+        print(model.stem, record, file=sys.stderr, flush=True)
     known = read_records(options.results)
-    chosen = {model.stem: known[model.stem] for model in models}
-    print(*report(chosen, {model.stem: kind_of(model) for model in models}), sep="\n")
+    with table(options.write or "", HEAD, write=bool(options.write)) as add:
+        rows = [row(model.stem, kind_of(model), known[model.stem]) for model in models]
+        for cells in rows:
+            add(*cells)
+    texts = [["-" if cell is None else str(cell) for cell in cells] for cells in rows]
+    for line in summary([dict(zip(HEAD, cells, strict=True)) for cells in texts]):
+        print(*line, sep="\t")
 
 
 if __name__ == "__main__":

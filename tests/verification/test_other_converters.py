@@ -1,6 +1,6 @@
 """What ncnnoptimize and pnnx are known to make wrong, in small nets: `verify` finds it, `bisect` names the layer.
 
-The table in docs/compare.md says where each comes from.
+The table in docs/find-faults.md says where each comes from.
 """
 
 from __future__ import annotations

@@ -1,0 +1,194 @@
+"""Nets of the fixtures and of folders, with inputs and references, for scripts/measure/devices.py."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from onnx2ncnn_opt import passes
+from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.errors import RunError, UnsupportedError, VerificationError
+from onnx2ncnn_opt.ir.graph import Blob, Graph
+from onnx2ncnn_opt.param.files import write_net
+from onnx2ncnn_opt.param.splits import list_layers
+from onnx2ncnn_opt.rewrite.masks import prove_masks, put_masks
+from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
+from onnx2ncnn_opt.runtime.ort import OrtRunner
+from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
+from onnx2ncnn_opt.verification.comparison import tolerance_of
+from onnx2ncnn_opt.verification.estimate import Estimator
+from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.masks import Precision, error_of, find_masks
+from onnx2ncnn_opt.verification.options import Verification
+from scripts.measure.measured import ROOT
+from testing import op_cases, pass_cases
+from testing.skeletons import refill
+from testing.snippets import VARIANTS, kept
+
+MODELS = ROOT / "fixtures" / "models"  # skeletons, whose weights are drawn
+WORKER = NcnnWorker()  # on this machine, for all nets
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net that was written, what goes in, and what has to come out."""
+
+    param: Path
+    bin: Path
+    feeds: Mapping[str, Feed]
+    references: Mapping[Fetch, Array]
+    graph: Graph
+    masks: int
+    precision: Precision | None
+    tolerance: Tolerance = DEFAULT
+    before: tuple[Path, Path] | None = None  # what it was made of, if that is the reference
+
+    def key(self) -> str:
+        """Changes with everything that the outcome depends on, but ncnn."""
+        digest = hashlib.sha256(self.param.read_bytes() + self.bin.read_bytes())
+        for feed in self.feeds.values():
+            digest.update(np.ascontiguousarray(feed.array).tobytes())
+        return digest.hexdigest()[:16]
+
+    def is_named(self) -> bool:
+        """Whether `convert` says that fp16 is not enough for it."""
+        return self.precision is not None and not self.precision.ok
+
+    def rounding(self) -> float:
+        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN if one is not finite."""
+        with Estimator(self.graph, by_blob(self.graph, self.feeds), worker=WORKER) as estimator:
+            return error_of(estimator.run("fp16"), estimator.run())
+
+
+def by_blob(graph: Graph, feeds: Mapping[str, Feed]) -> dict[Blob, Feed]:
+    """What is fed, by the graph's inputs, which have their names in the file."""
+    names = list_layers(graph).names
+    return {blob: feeds[names[blob]] for blob in graph.inputs if names[blob] in feeds}
+
+
+# A suite's cases by name; each writes its net into a folder, or gives None if it is refused on purpose.
+Cases = Iterator[tuple[str, Callable[[Path], Net | None]]]
+
+
+def op_fixtures() -> Cases:
+    """fixtures/ops: each case at its first sizes."""
+    for case in op_cases.load_cases():
+
+        def write(folder: Path, case: op_cases.Case = case) -> Net | None:
+            model = case.model()
+            return of_model(model, folder, lambda: case.feeds(model, case.sizes[0]))
+
+        yield str(case), write
+
+
+def pass_fixtures() -> Cases:
+    """fixtures/passes: each net after all passes against itself before."""
+    for path in sorted(pass_cases.FOLDER.glob("*.md")):
+        for case in pass_cases.load(path) if path.stem != "README" else ():
+
+            def write(folder: Path, case: pass_cases.Case = case) -> Net | None:
+                before = case.net()
+                write_net(before, folder / "before.param", folder / "before.bin")
+                names = [blob.name for blob in before.outputs]
+                runner = NcnnRunner(folder / "before.param", folder / "before.bin", exact=True, worker=WORKER)
+                arrays = case.feeds(before)
+                reference = runner.run(arrays, names)
+                after = case.net()
+                passes.run(after)
+                feeds = {name: Feed(array) for name, array in arrays.items()}
+                masks, precision = masked(after, feeds)
+                param, bin = folder / "net.param", folder / "net.bin"
+                write_net(after, param, bin)
+                references = {Fetch(name): reference[name] for name in names}
+                before_files = folder / "before.param", folder / "before.bin"
+                return Net(param, bin, feeds, references, after, masks, precision, before=before_files)
+
+            yield str(case), write
+
+
+def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
+    """Put masks on a net as `optimize` does; how many, and what is left of its precision."""
+    proved = prove_masks(graph)
+    put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
+    with Estimator(graph, by_blob(graph, feeds), worker=WORKER) as estimator:
+        found, precision = find_masks(estimator)
+    put_masks(graph, ((layer, mask.features) for layer, mask in found.items()))
+    return len(proved) + len(found), precision
+
+
+def snippets() -> Cases:
+    """fixtures/snippets."""
+    for variant in VARIANTS:
+        for name, model in kept(variant):
+
+            def write(folder: Path, model: onnx.ModelProto = model) -> Net | None:
+                return of_model(model, folder)
+
+            yield f"{variant} {name}", write
+
+
+def models(folder: Path, *, masks: bool = True) -> Cases:
+    """Yield the models of a folder, the small ones first; without `masks` their nets have no feature masks."""
+    for path in sorted(folder.glob("*.onnx"), key=lambda path: path.stat().st_size):
+
+        def write(target: Path, path: Path = path) -> Net | None:
+            given = path.with_suffix(".npz")
+
+            def feeds() -> Mapping[str, Array]:
+                names = OrtRunner(path).input_names()
+                with np.load(given, allow_pickle=False) as arrays:
+                    return {name: arrays[f"in_{i}"] for i, name in enumerate(names)}
+
+            if path.parent == MODELS:
+                return of_model(refill(onnx.load(path)), target, masks=masks)
+            return of_model(path, target, feeds if given.exists() else None, masks=masks)
+
+        yield path.stem, write
+
+
+def of_model(
+    model: Path | onnx.ModelProto,
+    folder: Path,
+    given: Callable[[], Mapping[str, Array]] | None = None,
+    *,
+    masks: bool = True,
+) -> Net | None:
+    """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
+    try:
+        conversion = lower(model, masks=masks)
+    except UnsupportedError:
+        return None
+    feeds = draw_inputs(conversion.model) if given is None else given()
+    with suppress(RunError, VerificationError):  # as `convert` does
+        conversion = conversion.estimated(
+            verification=Verification(feeds=None if isinstance(model, Path) else feeds), masks=masks, worker=WORKER
+        )
+    try:
+        runtime = OrtRunner(model if isinstance(model, Path) else model.SerializeToString(), threads=1)
+        reference = runtime.run(feeds)
+    except RunError:
+        if isinstance(model, Path):
+            raise
+        evaluator = ReferenceEvaluator(model)  # of what ONNX Runtime has no kernel for
+        results: Sequence[Any] = list(evaluator.run(None, dict(feeds)))
+        reference = dict(zip(evaluator.output_names, results, strict=True))
+    files, manifest = conversion.save(folder / "net"), conversion.manifest()
+    return Net(
+        files.param,
+        files.bin,
+        {entry.blob: Feed(np.asarray(feeds[entry.name]), entry.batch_axis) for entry in manifest.inputs},
+        {Fetch(e.blob, e.batch_axis): np.asarray(reference[e.name]) for e in manifest.outputs},
+        conversion.graph,
+        len(conversion.masks),
+        conversion.precision,
+        tolerance_of(conversion.model),
+    )
