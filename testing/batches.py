@@ -49,8 +49,8 @@ def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port,
         imported = import_model(load_model(model.SerializeToString()), batch_axes=axes)
     except Error:
         return None
-    is_free = all(port.blob.batch == 1 for port in imported.inputs if batch_axis(port) is not None)
-    return imported.outputs if is_free else None
+    batched = [port for port in imported.inputs if batch_axis(port) is not None]  # none if operators demand its size
+    return imported.outputs if batched and all(port.blob.batch == 1 for port in batched) else None
 
 
 def batch_axis(port: Port) -> int | None:

