@@ -22,7 +22,7 @@ OPS_GROUP = "onnx2ncnn_opt.ops"
 
 @cache
 def installed_passes() -> tuple[Pass, ...]:
-    """The passes of installed packages, in the order of the entry points' names.
+    """Return the passes of installed packages, in the order of the entry points' names.
 
     Raises UsageError, naming the package, for an entry point that cannot be loaded or is not a pass, and for a name
     that another pass has.
@@ -41,7 +41,7 @@ def installed_passes() -> tuple[Pass, ...]:
 
 @cache
 def installed_layers() -> tuple[LayerSpec, ...]:
-    """The custom layers of installed packages. Raises UsageError as above."""
+    """Return the custom layers of installed packages. Raises UsageError as above."""
     found: list[LayerSpec] = []
     for point, item in _items(LAYERS_GROUP):
         if not isinstance(item, LayerSpec):
@@ -57,7 +57,7 @@ def installed_layers() -> tuple[LayerSpec, ...]:
 
 @cache
 def installed_ops() -> tuple[OnnxOp, ...]:
-    """The importers of installed packages, which loading them registers. Raises UsageError as above."""
+    """Return the importers of installed packages, which loading them registers. Raises UsageError as above."""
     found: dict[tuple[str, int], OnnxOp] = {}
     for point, item in _items(OPS_GROUP):
         ops = registered(item)
@@ -73,7 +73,9 @@ def installed_ops() -> tuple[OnnxOp, ...]:
 
 
 def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpec]:
-    """The table of layers with those of installed packages and those declared here, which win (see `ir.custom`)."""
+    """Return the table of layers with those of installed packages and those declared here, which win (see
+    `ir.custom`).
+    """
     declared = [custom_layer(item) if isinstance(item, str) else item for item in custom]
     for item in declared:
         if not isinstance(item, LayerSpec):
@@ -82,12 +84,12 @@ def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpe
 
 
 def pipeline() -> tuple[Pass, ...]:
-    """All passes. Those of other packages are asked first: who installs one wants its pattern to win."""
+    """Return all passes. Those of other packages are asked first: who installs one wants its pattern to win."""
     return (*installed_passes(), *passes.PASSES)
 
 
 def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass, ...]:
-    """The passes of the pipeline that are named in `only` (all if it is empty), without those named in `skip`.
+    """Return the passes of the pipeline that are named in `only` (all if it is empty), without those named in `skip`.
 
     Raises UsageError for a name that no pass has.
     """
@@ -98,12 +100,12 @@ def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass
 
 @cache
 def _declared() -> Any:
-    """The entry points of all packages, which are read once: that takes a part of a small model's time."""
+    """Return the entry points of all packages, which are read once: that takes a part of a small model's time."""
     return entry_points()
 
 
 def _items(group: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """Each object of a group; an entry point may be one, or a list or tuple of them."""
+    """Yield each object of a group; an entry point may be one, or a list or tuple of them."""
     for point in sorted(_declared().select(group=group), key=lambda point: (point.name, point.value)):
         with plugged(f"{_origin(point)} cannot be loaded: its import"):
             loaded = point.load()

@@ -41,7 +41,7 @@ class Stop(SystemExit):
 
 
 def bounded(text: str) -> str:
-    """A message of a length that can be read: the ends of long lines, and not too many of them."""
+    """Return a message of a length that can be read: the ends of long lines, and not too many of them."""
     begin = _LONGEST_LINE - _KEPT_END
     lines = [
         line if len(line) <= _LONGEST_LINE else f"{line[:begin]} ... {line[-_KEPT_END:]}"
@@ -100,7 +100,7 @@ _MOST_NAMED = 3  # nodes of one reason
 
 
 def lines_by_reason(nodes: Sequence[Unsupported]) -> list[str]:
-    """A line for each reason, up to the names, numbers and shapes in it."""
+    """Return a line for each reason, up to the names, numbers and shapes in it."""
     groups: dict[tuple[str, str], list[Unsupported]] = {}
     for node in nodes:
         groups.setdefault((re.sub(_DETAILS, "", node.reason), node.hint), []).append(node)

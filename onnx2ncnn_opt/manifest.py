@@ -31,7 +31,7 @@ class Image:
     bgr: bool = False
 
     def pixels(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The pixels that lead to an array of the model's."""
+        """Return the pixels that lead to an array of the model's."""
         mean, std = self._columns()
         found = array.astype(np.float64) * std + mean
         return np.ascontiguousarray(np.flip(found, -3) if self.bgr else found).astype(np.float32)
@@ -81,12 +81,12 @@ class Bound:
 
     @classmethod
     def of(cls, name: str, array: NDArray[Any]) -> Bound:
-        """The entry for an array."""
+        """Return the entry for an array."""
         plain = array if array.dtype.kind in "biuf" else array.astype(np.float64)  # bfloat16
         return cls(name, array.dtype.name, _frozen(plain.tolist()))
 
     def array(self) -> NDArray[Any]:
-        """The value as an array; the type is the input's, which the model knows."""
+        """Return the value as an array; the type is the input's, which the model knows."""
         return np.asarray(self.value)
 
 
@@ -149,7 +149,7 @@ class Manifest:
         return f"Manifest({' -> '.join(ports)}; {self.layers.after} layers)"
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         data = {"format": FORMAT, **asdict(self)}
         for entry in (*data["inputs"], *data["outputs"]):
             if entry["image"] is None:
@@ -279,7 +279,7 @@ class _Reader:
 
 
 def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     total = hashlib.sha256()
     with path.open("rb") as file:
         for part in iter(lambda: file.read(1 << 20), b""):

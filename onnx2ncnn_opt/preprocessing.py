@@ -68,7 +68,7 @@ def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
 
 
 def _channels(port: Port) -> int:
-    """The channels of an image, which have to be the outermost dim of its Mat."""
+    """Return the channels of an image, which have to be the outermost dim of its Mat."""
     axis = 1 if port.batch_axis == 0 else 0
     rank = len(port.shape) - (port.batch_axis is not None)
     shape = f"{port.dtype.name}[{', '.join(map(str, port.shape))}]"

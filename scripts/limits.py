@@ -26,7 +26,7 @@ _LONGEST = 90
 
 
 def constant_inputs(op: OnnxOp) -> list[str]:
-    """The inputs that the importer takes only if they are constant."""
+    """Return the inputs that the importer takes only if they are constant."""
     return [f"`{declared.name}`" for declared in op.inputs if declared.type in (Array, Ints, Sizes, Constant)]
 
 
@@ -50,7 +50,7 @@ def _of_fixtures() -> Iterable[tuple[str, str]]:
 
 
 def _runs(case: Case) -> bool:
-    """Whether ONNX Runtime takes the model: what it refuses as well is not a limit of ours."""
+    """Return whether ONNX Runtime takes the model: what it refuses as well is not a limit of ours."""
     model = case.model()
     if not all(dim.dim_value or dim.dim_param for x in model.graph.input for dim in x.type.tensor_type.shape.dim):
         return False  # empty tensors, which ncnn does not have

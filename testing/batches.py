@@ -21,7 +21,9 @@ REFUSED = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImple
 
 
 def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
-    """The model with a dynamic dimension in place of these axes of its inputs, and without the shapes of outputs."""
+    """Return the model with a dynamic dimension in place of these axes of its inputs, and without the shapes of
+    outputs.
+    """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for value in changed.graph.input:
@@ -44,7 +46,9 @@ def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
 
 
 def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port, ...] | None:
-    """The outputs of a model whose batch is no part of the net; None where it is, or where the model is refused."""
+    """Return the outputs of a model whose batch is no part of the net; None where it is, or where the model is
+    refused.
+    """
     try:
         imported = import_model(load_model(model.SerializeToString()), batch_axes=axes)
     except Error:
@@ -54,7 +58,7 @@ def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port,
 
 
 def batch_axis(port: Port) -> int | None:
-    """The axis that depends on the batch; None if there is none."""
+    """Return the axis that depends on the batch; None if there is none."""
     return next((i for i, size in enumerate(port.shape) if isinstance(size, Sym) and "batch" in size.names()), None)
 
 
@@ -65,7 +69,7 @@ def mixed_outputs(
     *,
     rel: float = 1e-5,
 ) -> list[str] | None:
-    """The outputs of which an item is not what ONNX Runtime makes of that item alone, though it was proved.
+    """Return the outputs of which an item is not what ONNX Runtime makes of that item alone, though it was proved.
 
     `feeds` are inputs with `ITEMS` items. Sums in another order may differ by `rel`. None where nothing was proved, or
     where ONNX Runtime does not take the model.

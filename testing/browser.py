@@ -90,7 +90,7 @@ class Page:
         self.settle()
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression, after its promise is kept if it is one."""
+        """Return the value of a JavaScript expression, after its promise is kept if it is one."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")

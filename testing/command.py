@@ -28,7 +28,7 @@ class Ended:
     err: str
 
     def lines(self, label: str) -> list[list[str]]:
-        """The words of the lines of stdout that start with a label."""
+        """Return the words of the lines of stdout that start with a label."""
         return [line.split()[1:] for line in self.out.splitlines() if line.startswith(f"{label}:")]
 
 
@@ -65,7 +65,7 @@ def without_progress(err: str) -> str:
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """The process that forks; it ends with this one."""
+    """Return the process that forks; it ends with this one."""
     server = subprocess.Popen(
         [sys.executable, "-m", "testing.fork_server"],
         cwd=Path(__file__).parents[1],
@@ -91,7 +91,7 @@ def _forked(folder: Path, args: list[str], paths: str) -> tuple[int, str, str]:
 
 
 def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: str = "") -> Path:
-    """A model of opset 18 from ONNX's text form."""
+    """Return a model of opset 18 from ONNX's text form."""
     path = folder / name
     header = '<ir_version: 8, opset_import: ["" : 18, "made.up" : 1]>'
     onnx.save(onnx.parser.parse_model(f"{header} g {graph} {functions}"), path)

@@ -30,7 +30,7 @@ def model_of(
     outputs: Sequence[str] = ("y",),
     dtype: Any = np.float32,
 ) -> onnx.ModelProto:
-    """A model of these nodes; inputs and constants (which become initializers) are named arrays."""
+    """Return a model of these nodes; inputs and constants (which become initializers) are named arrays."""
     elem = helper.np_dtype_to_tensor_dtype
     graph = helper.make_graph(
         list(nodes),
@@ -80,5 +80,5 @@ def compare_nodes(
 
 
 def types(conversion: Conversion) -> list[str]:
-    """The layer types of a net, inputs and constants left out."""
+    """Return the layer types of a net, inputs and constants left out."""
     return [layer.type for layer in conversion.graph if layer.type not in ("Input", "MemoryData", "Split")]

@@ -50,7 +50,7 @@ class Outcome:
 
 
 def collect() -> list[Case]:
-    """All cases of the suite in both variants."""
+    """Return all cases of the suite in both variants."""
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -70,14 +70,18 @@ def collect() -> list[Case]:
 
 
 def _array(data: Any) -> Any:
-    """The suite writes element types that numpy does not have as TensorProto, scalars as such, sequences as lists."""
+    """Return the suite writes element types that numpy does not have as TensorProto, scalars as such, sequences as
+    lists.
+    """
     if isinstance(data, onnx.TensorProto):
         return numpy_helper.to_array(data)
     return np.asarray(data) if isinstance(data, np.generic) else data
 
 
 def with_initializers(case: Case) -> Iterator[Case]:
-    """The case with its integer inputs, and its float inputs after the first, as initializers; none if it has none."""
+    """Yield the case with its integer inputs, and its float inputs after the first, as initializers; none if it has
+    none.
+    """
     floats = [name for name, array in case.feeds.items() if isinstance(array, np.ndarray) and array.dtype.kind in "fV"]
     fixed = [
         name
@@ -134,7 +138,7 @@ class Harness:
         return Outcome("WRONG", " / ".join(differences))
 
     def run(self, conversion: Conversion, feeds: Mapping[str, Any]) -> list[Array]:
-        """The outputs in the model's order."""
+        """Return the outputs in the model's order."""
         files = conversion.save(Path(self._folder.name) / "net")
         manifest = conversion.manifest()
         runner = NcnnRunner(files.param, files.bin, timeout=60, worker=self._worker)
@@ -150,7 +154,7 @@ class Harness:
 
 
 def attempt(model: onnx.ModelProto, *, optimize: bool = True) -> Conversion | Outcome:
-    """The conversion, or what is to be said of its failure."""
+    """Return the conversion, or what is to be said of its failure."""
     try:
         return lower(model, optimize=optimize)
     except UnsupportedError as error:
@@ -176,24 +180,24 @@ def references(case: Case) -> Iterator[tuple[Sequence[Any], float]]:
 
 
 def rows(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     return [f"{name}\t{outcome.kind}\t{short(outcome.reason)}" for name, outcome in sorted(outcomes.items())]
 
 
 def short(reason: str) -> str:
-    """A reason in one line of the table."""
+    """Return a reason in one line of the table."""
     text = " ".join(reason.split())
     return text if len(text) <= 160 else text[:157] + "..."
 
 
 def read_table() -> dict[str, str]:
-    """The table's lines by case."""
+    """Return the table's lines by case."""
     _, *lines = TABLE.read_text(encoding="utf-8").splitlines()
     return {line.split("\t")[0]: line for line in lines}
 
 
 def table_version() -> str:
-    """The version of onnx that the table was written with."""
+    """Return the version of onnx that the table was written with."""
     return TABLE.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix(HEADER)
 
 
@@ -203,7 +207,7 @@ def write_table(outcomes: Mapping[str, Outcome]) -> None:
 
 
 def differences(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The lines that are bad, or not as in the table.
+    """Return the lines that are bad, or not as in the table.
 
     Another version of onnx than the table's may have cases that are not in it; these may be right or refused.
     """
@@ -216,6 +220,6 @@ def differences(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def run(cases: Iterable[Case]) -> dict[str, Outcome]:
-    """The outcome of every case."""
+    """Return the outcome of every case."""
     with Harness() as harness:
         return {case.name: harness.judge(case) for case in cases}

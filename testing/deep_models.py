@@ -40,7 +40,7 @@ GRAPH = (
 
 
 def deep_model(blocks: int) -> onnx.ModelProto:
-    """A model of so many blocks, the same for the same number; every eighth block normalises."""
+    """Return a model of so many blocks, the same for the same number; every eighth block normalises."""
     rng = np.random.default_rng(blocks)
     names = ["x", *(f"n{number}_" for number in range(blocks))]
     kinds = [int(rng.integers(1, len(BLOCKS))) if number % 8 else 0 for number in range(blocks)]

@@ -13,6 +13,6 @@ MODELS = sorted((ROOT / "fixtures" / "models").glob("*.onnx"))
 
 
 def refilled(path: Path) -> onnx.ModelProto:
-    """A model of fixtures/models, its recipes replaced by weights."""
+    """Return a model of fixtures/models, its recipes replaced by weights."""
     model: onnx.ModelProto = refill(onnx.load(path))
     return model

@@ -101,7 +101,7 @@ MODELS = {
 
 
 def models() -> Iterator[tuple[str, Any]]:
-    """The models to plant faults in, by name."""
+    """Yield the models to plant faults in, by name."""
     for name, text in MODELS.items():
         yield name, _weighted(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 19]> g {text}'))
     yield from ((path.stem, refilled(path)) for path in EXPORTS if ".ts" not in path.stem or "bn" in path.stem)
@@ -112,7 +112,7 @@ def models() -> Iterator[tuple[str, Any]]:
 
 
 def _weighted(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A parsed model whose declared tensors without values are random weights."""
+    """Return a parsed model whose declared tensors without values are random weights."""
     known = {tensor.name for tensor in model.graph.initializer} | {n for node in model.graph.node for n in node.output}
     rng = np.random.default_rng(11)
     for value in [value for value in model.graph.value_info if value.name not in known]:
@@ -404,7 +404,7 @@ def _missing_split(graph: Graph, blob: Blob) -> Change:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """A .param in which blobs have other names."""
+    """Return a .param in which blobs have other names."""
     lines = text.splitlines()
     for number, line in enumerate(lines[2:], 2):
         words = line.split()
@@ -448,7 +448,7 @@ class Planted:
 
 
 def places(graph: Graph, kind: str) -> list[int]:
-    """The numbers of the layers where a fault can be planted; of the blobs, for a fault of the file."""
+    """Return the numbers of the layers where a fault can be planted; of the blobs, for a fault of the file."""
     if kind in BROKEN:
         return list(range(len(BROKEN[kind][0](graph))))
     rng = np.random.default_rng(0)
@@ -675,13 +675,13 @@ class Campaign:
             (self.keep / "nets" / f"{stem}.json").write_text(subject.manifest.to_json())
 
     def subject(self, name: str, model: Any, folder: Path) -> Subject | None:
-        """The right net."""
+        """Return the right net."""
         if self.pnnx is None:
             return converted(name, model, folder, self.worker)
         return converted_by_pnnx(name, model, folder, self.worker, self.pnnx)
 
     def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
-        """All faults of a net; where there is a limit, of classes in a random order."""
+        """Yield all faults of a net; where there is a limit, of classes in a random order."""
         kinds = [
             *FAULTS,
             *ADDED,
@@ -747,7 +747,7 @@ class Campaign:
 
 
 def _named(found: Bisection, blamed: set[str]) -> str:
-    """Whether bisection named one of the layers that are to blame."""
+    """Return whether bisection named one of the layers that are to blame."""
     located = found.located
     if located is not None and blamed.issuperset(ref.name for ref in located.suspects):
         return "named"

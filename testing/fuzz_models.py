@@ -135,13 +135,13 @@ def difference(result: Array, expected: Array) -> str:
 
 
 def _is_as_runtime(model: RandomModel, run: int, name: str, result: Array) -> bool:
-    """Whether ONNX Runtime says the same of the whole model, although not of its nodes one by one."""
+    """Return whether ONNX Runtime says the same of the whole model, although not of its nodes one by one."""
     whole = OrtRunner(model.proto().SerializeToString()).run(model.feeds()[run])
     return not difference(result, whole[name])
 
 
 def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
-    """Whether rounding within the model changes an output by a third of what it differs by."""
+    """Return whether rounding within the model changes an output by a third of what it differs by."""
     expected = model.values[name][run]
     if result.shape != (expected.shape or (1,)):
         return False
@@ -157,12 +157,14 @@ def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
 
 
 def _distance(a: Array, b: Array) -> float:
-    """The largest difference; infinite where one is NaN, as powers of a negative base are beside a whole exponent."""
+    """Return the largest difference; infinite where one is NaN, as powers of a negative base are beside a whole
+    exponent.
+    """
     return float(np.nan_to_num(np.abs(a.astype(np.float64) - b), nan=np.inf, posinf=np.inf).max())
 
 
 def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
-    """The values of a model whose every rounded number is another one nearby, and whose zeros have no sign."""
+    """Return the values of a model whose every rounded number is another one nearby, and whose zeros have no sign."""
     rng = np.random.default_rng(seed)
     feeds = model.feeds()[run]
     known: dict[str, Array] = {
@@ -180,7 +182,7 @@ def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
 
 
 def guarded(fuzzer: Fuzzer, model: RandomModel) -> Outcome:
-    """The outcome within the time that a model may take."""
+    """Return the outcome within the time that a model may take."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError
@@ -202,7 +204,7 @@ def guarded(fuzzer: Fuzzer, model: RandomModel) -> Outcome:
 
 
 def shrunk(fuzzer: Fuzzer, model: RandomModel, kind: str) -> RandomModel:
-    """The smallest part of a model, between values made inputs and one output, of which the same becomes."""
+    """Return the smallest part of a model, between values made inputs and one output, of which the same becomes."""
 
     def fails(part: RandomModel) -> bool:
         return bool(part.nodes) and guarded(fuzzer, part).kind == kind

@@ -27,7 +27,7 @@ NOISE = 3e-7  # of the largest number of a blob, as a root mean square
 
 
 def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, tuple[int, ...]]]:
-    """A random net on disk, and the shapes of those inputs that state none."""
+    """Return a random net on disk, and the shapes of those inputs that state none."""
     seed = rng.getrandbits(32)
     files = NetFiles.at(folder / "in", binary=kind < 2 and rng.random() < 0.2)
     if kind == 2:
@@ -46,7 +46,7 @@ def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, 
 
 
 def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
-    """One net; returns how it went."""
+    """Return one net; returns how it went."""
     rng = Random(f"{seed} {number}")
     kind = (0, 0, 1, 2)[number % 4]
     source, shapes = make_net(rng, kind, folder)
@@ -116,7 +116,9 @@ def packing(result: Optimized, files: NetFiles, names: Mapping[Blob, str], worke
 
 
 def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> bool:
-    """Whether errors in the last bits of the original's blobs change its outputs by a tenth of what was found."""
+    """Return whether errors in the last bits of the original's blobs change its outputs by a tenth of what was
+    found.
+    """
     graph = read_net(result.source.param, result.source.bin).graph
     for _, drawn in draw_runs(graph, result.shapes):
         feeds = {blob: Feed(array) for blob, array in drawn.items()}

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write_net(folder: Path, *lines: str, weights: bytes = b"", stem: str = "net") -> tuple[Path, Path]:
-    """A .param of these layer lines, with the header's counts, and a .bin; returns both paths."""
+    """Return a .param of these layer lines, with the header's counts, and a .bin; returns both paths."""
     blobs = {name for line in lines for name in line.split()[4 : 4 + sum(map(int, line.split()[2:4]))]}
     param, bin = folder / f"{stem}.param", folder / f"{stem}.bin"
     param.write_text(f"7767517\n{len(lines)} {len(blobs)}\n" + "\n".join(lines) + "\n")

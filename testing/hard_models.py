@@ -33,7 +33,7 @@ def _ints(*numbers: int) -> Any:
 
 
 def saturated(rng: np.random.Generator, seed: int) -> bytes:
-    """A detector's head: convolutions, a Sigmoid, and the best scores with their places."""
+    """Return a detector's head: convolutions, a Sigmoid, and the best scores with their places."""
     size, classes, best = 8 * int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.integers(5, 40))
     weights = {
         "w": _normal(rng, 8, 3, 3, 3, scale=rng.uniform(0.2, 1.5)),
@@ -189,7 +189,7 @@ def chaotic(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def decided(rng: np.random.Generator, seed: int) -> bytes:
-    """The nearest pixel, the largest element, or a whole number: the last bit decides."""
+    """Return the nearest pixel, the largest element, or a whole number: the last bit decides."""
     kinds = (
         "o = Conv<pads = [1, 1, 1, 1]>(x, g) t = Transpose<perm = [0, 2, 3, 1]>(o) h = Tanh(t) "
         'y = GridSample<mode = "nearest", align_corners = 0>(x, h)',

@@ -49,7 +49,7 @@ class Case:
         return [{name: int(size) for name, size in (pair.split("=") for pair in run.split())} for run in runs]
 
     def model(self) -> onnx.ModelProto:
-        """The model; declared tensors that nothing makes are weights, random ones."""
+        """Return the model; declared tensors that nothing makes are weights, random ones."""
         found = _MODEL.search(self.text)
         assert found, f"{self} has no model"
         opset, body = found.group(1).split("\n", 1)
@@ -83,7 +83,7 @@ class Case:
         return array.astype(dtype)
 
     def updated(self, result: str) -> str:
-        """The case's text with another result."""
+        """Return the case's text with another result."""
         return f"{_RESULT.sub('', self.text).rstrip()}\n\n{result}\n\n"
 
 
@@ -97,7 +97,7 @@ def _weight(rng: np.random.Generator, value: onnx.ValueInfoProto) -> Any:
 
 
 def load_cases() -> Iterator[Case]:
-    """All cases of all files."""
+    """Yield all cases of all files."""
     for path in sorted(FOLDER.glob("*.md")):
         if path.stem != "README":
             _, *sections = _SECTION.split(path.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.param.text import parse_param
 
 
 def net(*lines: str) -> Graph:
-    """The graph of .param lines; every layer comes from an ONNX node of its own name."""
+    """Return the graph of .param lines; every layer comes from an ONNX node of its own name."""
     tops = sum(int(line.split()[3]) for line in lines)
     graph = parse_param("\n".join(["7767517", f"{len(lines)} {tops}", *lines])).graph
     for layer in graph:
@@ -20,7 +20,7 @@ def net(*lines: str) -> Graph:
 
 
 def shown(graph: Graph) -> list[str]:
-    """The layers as ``Type name: inputs -> outputs``."""
+    """Return the layers as ``Type name: inputs -> outputs``."""
 
     def names(blobs: Iterable[Blob]) -> str:
         return " ".join(blob.name for blob in blobs)

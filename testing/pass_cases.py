@@ -67,7 +67,7 @@ class Case:
         return "\n".join(["7767517", f"{len(lines)} {tops}", *lines, ""])
 
     def net(self) -> Graph:
-        """The net before, with shapes and weights."""
+        """Return the net before, with shapes and weights."""
         net = parse_param(self.param_text)
         if "outputs" in self.blocks:
             blobs = {blob.name: blob for layer in net.graph for blob in layer.outputs}
@@ -77,7 +77,9 @@ class Case:
         return net.graph
 
     def feeds(self, graph: Graph) -> dict[str, Array]:
-        """An array for every Input of its net before: of the sizes that the case gives, or of the Input's own."""
+        """Return an array for every Input of its net before: of the sizes that the case gives, or of the
+        Input's own.
+        """
         given = dict(line.split() for line in self.blocks.get("feeds", "").splitlines())
         rng = np.random.default_rng(1)
         feeds = {}
@@ -88,7 +90,7 @@ class Case:
 
 
 def load(path: Path) -> list[Case]:
-    """The cases of a file."""
+    """Return the cases of a file."""
     _, *sections = _SECTION.split(path.read_text(encoding="utf-8"))
     return [Case(path.stem, *section.split("\n", 1)) for section in sections]
 
@@ -100,12 +102,12 @@ def load_large(path: Path) -> Case | None:
 
 
 def net_text(graph: Graph) -> str:
-    """A net as a fixture shows it: without the header."""
+    """Return a net as a fixture shows it: without the header."""
     return "".join(line + "\n" for line in format_param(graph).splitlines()[2:])
 
 
 def updated(case: Case, after: str | None, refusal: str | None) -> str:
-    """The case's section with its result replaced."""
+    """Return the case's section with its result replaced."""
     kept = _UNCHANGED.sub("", _BLOCK.sub(lambda m: "" if m.group(1) == "after" else m.group(0), case.text)).rstrip()
     if after is not None:
         result = f"```after\n{after}```"

@@ -22,7 +22,7 @@ MODEL = (
 
 
 def write_model(path: Path, graph: str = MODEL) -> Path:
-    """A model of opset 18 from ONNX's text form."""
+    """Return a model of opset 18 from ONNX's text form."""
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> g {graph}'), path)
     return path
@@ -52,12 +52,12 @@ def save_graph(graph: Graph, folder: Path, name: str) -> None:
 
 
 def python(program: str) -> str:
-    """A converter for a TOML text: a line of Python whose sys.argv[1:] are the model and the prefix."""
+    """Return a converter for a TOML text: a line of Python whose sys.argv[1:] are the model and the prefix."""
     return f'''convert = """{sys.executable} -c "{program}" {{onnx}} {{out}}"""'''
 
 
 def by_name(result: CheckResult) -> dict[str, ModelResult]:
-    """The results without the folder in their names."""
+    """Return the results without the folder in their names."""
     return {model.name.removeprefix("models/"): model for model in result.models}
 
 
@@ -67,6 +67,6 @@ def failed(result: ModelResult) -> list[str]:
 
 
 def measured(result: ModelResult, name: str) -> Measurement:
-    """One measurement."""
+    """Return one measurement."""
     (found,) = (measurement for measurement in result.measurements if measurement.name == name)
     return found

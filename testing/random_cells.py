@@ -27,13 +27,13 @@ class Parts:
     made: list[str] = field(default_factory=list)
 
     def matrix(self, *shape: int) -> str:
-        """A constant of all steps."""
+        """Return a constant of all steps."""
         name = self.b.constant((self.b.rng.standard_normal(shape) / 2).astype(np.float32))
         self.made.append(name)
         return name
 
     def bias(self, size: int) -> str:
-        """A bias, empty if the cell has none there."""
+        """Return a bias, empty if the cell has none there."""
         return self.matrix(size) if self.b.chance(0.6) else ""
 
     def change(self) -> None:
@@ -44,7 +44,7 @@ class Parts:
         self.changed = {name: self.b.constant(other)}
 
     def dense(self, x: str, matrix: str, bias: str, *, is_gemm: bool) -> str:
-        """The product with a constant, plus a bias."""
+        """Return the product with a constant, plus a bias."""
         matrix, bias = self.changed.get(matrix, matrix), self.changed.get(bias, bias)
         if is_gemm:
             return self.b.node("Gemm", x, matrix, *([bias] if bias else []))
@@ -72,7 +72,7 @@ def _sum(parts: Parts, width: int, hidden: int, size: int) -> Callable[[str, str
 
 
 def _gates(parts: Parts, count: int, width: int, hidden: int) -> Callable[[str, str | None], list[str]]:
-    """The sums of some gates, as one product that is split, or each of its own."""
+    """Return the sums of some gates, as one product that is split, or each of its own."""
     is_split = count > 1 and parts.b.chance(0.5)
     sums = [_sum(parts, width, hidden, hidden * (count if is_split else 1)) for _ in range(1 if is_split else count)]
     lengths = parts.b.ints(*(hidden,) * count)
@@ -85,7 +85,7 @@ def _gates(parts: Parts, count: int, width: int, hidden: int) -> Callable[[str, 
 
 
 def _lstm(parts: Parts, width: int, hidden: int) -> Cell:
-    """An LSTM of which any gate may be missing, or coupled with another one."""
+    """Return an LSTM of which any gate may be missing, or coupled with another one."""
     b = parts.b
     is_input, is_output, is_tanh = b.chance(0.8), b.chance(0.8), b.chance(0.8)
     forget = b.choice(("own", "own", "own", "coupled", "none"))
@@ -110,7 +110,7 @@ def _lstm(parts: Parts, width: int, hidden: int) -> Cell:
 
 
 def _gru(parts: Parts, width: int, hidden: int) -> Cell:
-    """A GRU with the reset gate before or after the product, or none, and any form of the new state."""
+    """Return a GRU with the reset gate before or after the product, or none, and any form of the new state."""
     b = parts.b
     reset, form = (
         b.choice(("after", "after", "before", "none")),
@@ -144,13 +144,13 @@ def _gru(parts: Parts, width: int, hidden: int) -> Cell:
 
 
 def _rnn(parts: Parts, width: int, hidden: int) -> Cell:
-    """A plain cell."""
+    """Return a plain cell."""
     gate, function = _gates(parts, 1, width, hidden), parts.b.choice(("Tanh", "Tanh", "Relu", "Sigmoid"))
     return lambda x, states: [parts.b.node(function, gate(x, states[0])[0])]
 
 
 def _state(b: Builder, shape: tuple[int, ...], like: str, axis: int) -> str | None:
-    """An initial state: none, zeros, a constant, an input, or zeros of the batch's size."""
+    """Return an initial state: none, zeros, a constant, an input, or zeros of the batch's size."""
     kind = b.choice(("none", "none", "zeros", "constant", "input", "shape"))
     items = b.inputs["x0"][axis] if like == "x0" else None
     if kind == "none":
@@ -168,7 +168,7 @@ def _state(b: Builder, shape: tuple[int, ...], like: str, axis: int) -> str | No
 
 
 def written(b: Builder, x: str, time: int) -> str:
-    """A cell written out over the steps of an axis; returns the last state, or all."""
+    """Return a cell written out over the steps of an axis; returns the last state, or all."""
     length, width, hidden = b.shape(x)[time], b.shape(x)[2], b.number(1, 5)
     if any(array.shape[time] != length for array in b.values[x]):
         raise NoFit
@@ -199,7 +199,7 @@ def _index(b: Builder, value: int) -> str:
 
 
 def node(b: Builder, x: str, time: int) -> str:
-    """An LSTM, GRU or RNN without some of its optional inputs; returns one of its outputs."""
+    """Return an LSTM, GRU or RNN without some of its optional inputs; returns one of its outputs."""
     if time == 1:
         x = b.node("Transpose", x, perm=[1, 0, 2])
     length, batch, width = b.shape(x)

@@ -396,11 +396,13 @@ class RandomNet:
             x = self.add(type, [x], params) if params is not None else x
 
     def pick(self) -> Blob:
-        """A recent blob, mostly."""
+        """Return a recent blob, mostly."""
         return self.blobs[-1 - min(int(self.rng.expovariate(0.7)), len(self.blobs) - 1)]
 
     def operands(self, x: Blob) -> list[Blob]:
-        """The blob and another, or a constant: a scalar, a vector for one axis, or one of its shape, on either side."""
+        """Return the blob and another, or a constant: a scalar, a vector for one axis, or one of its shape, on either
+        side.
+        """
         rng = self.rng
         if rng.random() < 0.4:
             others = [blob for blob in self.blobs if blob.shape == x.shape]

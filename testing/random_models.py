@@ -54,7 +54,7 @@ class Builder:
     is_within: bool = False
 
     def pick(self, kinds: str = "f", ranks: Iterable[int] = range(7)) -> str:
-        """A tensor of these kinds of elements and ranks, rather a late one."""
+        """Return a tensor of these kinds of elements and ranks, rather a late one."""
         wanted = set(ranks)
         names = [name for name, (a, *_) in self.values.items() if a.dtype.kind in kinds and a.ndim in wanted]
         names = [name for name in names if name not in self.hidden]
@@ -63,25 +63,25 @@ class Builder:
         return names[max(int(i) for i in self.rng.integers(len(names), size=2))]
 
     def shape(self, name: str) -> Shape:
-        """The shape of a tensor at the first sizes."""
+        """Return the shape of a tensor at the first sizes."""
         return tuple(self.values[name][0].shape)
 
     def least(self, name: str) -> Shape:
-        """The smallest size that each axis of a tensor has."""
+        """Return the smallest size that each axis of a tensor has."""
         return tuple(np.min([array.shape for array in self.values[name]], axis=0).tolist())
 
     def constant(self, array: Any) -> str:
-        """An initializer."""
+        """Return an initializer."""
         name = f"k{len(self.constants)}"
         self.constants[name] = np.asarray(array)
         return name
 
     def ints(self, *values: int) -> str:
-        """An initializer of integers in a row."""
+        """Return an initializer of integers in a row."""
         return self.constant(np.array(values, np.int64))
 
     def floats(self, shape: Iterable[int]) -> str:
-        """An initializer of random floats."""
+        """Return an initializer of random floats."""
         return self.constant(self.rng.standard_normal(tuple(shape)).astype(np.float32))
 
     def operand(self, shape: Shape) -> str:
@@ -95,15 +95,15 @@ class Builder:
         return bool(self.rng.random() < probability)
 
     def choice(self, options: Sequence[Any]) -> Any:
-        """One of them."""
+        """Return one of them."""
         return options[int(self.rng.integers(len(options)))]
 
     def number(self, low: int, high: int) -> int:
-        """A number from low to high, both included."""
+        """Return a number from low to high, both included."""
         return int(self.rng.integers(low, high + 1))
 
     def axis(self, rank: int) -> int:
-        """An axis, sometimes counted from the end."""
+        """Return an axis, sometimes counted from the end."""
         if rank == 0:
             raise NoFit
         axis = self.number(0, rank - 1)
@@ -174,7 +174,7 @@ def _info(name: str, array: Array, shape: Sequence[int | str | None]) -> onnx.Va
 
 
 def _is_usable(array: Array, is_within: bool = False) -> bool:
-    """Whether a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding.
+    """Return whether a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding.
 
     Only its size counts within a guard.
     """
@@ -198,7 +198,7 @@ class RandomModel:
     values: Mapping[str, Sequence[Array]]
 
     def proto(self) -> onnx.ModelProto:
-        """The model."""
+        """Return the model."""
         used = {name for node in self.nodes for name in node.input}
         is_open = any(isinstance(size, str) for shape in self.inputs.values() for size in shape)
         first = {name: arrays[0] for name, arrays in self.values.items()}
@@ -212,11 +212,11 @@ class RandomModel:
         return _model(graph, self.opset)
 
     def feeds(self) -> list[dict[str, Array]]:
-        """The inputs at each of the sizes."""
+        """Return the inputs at each of the sizes."""
         return self._at_sizes(self.inputs)
 
     def expected(self) -> list[dict[str, Array]]:
-        """The outputs at each of the sizes."""
+        """Return the outputs at each of the sizes."""
         return self._at_sizes(self.outputs)
 
     def _at_sizes(self, names: Iterable[str]) -> list[dict[str, Array]]:
@@ -224,7 +224,7 @@ class RandomModel:
         return [dict(zip(names, arrays, strict=True)) for arrays in zip(*(self.values[n] for n in names), strict=True)]
 
     def cut(self, outputs: Sequence[str], inputs: Iterable[str] = ()) -> RandomModel:
-        """The part of the model between tensors that become inputs, besides its own, and outputs."""
+        """Return the part of the model between tensors that become inputs, besides its own, and outputs."""
         given = dict(self.inputs)
         for name in inputs:
             shapes = [array.shape for array in self.values[name]]
@@ -261,7 +261,7 @@ def build(
     is_open: bool = False,
     rows: float = 0.15,
 ) -> RandomModel:
-    """A model of about so many nodes, made of these steps; what no node reads is an output.
+    """Return a model of about so many nodes, made of these steps; what no node reads is an output.
 
     `rows` says how often an input's last axis is one of LENGTHS.
     """
@@ -330,14 +330,14 @@ def _input_shape(builder: Builder, rows: float) -> Shape:
 
 
 def _open(builder: Builder, size: int, sizes: dict[str, list[int]]) -> str:
-    """A size to leave open. Two of its values are above 1: what broadcasts at 1 only is a model for that one."""
+    """Return a size to leave open. Two of its values are above 1: what broadcasts at 1 only is a model for that one."""
     name, first = f"s{len(sizes)}", max(size, 2)
     sizes[name] = [first, builder.choice([n for n in range(2, 8) if n != first]), builder.number(1, 7)]
     return name
 
 
 def _related(builder: Builder, shape: Declared) -> Declared:
-    """A shape that broadcasts with another one, or has its axes in another order."""
+    """Return a shape that broadcasts with another one, or has its axes in another order."""
     if builder.chance(0.3):
         return tuple(shape[i] for i in builder.rng.permutation(len(shape)))
     return tuple(1 if builder.chance(0.3) else size for size in shape[builder.number(0, len(shape)) :])
@@ -357,7 +357,7 @@ def _draw(builder: Builder, kind: str, shape: Shape) -> Array:
 
 
 def _deliverable(builder: Builder, name: str) -> str:
-    """The tensor in a rank that a Mat can have."""
+    """Return the tensor in a rank that a Mat can have."""
     rank = len(builder.shape(name))
     if rank <= 4 or (rank == 5 and builder.chance(0.2)):
         return name

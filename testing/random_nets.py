@@ -30,7 +30,9 @@ ELEMENTS_AT_MOST = 600
 
 
 def random_graph(rng: Random) -> Graph:
-    """A graph that can be written: blobs with many uses, outputs that are used too, and tensors with several names."""
+    """Return a graph that can be written: blobs with many uses, outputs that are used too, and tensors with several
+    names.
+    """
     graph = Graph()
     blobs: list[Blob] = []
     names = _names(rng)
@@ -71,7 +73,7 @@ def _custom_layer(rng: Random, number: int, blobs: list[Blob], names: Iterator[s
 
 
 def _layer(rng: Random, number: int, blobs: list[Blob], names: Iterator[str]) -> Layer:
-    """A layer of a random type; its parameters need not make sense, but its weights fit them."""
+    """Return a layer of a random type; its parameters need not make sense, but its weights fit them."""
     while True:
         spec = LAYERS[rng.choice(TYPES)]
         params: dict[str | int, Any] = {}

@@ -23,7 +23,7 @@ Array = Any
 
 
 def random_resize(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """A model of one node, and its input."""
+    """Return a model of one node, and its input."""
     rng = np.random.default_rng(seed)
     opset = int(rng.choice(OPSETS))
     rank = int(rng.choice((2, 3, 4, 4, 4, 5)))

@@ -592,7 +592,7 @@ def shape_of(b: Builder) -> None:
 
 
 def _size(b: Builder, x: str, axis: int) -> str:
-    """A size as a scalar or a row of one."""
+    """Return a size as a scalar or a row of one."""
     return b.node("Gather", b.node("Shape", x), b.constant(np.array(axis, np.int64)))
 
 

@@ -73,7 +73,7 @@ def random_windows(seed: int, number: int) -> RandomModel:
 
 
 def _also_at(b: Builder, model: RandomModel) -> RandomModel:
-    """The model at further sizes of 1 to 5; outputs that ONNX Runtime refuses are empty."""
+    """Return the model at further sizes of 1 to 5; outputs that ONNX Runtime refuses are empty."""
     sizes = {size: b.number(1, 5) for shape in model.inputs.values() for size in shape if isinstance(size, str)}
     known: dict[str, Array] = dict(model.constants)
     for name, shape in model.inputs.items():

@@ -108,7 +108,7 @@ class Net:
             self.add(*self.weighted(), some[:1], self.new())
 
     def weighted(self) -> tuple[str]:
-        """A layer with weights, which it adds."""
+        """Return a layer with weights, which it adds."""
         kind = self.rng.choice(("Bias", "Scale", "BatchNorm", "PReLU", "Convolution", "Convolution", "Convolution"))
         if kind == "Convolution":
             bias = self.rng.randint(0, 1)
@@ -129,7 +129,7 @@ class Net:
         return self.bits.standard_normal(shape, np.float32)
 
     def stored(self, values: Array) -> bytes:
-        """A weight after a tag, in a random encoding."""
+        """Return a weight after a tag, in a random encoding."""
         kind = self.rng.choice(("fp32", "flagged", "fp16", "bf16", "table"))
         if kind == "fp16":
             data = bytes.fromhex("476b3001") + values.astype("<f2").tobytes()

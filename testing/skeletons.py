@@ -19,12 +19,12 @@ SEEDS = 1000  # seeds that are looked for in a model whose weights were drawn by
 
 
 def draw(seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The standard normal float32 numbers of a seed; a smaller shape gives the first of them."""
+    """Return the standard normal float32 numbers of a seed; a smaller shape gives the first of them."""
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """All initializers and Constant nodes' tensors."""
+    """Yield all initializers and Constant nodes' tensors."""
     yield from graph.initializer
     for node in graph.node:
         yield from (attribute.t for attribute in node.attribute if attribute.HasField("t"))
@@ -75,7 +75,7 @@ def strip(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def find(heads: np.ndarray, row: np.ndarray) -> int | None:
-    """The seed whose first numbers point in the same direction as the first ones of a row."""
+    """Return the seed whose first numbers point in the same direction as the first ones of a row."""
     row = row[: heads.shape[1]]
     heads = heads[:, : len(row)]
     cosine = heads @ row / np.maximum(np.linalg.norm(heads, axis=1) * np.linalg.norm(row), 1e-30)
@@ -88,5 +88,5 @@ def pack(values: np.ndarray) -> str:
 
 
 def unpack(text: str) -> np.ndarray:
-    """The float32 numbers that `pack` was given, rounded to float16."""
+    """Return the float32 numbers that `pack` was given, rounded to float16."""
     return np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32)

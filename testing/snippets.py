@@ -66,16 +66,18 @@ def kept(variant: str, part: int = 0, parts: int = 1) -> Iterator[tuple[str, onn
 
 
 def table() -> list[str]:
-    """The lines of the table."""
+    """Return the lines of the table."""
     return TABLE.read_text(encoding="utf-8").splitlines()
 
 
 def rows_of(variant: str, part: int = 0, parts: int = 1) -> list[str]:
-    """The lines of the table for the fixtures of one variant, as they come out now; or every so many-th of them."""
+    """Return the lines of the table for the fixtures of one variant, as they come out now; or every so many-th
+    of them.
+    """
     with Harness() as harness:
         return [row(name, variant, judge(harness, model)) for name, model in kept(variant, part, parts)]
 
 
 def row(name: str, variant: str, outcome: Outcome) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     return f"{name}\t{variant}\t{outcome.kind}\t{short(outcome.reason) if outcome.kind != 'right' else ''}"

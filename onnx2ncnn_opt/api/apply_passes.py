@@ -157,7 +157,7 @@ class Optimized(Rewritten):
         *,
         masks: bool = True,
     ) -> Optimized:
-        """The result after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
+        """Return the result after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
 
         A net that has such masks already keeps them as they are. Raises UsageError where nothing tells an input's
         shape, and RunError where ncnn cannot run the net.
@@ -368,7 +368,7 @@ def _run_passes(
     limit: int | None,
     release: int,
 ) -> list[Event]:
-    """The passes, again and again with the shapes of what they have made, until nothing changes."""
+    """Return the passes, again and again with the shapes of what they have made, until nothing changes."""
     applied: list[Event] = []
     failed: list[Event] = []
     while True:

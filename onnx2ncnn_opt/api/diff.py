@@ -184,7 +184,7 @@ def _params(x: Layer, y: Layer) -> Iterator[ParamChange]:
 
 
 def _param(layer: Layer, name: str) -> Any:
-    """The value as ncnn takes it, the default included where the type is known."""
+    """Return the value as ncnn takes it, the default included where the type is known."""
     if layer.spec is not None and name in layer.spec.by_name:
         return plain_value(layer, name, layer[name])
     return parameters(layer).get(name)

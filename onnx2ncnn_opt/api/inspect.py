@@ -174,7 +174,7 @@ def _costs(graph: Graph | None) -> dict[str, int | None]:
 
 
 def _declared(model: LoadedModel) -> tuple[Binding, ...]:
-    """The outputs as the exporter wrote them, where there is no net that knows better."""
+    """Return the outputs as the exporter wrote them, where there is no net that knows better."""
     return tuple(
         Binding(info.name, info.dtype.name.lower(), None if info.shape is None else _sizes(info.shape))
         for info in model.outputs

@@ -350,7 +350,9 @@ def lower(
 
 
 def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
-    """The model converted anew with the passes that the manifest names; None where it would not be the same net."""
+    """Return the model converted anew with the passes that the manifest names; None where it would not be the
+    same net.
+    """
     named = {entry.name: entry for entry in manifest.inputs}
     try:
         conversion = lower(
@@ -368,7 +370,7 @@ def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
 
 
 def unoptimised(conversion: Conversion) -> Conversion:
-    """The model converted as it was, without passes and without 16 bit weights."""
+    """Return the model converted as it was, without passes and without 16 bit weights."""
     return lower(
         conversion.source,
         shapes=conversion.model.given,

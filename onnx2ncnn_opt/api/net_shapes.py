@@ -27,7 +27,7 @@ def manifest_of(path: Path, graph: Graph) -> Manifest | None:
 
 
 def shapes_of_pnnx(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """The shapes that pnnx tells of inputs whose shape nothing else tells."""
+    """Return the shapes that pnnx tells of inputs whose shape nothing else tells."""
     _, shapes = shapes_beside(param)
     open_inputs = {blob.name for blob in graph.inputs if not is_fixed(blob.shape)} - set(given)
     return {name: numbers(shape) for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
@@ -72,7 +72,7 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def bound_shapes(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:
-    """The shapes of inputs that are known, stated ones replaced by those given."""
+    """Return the shapes of inputs that are known, stated ones replaced by those given."""
     if not partial:
         check_known(graph, given)
     sizes = {blob.name: numbers(blob.shape) for blob in graph.inputs if is_fixed(blob.shape)}

@@ -75,7 +75,7 @@ class Report:
         return f"Report({', '.join(record.title for record in self.records)})"
 
     def html(self) -> str:
-        """The text of the page."""
+        """Return the text of the page."""
         title = self.records[0].title if len(self.records) == 1 else f"{len(self.records)} nets"
         return page(self.records, title=title, tool=f"onnx2ncnn-opt {__version__}")
 
@@ -259,7 +259,8 @@ class _Net:
         verified: VerifyReport,
         names: Mapping[str, str],
     ) -> LayerRun:
-        """Every blob against the model's value; `names` are the model's names of blobs that are called otherwise.
+        """Return every blob against the model's value; `names` are the model's names of blobs that are called
+        otherwise.
 
         The inputs are those with which the net was found wrong, or the first that it was verified with.
         """
@@ -281,7 +282,7 @@ class _Net:
         return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
 
     def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport) -> LayerRun:
-        """Every blob against that of the same name in the net that was optimised."""
+        """Return every blob against that of the same name in the net that was optimised."""
         drawn = next(optimized.pair.draws(self.verification.seed))[1]
         source = optimized.source
 
@@ -318,7 +319,7 @@ class _Net:
 
 
 def _sizes(feeds: Mapping[str, Feed]) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """The shapes of blobs as ncnn has them, and their batch counts."""
+    """Return the shapes of blobs as ncnn has them, and their batch counts."""
     shapes: dict[str, list[int]] = {}
     batches: dict[str, int] = {}
     for name, feed in feeds.items():
@@ -339,7 +340,7 @@ def _sides(
     events: Sequence[Event],
     masks: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The two nets beside each other, as fields of a NetRecord.
+    """Return the two nets beside each other, as fields of a NetRecord.
 
     `shapes` and `batches` are those of the inputs, if nothing was run. `twins` are the layers that the events speak of,
     by the names of the layers after; `masks` are the reasons for feature masks by these names.
@@ -374,7 +375,7 @@ def _near_miss(event: NearMiss, numbers: Mapping[str, int]) -> NearMissRow:
 
 
 def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str, Any]:
-    """The model's nodes and a net beside each other, as fields of a NetRecord."""
+    """Return the model's nodes and a net beside each other, as fields of a NetRecord."""
     infer_net(after, *_sizes(run.feeds))
     proto = read_model(model)
     makers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
@@ -443,7 +444,7 @@ def _blob_text(blob: Blob) -> str:
 
 
 def _bytes(blob: Blob) -> int | None:
-    """The bytes of a blob with its batch; None where a size is not known."""
+    """Return the bytes of a blob with its batch; None where a size is not known."""
     size = blob_bytes(blob.shape)
     return None if size is None or not isinstance(blob.batch, int) else size * blob.batch
 
@@ -462,7 +463,7 @@ def _course(graph: Graph) -> MemoryCourse | None:
 
 
 def _measured(graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]) -> list[LayerRow]:
-    """The rows with what running the net has shown."""
+    """Return the rows with what running the net has shown."""
     found = []
     for layer, row in zip(graph, rows, strict=True):
         names = [blob.name for blob in layer.outputs]
@@ -477,7 +478,7 @@ def _measured(graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapp
 
 
 def _worst(verdicts: Sequence[Verdict]) -> LayerError:
-    """The worst of a layer's outputs: one that is wrong, then the one with the largest error."""
+    """Return the worst of a layer's outputs: one that is wrong, then the one with the largest error."""
 
     def badness(verdict: Verdict) -> tuple[int, float]:
         error = verdict.difference.max_rel if verdict.difference else None

@@ -47,7 +47,7 @@ def verify(
 
 
 def manifest_for(model: Any, param: PathLike, manifest: Manifest | PathLike | None) -> tuple[Manifest | None, str]:
-    """The manifest that is given, or is beside the net; and why the latter is not used, if so.
+    """Return the manifest that is given, or is beside the net; and why the latter is not used, if so.
 
     Raises UsageError where the one that is given is broken.
     """

@@ -71,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
-    """The exit code of a command line, and the error that it ended with, which has been told on stderr."""
+    """Return the exit code of a command line, and the error that it ended with, which has been told on stderr."""
     try:
         with _interrupts(), cli.make_context(PROGRAM, args, obj=output) as context:
             cli.invoke(context)

@@ -73,7 +73,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _checks(**fields: str) -> Decorator:
-    """The command gets these options in `checks`; `fields` are their names there, with those that they have here."""
+    """Gather options in the `checks` of a command; `fields` are their names there, with those that they have
+    here.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -99,13 +101,13 @@ def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shape_option(metavar: str, help: str, *, are_open: bool = False) -> Decorator:
-    """The option --shape, as `shapes`: sizes by input name, which may be names where they are open."""
+    """Return the option --shape, as `shapes`: sizes by input name, which may be names where they are open."""
     callback = _open_shapes if are_open else _shapes
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
 
 def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --shape and --value, as `shapes` and `values`."""
+    """Return the options --shape and --value, as `shapes` and `values`."""
     help = "Shape of an input, e.g. x:1,3,224,224; in x:1,3,?,W one size stays as it is and one is called W."
     shape = shape_option("NAME:SIZES", help, are_open=True)
     value = click.option(
@@ -120,7 +122,7 @@ def binding_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --shape, --value and --inputs, as `shapes`, `values` and `feeds` of the checks."""
+    """Return the options --shape, --value and --inputs, as `shapes`, `values` and `feeds` of the checks."""
     inputs = click.option(
         "--inputs",
         callback=_inputs,
@@ -132,7 +134,7 @@ def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
-    """A file, or an image and what is done to its pixels."""
+    """Return a file, or an image and what is done to its pixels."""
     if value is None:
         return None
     match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)*)", value, re.DOTALL)
@@ -168,7 +170,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 
 
 def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --seeds, --range and --sizes, as `wanted` of the checks, None without them."""
+    """Return the options --seeds, --range and --sizes, as `wanted` of the checks, None without them."""
     seeds = click.option(
         "--seeds", type=click.IntRange(min=1), metavar="N", help="Draw inputs from N seeds, from --seed on."
     )
@@ -208,7 +210,7 @@ def draw_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_options(*, modes: bool = True) -> Decorator:
-    """The options --seed, --on and --modes, in the checks."""
+    """Return the options --seed, --on and --modes, in the checks."""
     seed = click.option(
         "--seed",
         type=click.IntRange(min=0),
@@ -232,7 +234,7 @@ def _not_negative(ctx: click.Context, param: click.Parameter, value: float | Non
 
 
 def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --rtol and --atol, in the checks."""
+    """Return the options --rtol and --atol, in the checks."""
     relative = click.option(
         "--rtol",
         type=float,
@@ -252,12 +254,12 @@ def tolerance_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def benchmark_option(of: str) -> Decorator:
-    """The option --benchmark, as `benchmark`."""
+    """Return the option --benchmark, as `benchmark`."""
     return click.option("--benchmark", is_flag=True, help=f"Measure the latency of {of}: one thread each, in turns.")
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --on and --modes, as `on` and `modes`."""
+    """Return the options --on and --modes, as `on` and `modes`."""
     return _on(_mode(command))
 
 
@@ -283,7 +285,7 @@ def _modes(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --fp16 and --bf16, as `storage`."""
+    """Return the options --fp16 and --bf16, as `storage`."""
 
     @functools.wraps(command)
     def with_storage(*args: Any, fp16: bool, bf16: bool, **options: Any) -> Any:
@@ -297,30 +299,30 @@ def storage_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def release_option() -> Decorator:
-    """The option --ncnn, as `release`."""
+    """Return the option --ncnn, as `release`."""
     help = "The oldest ncnn release that has to run the net.  [default: the newest]"
     return click.option("--ncnn", "release", type=int, metavar="YYYYMMDD", help=help)
 
 
 def manifest_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --manifest, as `manifest_path`."""
+    """Return the option --manifest, as `manifest_path`."""
     help = "How arrays go in and out.  [default: NET.json, if it fits both; else blobs are matched by name or order]"
     option = click.option("--manifest", "manifest_path", type=EXISTING_FILE, metavar="FILE.json", help=help)
     return option(command)
 
 
 def masks_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --no-masks, as `no_masks`."""
+    """Return the option --no-masks, as `no_masks`."""
     help = "Do not write feature masks for layers that need more than fp16."
     return click.option("--no-masks", is_flag=True, help=help)(command)
 
 
 def skip_option(help: str = "Skip a pass; may be given several times.") -> Decorator:
-    """The option --skip, as `skip`."""
+    """Return the option --skip, as `skip`."""
     return click.option("--skip", multiple=True, metavar="PASS", help=help)
 
 
 def layers_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --custom for layers of nets, as `custom`."""
+    """Return the option --custom for layers of nets, as `custom`."""
     help = "Declare the weights of a custom layer type."
     return click.option("--custom", multiple=True, metavar="TYPE:COUNTS", help=help)(command)

@@ -55,14 +55,14 @@ class Output:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """An error as JSON has it; `nodes` are those that ncnn cannot compute."""
+    """Return an error as JSON has it; `nodes` are those that ncnn cannot compute."""
     nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
     kind = UsageError if isinstance(error, click.ClickException) else type(error)
     return {"type": kind.__name__, "message": message_of(error), "nodes": nodes}
 
 
 def message_of(error: BaseException) -> str:
-    """An error as people read it."""
+    """Return an error as people read it."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and error.strerror:
@@ -87,7 +87,7 @@ def _noted(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def output_options(*, quiet: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options --json and --quiet; the command gets its `Output` as first argument."""
+    """Return the options --json and --quiet; the command gets its `Output` as first argument."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)

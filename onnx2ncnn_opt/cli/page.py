@@ -48,7 +48,7 @@ class ReportFile:
 
 
 def report_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --report, as `report`."""
+    """Return the option --report, as `report`."""
 
     def opened(ctx: click.Context, param: click.Parameter, path: Path | None) -> ReportFile:
         return ReportFile(path)

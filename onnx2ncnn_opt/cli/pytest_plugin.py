@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The models of a file that was asked for by name."""
+    """Return the models of a file that was asked for by name."""
     if file_path.suffix != ".toml" or not parent.session.isinitpath(file_path):
         return None
     collected: pytest.Collector = ModelsFile.from_parent(parent, path=file_path)
@@ -37,7 +37,7 @@ class ModelsFile(pytest.File):
     """A list of models."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """A test for each."""
+        """Yield a test for each."""
         from onnx2ncnn_opt.errors import UsageError
         from onnx2ncnn_opt.regression.config import parse_shard, read_config
 

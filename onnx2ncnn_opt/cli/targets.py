@@ -15,7 +15,7 @@ from onnx2ncnn_opt.errors import UsageError
 
 
 def is_folder(prefix: str) -> bool:
-    """Whether -o means a folder: one that is there, or that is written as one."""
+    """Return whether -o means a folder: one that is there, or that is written as one."""
     return prefix.endswith(os.sep) or Path(prefix).is_dir()
 
 
@@ -44,7 +44,7 @@ def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:
 
 
 def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: str | None) -> dict[Path, Path]:
-    """The prefix of each source; raises UsageError where two have the same, for the `option` -o."""
+    """Return the prefix of each source; raises UsageError where two have the same, for the `option` -o."""
     found: dict[Path, Path] = {}
     for source in sources:
         if source in found:
@@ -75,5 +75,5 @@ def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
 
 
 def written(files: Any) -> list[dict[str, Any]]:
-    """The files of a record of paths as JSON has them."""
+    """Return the files of a record of paths as JSON has them."""
     return [{"path": str(path), "bytes": path.stat().st_size} for path in astuple(files)]

@@ -44,7 +44,7 @@ def require_runtimes(on: str | None, *packages: str) -> None:
 
 
 def report_fields(report: VerifyReport) -> dict[str, Any]:
-    """A verification as JSON has it."""
+    """Return a verification as JSON has it."""
     return {
         "ok": report.ok,
         "outputs": [asdict(output) for output in report.outputs],
@@ -62,7 +62,7 @@ def fields_or_none(report: VerifyReport | None) -> dict[str, Any] | None:
 
 
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
-    """The error that a command ends with when outputs differ; the outputs themselves have been shown."""
+    """Return the error that a command ends with when outputs differ; the outputs themselves have been shown."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
     is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
     what = "are unproven; give inputs that suit the model" if is_unproven else f"differ from {report.against}"

@@ -17,7 +17,7 @@ Key = Callable[[Layer], Hashable]
 
 
 def corresponding(a: Graph, b: Graph) -> dict[Layer, Layer]:
-    """The layer of `b` for each layer of `a` that has one, of the same type.
+    """Return the layer of `b` for each layer of `a` that has one, of the same type.
 
     1. Layers that are equal with all that leads to them, or all that follows from them.
     2. Layers whose parameters and weights occur once in either graph.
@@ -28,13 +28,13 @@ def corresponding(a: Graph, b: Graph) -> dict[Layer, Layer]:
 
 
 def parameters(layer: Layer) -> dict[str, Any]:
-    """A layer's parameters without those that are the default: floats as float32, arrays as tuples."""
+    """Return a layer's parameters without those that are the default: floats as float32, arrays as tuples."""
     plain = layer.having().without_defaults().params
     return {str(name): plain_value(layer, name, value) for name, value in plain.items()}
 
 
 def plain_value(layer: Layer, name: str | int, value: Any) -> Any:
-    """A parameter's value as a file would give it back."""
+    """Return a parameter's value as a file would give it back."""
     param = layer.spec.by_name.get(name) if layer.spec and isinstance(name, str) else None
     is_float = param is not None and param.kind.startswith("float")
 
@@ -77,11 +77,11 @@ class _Pairing:
         return self.pairs
 
     def number(self, key: Hashable) -> int:
-        """A small number for a key, the same for equal ones."""
+        """Return a small number for a key, the same for equal ones."""
         return self.numbers.setdefault(key, len(self.numbers))
 
     def upwards(self, graph: Graph, labels: Mapping[Blob, Hashable]) -> dict[Layer, int]:
-        """A number for each layer, equal where all that leads to it is."""
+        """Return a number for each layer, equal where all that leads to it is."""
         found: dict[Layer, int] = {}
         for layer in graph:
             if layer.type == "Input":
@@ -92,7 +92,7 @@ class _Pairing:
         return found
 
     def downwards(self, graph: Graph) -> dict[Layer, int]:
-        """A number for each layer, equal where all that follows from it is."""
+        """Return a number for each layer, equal where all that follows from it is."""
         found: dict[Layer, int] = {}
         for layer in reversed(graph):
             uses = tuple(

@@ -7,7 +7,9 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 
 
 def parameters(graph: Graph) -> int:
-    """The elements of all weights, as the layers' parameters say; custom layers that are not declared have none."""
+    """Return the elements of all weights, as the layers' parameters say; custom layers that are not declared
+    have none.
+    """
     return sum(
         max(0, weight.count(layer.resolved))
         for layer in graph

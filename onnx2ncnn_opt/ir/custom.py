@@ -13,7 +13,7 @@ _WEIGHT = r"((?:p?[0-9]{1,9})(?:\*p?[0-9]{1,9})*)(@tagged)?"
 
 
 def custom_layer(text: str) -> LayerSpec:
-    """The type that ``TYPE:COUNT[@tagged],...`` declares.
+    """Return the type that ``TYPE:COUNT[@tagged],...`` declares.
 
     There is one COUNT for each weight, in the order of the .bin: its number of elements, a product of numbers and of
     integer parameters (``p0*9``). ``@tagged`` stands after a weight that the layer loads with ``mb.load(n, 0)``, which

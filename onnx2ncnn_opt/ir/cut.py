@@ -48,7 +48,7 @@ def _after(graph: Graph, blobs: set[Blob]) -> set[Blob]:
 
 
 def _output(graph: Graph, name: str, blob: Blob) -> Blob:
-    """The blob that has this name as an output of the subnet."""
+    """Return the blob that has this name as an output of the subnet."""
     if blob.is_input:
         raise UsageError(f"--end {name}: an input of the net is nothing to compute")
     if blob.name != name:  # a Split's top: the same tensor under another name
@@ -57,7 +57,7 @@ def _output(graph: Graph, name: str, blob: Blob) -> Blob:
 
 
 def _input(graph: Graph, name: str, blob: Blob) -> Blob:
-    """A new input that replaces a blob."""
+    """Return a new input that replaces a blob."""
     new = Blob(name, blob.shape, blob.batch)
     if blob.name == name:
         blob.name = f"{name}_before_start"
@@ -67,7 +67,7 @@ def _input(graph: Graph, name: str, blob: Blob) -> Blob:
 
 
 def input_params(shape: Shape | None) -> dict[str, int]:
-    """The parameters of an Input of this shape; none where a size is dynamic."""
+    """Return the parameters of an Input of this shape; none where a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return {}
     return by_axis(known(shape))

@@ -81,7 +81,7 @@ class Sym:
     __rmul__ = __mul__
 
     def names(self) -> set[str]:
-        """The symbols that the size depends on."""
+        """Return the symbols that the size depends on."""
         found: set[str] = set()
         for factors in self.terms:
             for factor in factors:
@@ -92,7 +92,7 @@ class Sym:
         return found
 
     def subs(self, values: Mapping[Any, Dim]) -> Dim:
-        """The size with symbols, or calls in its terms, replaced by numbers or by other sizes."""
+        """Return the size with symbols, or calls in its terms, replaced by numbers or by other sizes."""
         total: Dim = 0
         for factors, k in self.terms.items():
             term: Dim = k
@@ -118,7 +118,7 @@ _Monomial: TypeAlias = tuple[_Factor, ...]
 
 
 def symbol(name: str) -> Sym:
-    """The size called `name`."""
+    """Return the size called `name`."""
     return Sym({(name,): 1})
 
 
@@ -128,7 +128,7 @@ def axis_index(axis: int) -> Sym:
 
 
 def sum_of(sizes: Iterable[Dim]) -> Dim:
-    """The sum of sizes, which may be thousands."""
+    """Return the sum of sizes, which may be thousands."""
     terms: dict[_Monomial, int] = {}
     for size in sizes:
         for factors, k in _terms(size).items():
@@ -137,7 +137,7 @@ def sum_of(sizes: Iterable[Dim]) -> Dim:
 
 
 def product(sizes: Iterable[Dim]) -> Dim:
-    """The product of sizes; 1 for none."""
+    """Return the product of sizes; 1 for none."""
     total: Dim = 1
     for size in sizes:
         total = total * size
@@ -145,12 +145,12 @@ def product(sizes: Iterable[Dim]) -> Dim:
 
 
 def by_axis(shape: Sequence[_Size]) -> dict[str, _Size]:
-    """The sizes of a blob by ncnn's names of its axes."""
+    """Return the sizes of a blob by ncnn's names of its axes."""
     return dict(zip(AXES[len(shape)], shape, strict=True))
 
 
 def shape_text(shape: Iterable[Dim]) -> str:
-    """A shape as messages show it: "[1, n, 3]"."""
+    """Return a shape as messages show it: "[1, n, 3]"."""
     return f"[{', '.join(map(str, shape))}]"
 
 
@@ -173,7 +173,7 @@ def exact_div(size: Dim, divisor: Dim) -> Dim | None:
 
 
 def _long_division(size: Dim, divisor: Dim) -> Dim | None:
-    """The quotient of polynomials; None where something remains."""
+    """Return the quotient of polynomials; None where something remains."""
     quotient: Dim = 0
     for _ in range(len(_terms(size))):
         if size == 0:
@@ -192,17 +192,17 @@ def _leading(size: Dim) -> Dim:
 
 
 def smaller(a: Dim, b: Dim) -> Dim:
-    """The smaller one of two sizes."""
+    """Return the smaller one of two sizes."""
     return a if at_least(b - a, 0) else b if at_least(a - b, 0) else _call("min", a, b)
 
 
 def larger(a: Dim, b: Dim) -> Dim:
-    """The larger one of two sizes."""
+    """Return the larger one of two sizes."""
     return a if at_least(a - b, 0) else b if at_least(b - a, 0) else _call("max", a, b)
 
 
 def at_most(size: Dim) -> int | None:
-    """The number that a size surely does not exceed; None where nothing says so."""
+    """Return the number that a size surely does not exceed; None where nothing says so."""
     if isinstance(size, int):
         return size
     bounds = [_least(below) for below in _below(-size)]
@@ -210,7 +210,7 @@ def at_most(size: Dim) -> int | None:
 
 
 def fitting(a: Dim, b: Dim) -> Dim | None:
-    """The size of an axis for two that broadcast to it only by being equal: n for n and ``min(n, 512)``.
+    """Return the size of an axis for two that broadcast to it only by being equal: n for n and ``min(n, 512)``.
 
     None for sizes of which nothing says so.
     """
@@ -227,7 +227,7 @@ def fitting(a: Dim, b: Dim) -> Dim | None:
 
 
 def broadcast(a: Dim, b: Dim) -> Dim | None:
-    """The size that two sizes broadcast to (numpy's rules); None where they do not.
+    """Return the size that two sizes broadcast to (numpy's rules); None where they do not.
 
     Two dynamic sizes are equal at run time, or one of them is 1: the larger one is right for both.
     """
@@ -243,7 +243,9 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
 
 
 def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:
-    """The shape that shapes broadcast to (numpy's rules), () for none; None where `common` of two sizes is None."""
+    """Return the shape that shapes broadcast to (numpy's rules), () for none; None where `common` of two sizes
+    is None.
+    """
     result: Shape = ()
     for shape in shapes:
         rank = max(len(shape), len(result))
@@ -257,7 +259,7 @@ def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | 
 
 @lru_cache(maxsize=4096)
 def at_least(size: Dim, bound: int) -> bool:
-    """Whether a size is surely `bound` or more, whatever its symbols stand for."""
+    """Return whether a size is surely `bound` or more, whatever its symbols stand for."""
     if isinstance(size, int):
         return size >= bound
     return any((least := _least(below)) is not None and least >= bound for below in _below(size))
@@ -270,7 +272,7 @@ _Bound: TypeAlias = dict[tuple[str, ...], Fraction]
 
 
 def _least(bound: _Bound) -> int | None:
-    """The whole number at which or above a bound surely is; None where nothing says so."""
+    """Return the whole number at which or above a bound surely is; None where nothing says so."""
     # With every size as 1 + t, a polynomial of no negative coefficients is smallest where all t are 0.
     shifted: _Bound = {}
     for names, k in bound.items():
@@ -352,7 +354,7 @@ def _dim(terms: Mapping[_Monomial, int]) -> Dim:
 
 
 def _divide_terms(size: Dim, divisor: Dim) -> dict[_Monomial, int] | None:
-    """Every term divided by a divisor of one term; None where one does not divide evenly."""
+    """Return every term divided by a divisor of one term; None where one does not divide evenly."""
     by = _terms(divisor)
     if len(by) != 1:
         return None
@@ -401,7 +403,7 @@ def _flatten_nested(size: Sym, divisor: int) -> Call:
 
 
 def _call(operator: str, a: Dim, b: Dim) -> Dim:
-    """The smallest or largest of sizes, in one order however they came together."""
+    """Return the smallest or largest of sizes, in one order however they came together."""
     *rest, result = sorted({*_operands(operator, a), *_operands(operator, b)}, key=str)
     for size in reversed(rest):
         result = Sym({(Call(operator, size, result),): 1})

@@ -89,7 +89,7 @@ _FLOATS_1: Mapping[str, Callable[[float], float]] = {
 
 
 def evaluate(text: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> list[Dim] | None:
-    """The sizes that an expression lists, for input blobs given as (shape, batch).
+    """Return the sizes that an expression lists, for input blobs given as (shape, batch).
 
     None where it needs a shape that is unknown, or where symbols go through something else than + - * // max and min.
     ShapeError for what ncnn refuses or crashes on: unknown words, inputs that the layer does not have, missing
@@ -143,7 +143,7 @@ def _apply(token: str, stack: list[Number]) -> Number:
 
 
 def _literal(token: str) -> int | float:
-    """The number that a token begins with, as C's sscanf reads it."""
+    """Return the number that a token begins with, as C's sscanf reads it."""
     found = _LITERAL.match(token)
     if found is None:
         raise ValueError("it is not a number")

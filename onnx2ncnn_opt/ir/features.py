@@ -47,5 +47,5 @@ TEXT = {
 
 
 def features_of(mask: int) -> str:
-    """The features that a mask switches off, in words."""
+    """Return the features that a mask switches off, in words."""
     return ", ".join(text for feature, text in TEXT.items() if mask & feature)

@@ -43,7 +43,7 @@ class Blob:
         return tuple(self._users)
 
     def is_read_only_by(self, layers: Container[Layer]) -> bool:
-        """Whether all `users` are among these layers; there may be thousands."""
+        """Return whether all `users` are among these layers; there may be thousands."""
         return all(user in layers for user in self._users)
 
     @property
@@ -142,7 +142,7 @@ class Layer:
         return self.spec is None or self.spec.is_custom
 
     def has(self, trait: Trait) -> bool:
-        """Whether the layer's type has a trait; one that is not declared has none."""
+        """Return whether the layer's type has a trait; one that is not declared has none."""
         return self.spec is not None and trait in self.spec.traits
 
     def computes(self, *operations: IntEnum, scalar: bool | None = None) -> bool:
@@ -174,7 +174,7 @@ class Layer:
         weights: Mapping[str, Array | Weight | None] | None = None,
         **params: Any,
     ) -> Layer:
-        """A copy outside any graph, with these things changed.
+        """Return a copy outside any graph, with these things changed.
 
         `weights` are added to, or replace, those there are, and None removes one; a parameter given as None goes back
         to its default.
@@ -194,7 +194,7 @@ class Layer:
         )
 
     def without_defaults(self) -> Layer:
-        """The layer itself, after the parameters that have their default value are left out."""
+        """Return the layer itself, after the parameters that have their default value are left out."""
         for name in [name for name in self.params if isinstance(name, str) and self._is_default(name)]:
             del self.params[name]
         return self
@@ -240,7 +240,7 @@ class Graph:
         return self._count
 
     def __iter__(self) -> Iterator[Layer]:
-        """The layers in order; the graph may be changed while iterating."""
+        """Yield the layers in order; the graph may be changed while iterating."""
         layer = self._head
         while layer is not None:
             following = layer._next
@@ -251,7 +251,7 @@ class Graph:
                 layer = layer._next
 
     def __reversed__(self) -> Iterator[Layer]:
-        """The layers from last to first; the current layer may be removed while iterating."""
+        """Yield the layers from last to first; the current layer may be removed while iterating."""
         layer = self._tail
         while layer is not None:
             preceding = layer._prev

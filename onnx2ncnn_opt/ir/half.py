@@ -140,12 +140,15 @@ def to_half(numbers: Array) -> Array:
 
 
 def makes_32_bits(layer: Layer) -> bool:
-    """Whether a layer's outputs are in 32 bits on ARM, so that ncnn rounds them for the layers that read them."""
+    """Return whether a layer's outputs are in 32 bits on ARM, so that ncnn rounds them for the layers that read
+    them.
+    """
     return layer.type in _IN_32_BITS or not has_kernel(layer.type, "arm")
 
 
 def own_numbers(layer: Layer) -> dict[str, Array]:
-    """The parameters and weights of `LayerSpec.half` that a layer has, in float32; those of a BatchNorm as a Scale's.
+    """Return the parameters and weights of `LayerSpec.half` that a layer has, in float32; those of a BatchNorm as a
+    Scale's.
 
     What ncnn has them as: src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
     """
@@ -159,7 +162,7 @@ def own_numbers(layer: Layer) -> dict[str, Array]:
 
 
 def _as_scale(layer: Layer) -> Layer:
-    """A BatchNorm as its kernels compute it, any other layer itself."""
+    """Return a BatchNorm as its kernels compute it, any other layer itself."""
     if layer.type != "BatchNorm":
         return layer
     slope, mean, var, bias = (layer.weights[f"{name}_data"] for name in ("slope", "mean", "var", "bias"))
@@ -170,7 +173,7 @@ def _as_scale(layer: Layer) -> Layer:
 
 
 def in_half(layer: Layer) -> Layer | None:
-    """A layer with its own numbers as fp16 has them, outside any graph; None where they are the same.
+    """Return a layer with its own numbers as fp16 has them, outside any graph; None where they are the same.
 
     A .param holds no infinity, but the largest float32 for it: only 0 times that is something else.
     """
@@ -269,7 +272,7 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
 
 
 def _weight(layer: Layer) -> Array | None:
-    """The weights of a layer that computes in floats."""
+    """Return the weights of a layer that computes in floats."""
     if _WEIGHT not in layer.weights or not layer.weights.stored(_WEIGHT).is_float:
         return None
     return np.asarray(layer.weights[_WEIGHT], np.float32)
@@ -316,7 +319,7 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
-    """A sample of the sums that a layer adds up in fp16; None where it has none.
+    """Return a sample of the sums that a layer adds up in fp16; None where it has none.
 
     The terms are along the last axis, before it are the output channels, whose numbers are returned as well.
     """
@@ -427,7 +430,9 @@ def _added(layer: Layer, products: Array, channels: Array) -> Inner:
 
 
 def _accumulated(products: Array) -> tuple[Array, float]:
-    """The sums along the last axis as they come out of steps that each round to fp16, and the largest on the way."""
+    """Return the sums along the last axis as they come out of steps that each round to fp16, and the largest on the
+    way.
+    """
     partial = np.cumsum(products, axis=-1, dtype=np.float32)
     return to_half(partial[..., -1] + (to_half(partial) - partial).sum(-1)), _peak(partial)
 
@@ -445,13 +450,13 @@ def _errors(layer: Layer, result: Array, exact: Array, channels: Array) -> Array
 
 
 def _size(errors: Array) -> float:
-    """The root of the mean square of those that are finite."""
+    """Return the root of the mean square of those that are finite."""
     finite = errors[np.isfinite(errors)]
     return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
 
 
 def _activated(layer: Layer, x: Array) -> Array:
-    """A layer's fused activation of numbers."""
+    """Return a layer's fused activation of numbers."""
     if layer.spec is None or not layer.spec.has_activation:
         return x
     kind, params = layer["activation_type"], layer["activation_params"]

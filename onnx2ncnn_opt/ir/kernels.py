@@ -74,7 +74,7 @@ _USUAL_SIZE = 64
 
 
 def has_kernel(type: str, architecture: str) -> bool:
-    """Whether ncnn has code of its own for a layer on one of `ARCHITECTURES`; False for a plain loop."""
+    """Return whether ncnn has code of its own for a layer on one of `ARCHITECTURES`; False for a plain loop."""
     return type not in _PLAIN[architecture]
 
 
@@ -132,7 +132,7 @@ def _has_few_channels(layer: Layer) -> bool:
 
 
 def has_3x3_taps(layer: Layer) -> bool:
-    """Whether a convolution of images has 3x3 taps, side by side or apart, and moves by one."""
+    """Return whether a convolution of images has 3x3 taps, side by side or apart, and moves by one."""
     return [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in "wh"] == [3, 3, 1, 1]
 
 

@@ -94,7 +94,7 @@ def _attention_scale(p: Params) -> float:
 
 
 def _last_blob(*expressions: str) -> int:
-    """The highest input that expressions refer to (``1w`` is the width of input 1)."""
+    """Return the highest input that expressions refer to (``1w`` is the width of input 1)."""
     return max((int(n) for text in expressions for n in _SIZE_OF_BLOB.findall(text)), default=0)
 
 
@@ -125,7 +125,9 @@ def _layer(
     one_blob_only: Predicate | None = None,
     **others: Any,
 ) -> LayerSpec:
-    """A layer in the notation of `parse_params` and `parse_weights`; without a rule, its blob counts say the rest."""
+    """Return a layer in the notation of `parse_params` and `parse_weights`; without a rule, its blob counts say the
+    rest.
+    """
     return LayerSpec(
         type,
         index,
@@ -143,13 +145,13 @@ def _elementwise(type: str, index: int, params: str = "", **others: Any) -> Laye
 
 
 def _convolution(type: str, index: int, params: str, weights: tuple[WeightSpec, ...] = ()) -> LayerSpec:
-    """A convolution whose weight may be an input; `weights` are what follows weight and bias in the file."""
+    """Return a convolution whose weight may be an input; `weights` are what follows weight and bias in the file."""
     constant = (*_DYNAMIC_WEIGHTS, *weights)
     return _layer(type, index, params, constant, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
 
 
 def _attention_weights() -> Iterator[WeightSpec]:
-    """The weights of the four projections of MultiHeadAttention: queries, keys, values, output."""
+    """Yield the weights of the four projections of MultiHeadAttention: queries, keys, values, output."""
     sizes: dict[str, tuple[Callable[[Params], int], Callable[[Params], int]]] = {
         "q": (lambda p: p["embed_dim"], _qdim),
         "k": (lambda p: p["embed_dim"], lambda p: p["kdim"]),
@@ -187,7 +189,7 @@ def _blocks(columns: Callable[[Params], int], p: Params) -> int:
 
 
 def _recurrent(type: str, index: int, gates: int, biases: int, hidden: str = "num_output") -> LayerSpec:
-    """A layer of so many gates and biases for each number of a state, whose size is the parameter `hidden`."""
+    """Return a layer of so many gates and biases for each number of a state, whose size is the parameter `hidden`."""
 
     def rows(p: Params) -> int:
         return int(_directions(p) * gates * p[hidden])
@@ -661,12 +663,14 @@ BY_INDEX: Mapping[int, LayerSpec] = {spec.index: spec for spec in _TABLE}
 
 
 def types_with(trait: Trait) -> frozenset[str]:
-    """The types of ncnn that have a trait."""
+    """Return the types of ncnn that have a trait."""
     return frozenset(spec.type for spec in _TABLE if trait in spec.traits)
 
 
 def with_custom(specs: Iterable[LayerSpec]) -> Mapping[str, LayerSpec]:
-    """The table with custom layer types added, the last of a name; GraphError for a type that ncnn has itself."""
+    """Return the table with custom layer types added, the last of a name; GraphError for a type that ncnn has
+    itself.
+    """
     custom = {spec.type: spec for spec in specs}
     for spec in custom.values():
         if not spec.is_custom or spec.type in LAYERS:

@@ -40,7 +40,7 @@ class Memory:
 
 
 def blob_bytes(shape: Shape | None) -> int | None:
-    """The bytes of a float32 Mat; channels start at multiples of 16 bytes. None where a size is dynamic."""
+    """Return the bytes of a float32 Mat; channels start at multiples of 16 bytes. None where a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
     sizes = [size for size in shape if isinstance(size, int)]
@@ -187,7 +187,7 @@ class _Simulation:
                 self.free(blob)
 
     def is_inplace(self, layer: Layer) -> bool:
-        """Whether the layer writes over its input: it is able to, and nobody else wants that."""
+        """Return whether the layer writes over its input: it is able to, and nobody else wants that."""
         if layer.spec is None or not layer.spec.inplace or len(layer.inputs) != 1 or len(layer.outputs) != 1:
             return False
         return self.uses[layer.input] == 1 and self.buffer[layer.input][1] == 1

@@ -43,11 +43,11 @@ class Range(NamedTuple):
         return not self.may_be_nan and not self.may_be_inf
 
     def has(self, number: float) -> bool:
-        """Whether an element may be this number, as far as the bounds tell."""
+        """Return whether an element may be this number, as far as the bounds tell."""
         return self.low <= number <= self.high
 
     def within(self, low: float, high: float) -> bool:
-        """Whether every element that is a number is between two bounds."""
+        """Return whether every element that is a number is between two bounds."""
         return low <= self.low and self.high <= high
 
 
@@ -57,7 +57,7 @@ _BIT = Range(0, 1, False, False, True)
 
 
 def of_numbers(array: Array) -> Range:
-    """The range of known numbers."""
+    """Return the range of known numbers."""
     nan, inf = bool(np.isnan(array).any()), bool(np.isinf(array).any())
     numbers = array[~np.isnan(array)] if nan else array
     if not numbers.size:
@@ -75,7 +75,7 @@ class Ranges:
         self._most = most
 
     def of(self, blob: Blob) -> Range:
-        """The range of a blob's elements."""
+        """Return the range of a blob's elements."""
         stack, looked = [blob], 0
         while stack:
             top = stack[-1]
@@ -110,7 +110,7 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
 
 
 def _operands(layer: Layer) -> tuple[Blob, ...]:
-    """The inputs that matter for the range: those of layers that are followed."""
+    """Return the inputs that matter for the range: those of layers that are followed."""
     return layer.inputs if _rule_of(layer) is not None else ()
 
 
@@ -248,12 +248,12 @@ def _eltwise(layer: Layer, *inputs: Range) -> Range:
 
 
 def _into(low: float, high: float) -> Callable[[Range], Range]:
-    """A bounded function of any number."""
+    """Return a bounded function of any number."""
     return lambda x: Range(low, high, x.may_be_nan, False)
 
 
 def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Range]:
-    """A function that is finite between two bounds, and NaN or infinite elsewhere."""
+    """Return a function that is finite between two bounds, and NaN or infinite elsewhere."""
     known = result._replace(may_be_nan=False, may_be_inf=False)
 
     def rule(x: Range) -> Range:
@@ -310,12 +310,12 @@ def _growing(x: Range) -> Range:
 
 
 def _following(x: Range) -> Range:
-    """A function that is finite wherever its operand is."""
+    """Return a function that is finite wherever its operand is."""
     return Range(may_be_nan=x.may_be_nan, may_be_inf=x.may_be_inf)
 
 
 def _bent(x: Range) -> Range:
-    """A function that is finite, but for infinities NaN."""
+    """Return a function that is finite, but for infinities NaN."""
     return Range(may_be_nan=x.may_be_nan or x.may_be_inf, may_be_inf=x.may_be_inf)
 
 
@@ -444,7 +444,7 @@ def _padding(layer: Layer, x: Range) -> Range:
 
 
 def _pooling(layer: Layer, x: Range) -> Range:
-    """A mean mixes elements, a maximum is one of them."""
+    """Return a mean mixes elements, a maximum is one of them."""
     is_mixed = layer["pooling_type"] == 1
     return Range(min(x.low, 0.0), max(x.high, 0.0), x.may_be_nan and not is_mixed, x.may_be_inf and not is_mixed)
 
@@ -459,7 +459,7 @@ def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
 
 
 def _activated(layer: Layer, x: Range) -> Range:
-    """The range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
+    """Return the range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
     kind, params = layer["activation_type"], layer["activation_params"]
     if kind == Activation.RELU:
         return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))

@@ -54,7 +54,7 @@ def check_release(release: int) -> None:
 
 
 def least_release(graph: Graph) -> int:
-    """The oldest ncnn release that understands a net, `OLDEST` at least."""
+    """Return the oldest ncnn release that understands a net, `OLDEST` at least."""
     return max([OLDEST, *(since for layer in graph for since, _ in _needs(layer))])
 
 

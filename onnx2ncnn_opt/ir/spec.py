@@ -59,7 +59,7 @@ class Param:
         return self.follows is None and not callable(self.default)
 
     def default_in(self, params: Params) -> Any:
-        """The default beside the other parameters of a layer."""
+        """Return the default beside the other parameters of a layer."""
         if self.follows is not None:
             return params[self.follows]
         return self.default(params) if callable(self.default) else self.default
@@ -75,11 +75,11 @@ class WeightSpec(NamedTuple):
     packed: bool = False  # raw bytes of a block-quantised weight; count is in bytes
 
     def present(self, params: Params) -> bool:
-        """Whether a layer with these parameters has the block in its .bin."""
+        """Return whether a layer with these parameters has the block in its .bin."""
         return self.when is None or bool(self.when(params))
 
     def is_tagged(self, params: Params) -> bool:
-        """Whether the block starts with a tag (ncnn's load type 0)."""
+        """Return whether the block starts with a tag (ncnn's load type 0)."""
         return self.tagged(params) if callable(self.tagged) else self.tagged
 
 
@@ -132,7 +132,7 @@ class LayerSpec:
         return "activation_type" in self.by_name
 
     def is_one_blob_only(self, params: Params) -> bool:
-        """Whether ncnn refuses anything but one input and one output."""
+        """Return whether ncnn refuses anything but one input and one output."""
         return self.one_blob_only(params) if callable(self.one_blob_only) else self.one_blob_only
 
 
@@ -144,7 +144,7 @@ COMMON_BY_NAME: Mapping[str, Param] = {param.name: param for param in COMMON_PAR
 
 
 def choose(sizes: Sequence[int], code: int, name: str) -> int:
-    """The size that a parameter's code stands for; GraphError where it stands for none."""
+    """Return the size that a parameter's code stands for; GraphError where it stands for none."""
     if not 0 <= code < len(sizes):
         raise GraphError(f"{name} has the code {code}, which is none of 0 to {len(sizes) - 1}")
     return sizes[code]

@@ -46,12 +46,12 @@ Dims: TypeAlias = tuple[Atoms, ...]
 
 
 def sizes(groups: Iterable[Atoms]) -> Shape:
-    """The size of each group of atoms."""
+    """Return the size of each group of atoms."""
     return tuple(product(atom.size for atom in group) for group in groups)
 
 
 def flat(groups: Iterable[Atoms]) -> Atoms:
-    """All atoms of the groups, in order."""
+    """Return all atoms of the groups, in order."""
     return tuple(atom for group in groups for atom in group)
 
 
@@ -96,7 +96,7 @@ Step: TypeAlias = Regroup | Reorder | Shuffle
 
 
 def step_layer(step: Step) -> tuple[str, dict[str, Any]]:
-    """The type and the parameters of the layer that takes a step; one dynamic size is -1, which ncnn computes.
+    """Return the type and the parameters of the layer that takes a step; one dynamic size is -1, which ncnn computes.
 
     A Reshape to several dynamic sizes, or to more than four (the batch included), has to be told in expressions.
     """
@@ -118,7 +118,8 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> View:
-        """A fresh view of a tensor of `shape` whose axes are grouped into Mat dims, and into the batch, as given.
+        """Return a fresh view of a tensor of `shape` whose axes are grouped into Mat dims, and into the batch, as
+        given.
 
         Axes that are mentioned nowhere must have size 1.
         """
@@ -138,20 +139,20 @@ class View(NamedTuple):
         return sizes(self.dims)
 
     def dim_of(self, axis: int) -> int | None:
-        """The Mat dim that is exactly this axis, None where the axis is spread, shared or of size 1."""
+        """Return the Mat dim that is exactly this axis, None where the axis is spread, shared or of size 1."""
         atoms = self.axes[axis]
         return next((i for i, group in enumerate(self.dims) if group == atoms), None) if atoms else None
 
     def transpose(self, perm: Sequence[int]) -> View:
-        """The tensor with its axes permuted as ONNX Transpose does."""
+        """Return the tensor with its axes permuted as ONNX Transpose does."""
         return View(self.batch, self.dims, tuple(self.axes[p] for p in perm))
 
     def with_axes(self, axes: Iterable[Atoms]) -> View:
-        """The same Mat under other axes, made of the same atoms."""
+        """Return the same Mat under other axes, made of the same atoms."""
         return View(self.batch, self.dims, tuple(axes))
 
     def split(self, atom: Atom, *factors: Dim) -> View:
-        """The view with an atom replaced by factors of it, outermost first."""
+        """Return the view with an atom replaced by factors of it, outermost first."""
         parts = tuple(Atom(size) for size in factors if size != 1)
 
         def new(atoms: Atoms) -> Atoms:
@@ -160,7 +161,8 @@ class View(NamedTuple):
         return View(new(self.batch), tuple(map(new, self.dims)), tuple(map(new, self.axes)))
 
     def reshape(self, shape: Shape) -> View | None:
-        """The tensor under a new shape of the same size, where its atoms (or factors of them) can be regrouped so.
+        """Return the tensor under a new shape of the same size, where its atoms (or factors of them) can be regrouped
+        so.
 
         None where a new axis would need parts of two atoms that do not fall apart at its boundary.
         """
@@ -214,7 +216,9 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
 
 
 def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
-    """The fewest layers that bring the view's Mat into these dims and batch; every atom must appear exactly once."""
+    """Return the fewest layers that bring the view's Mat into these dims and batch; every atom must appear exactly
+    once.
+    """
     old, new = view.batch + flat(view.dims), batch + flat(dims)
     assert set(old) == set(new), "the wanted layout does not hold the tensor's atoms"
     assert len(dims) <= MAX_DIMS, "a Mat has at most four dims"
@@ -254,7 +258,9 @@ def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
 
 
 def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
-    """The block where the rows and columns of `wide` hold those of `deep` and, inside, what its channels have more."""
+    """Return the block where the rows and columns of `wide` hold those of `deep` and, inside, what its channels have
+    more.
+    """
     rows, columns = (wide[i][len(deep[i]) :] if wide[i][: len(deep[i])] == deep[i] else () for i in (1, 2))
     height, width = (product(atom.size for atom in atoms) for atoms in (rows, columns))
     if not rows or not columns or height != width or not isinstance(height, int):
@@ -302,7 +308,7 @@ def _are_runs(groups: Dims, order: Atoms) -> bool:
 
 
 def _direct(source: Dims, new: Atoms, target: Dims | None) -> Iterator[list[Step]]:
-    """A Permute on the dims as they are, and a Reshape after it where the dims are not yet the target's."""
+    """Yield a Permute on the dims as they are, and a Reshape after it where the dims are not yet the target's."""
     for perm in permutations(range(len(source))):
         dims = tuple(source[p] for p in perm)
         if flat(dims) == new:
@@ -333,7 +339,7 @@ def _cut(items: Sequence[Atoms], cuts: Sequence[int]) -> list[Sequence[Atoms]]:
 
 @lru_cache(maxsize=1024)
 def _moves(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """The fewest permutations of at most four runs that sort `order`: each as its cut points and its perm."""
+    """Return the fewest permutations of at most four runs that sort `order`: each as its cut points and its perm."""
     if len(order) > 6:
         return _moves_greedy(order)
     goal = tuple(sorted(order))
@@ -359,7 +365,7 @@ def _neighbours(state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple
 
 
 def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """One block to its position at a time: not the fewest, but in reach for any number of blocks."""
+    """Return one block to its position at a time: not the fewest, but in reach for any number of blocks."""
     moves = []
     for position, block in enumerate(sorted(order)):
         at = order.index(block)

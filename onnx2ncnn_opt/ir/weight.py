@@ -62,7 +62,7 @@ class Weight:
         return self.encoding not in (Encoding.INT8, Encoding.BYTES) and self.data.dtype != np.int32
 
     def same_bits(self, other: Weight) -> bool:
-        """Whether both would be written as the same bytes."""
+        """Return whether both would be written as the same bytes."""
         if self.encoding is not other.encoding or self.data.size != other.data.size:
             return False
         if self.encoding is Encoding.TABLE and self.tag != other.tag:
@@ -72,7 +72,7 @@ class Weight:
 
 
 def digest(weight: Weight) -> str:
-    """The SHA-256 of a weight as it is stored, its encoding included."""
+    """Return the SHA-256 of a weight as it is stored, its encoding included."""
     found = hashlib.sha256(f"{weight.encoding.value} {weight.tag} ".encode())
     for part in (weight.table, weight.data):
         if part is not None:
@@ -112,7 +112,7 @@ class Weights(MutableMapping[str, Array]):
         return len(self._blocks)
 
     def stored(self, name: str) -> Weight:
-        """The block as it is in the file; KeyError where the layer has none of that name."""
+        """Return the block as it is in the file; KeyError where the layer has none of that name."""
         return self._blocks[name]
 
     def stored_items(self) -> Iterator[tuple[str, Weight]]:

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Sizes, SymbolicTensor
 
 
 def call(im: ImportContext, op: OnnxOp, node: onnx_ir.Node, operands: list[Item | None]) -> list[Item | None]:
-    """The results of a node, one for each of its outputs; raises Refusal where they cannot be had."""
+    """Return the results of a node, one for each of its outputs; raises Refusal where they cannot be had."""
     arguments = _arguments(im, op, operands)
     attributes = attributes_of(node)
     for name in attributes:
@@ -94,7 +94,7 @@ def _constant_argument(declared: Input, operand: Constant | SymbolicTensor) -> A
 
 
 def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
-    """A node's attributes as Python has them: tensors as arrays, lists as tuples."""
+    """Return a node's attributes as Python has them: tensors as arrays, lists as tuples."""
     result: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         value = attribute.value

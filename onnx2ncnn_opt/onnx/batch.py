@@ -24,7 +24,7 @@ _STEPS = 4  # products by one matrix that are taken for a recurrence
 
 
 def batch_axes(model: LoadedModel) -> dict[str, int]:
-    """The batch axis of each graph input of which the operators tell it."""
+    """Return the batch axis of each graph input of which the operators tell it."""
     found: dict[str, int] = {}
     ranks = {info.name: len(info.shape) for info in model.inputs}
     fed = dict(_fed(model))
@@ -68,7 +68,8 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
 
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
-    """The axis of each input that has this dimension; none where it is not one whole axis beside others everywhere.
+    """Return the axis of each input that has this dimension; none where it is not one whole axis beside others
+    everywhere.
 
     A Mat has a dim besides its batch, and a batch of another size for another input cannot be fed.
     """
@@ -106,7 +107,7 @@ def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Valu
 def _sources(
     node: onnx_ir.Node, value: onnx_ir.Value, axis: int, model: LoadedModel
 ) -> Iterator[tuple[onnx_ir.Value, int]]:
-    """The inputs of a node that have an axis of its output, and as which of theirs."""
+    """Yield the inputs of a node that have an axis of its output, and as which of theirs."""
     first = node.inputs[0] if node.inputs else None
     if traits_of(node.domain, node.op_type, model.opsets.get(node.domain, 1)).axes is not None:
         for operand in node.inputs:
@@ -165,7 +166,7 @@ def _axis_before_view(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, ax
 
 
 def _axis_of_same_size(before: Sequence[Size], after: Sequence[Size], axis: int) -> int | None:
-    """The axis as large as this one of what comes of it, where the sizes before it are the same but for ones."""
+    """Return the axis as large as this one of what comes of it, where the sizes before it are the same but for ones."""
     outer = [size for size in after[:axis] if size != 1]
     for at, size in enumerate(before):
         if size == after[axis] and [other for other in before[:at] if other != 1] == outer:
@@ -174,7 +175,7 @@ def _axis_of_same_size(before: Sequence[Size], after: Sequence[Size], axis: int)
 
 
 def _constant_axes(node: onnx_ir.Node) -> Sequence[int]:
-    """The axes of a Squeeze or Unsqueeze, an attribute before opset 13; none where they are not constant."""
+    """Return the axes of a Squeeze or Unsqueeze, an attribute before opset 13; none where they are not constant."""
     if "axes" in node.attributes:
         return node.attributes["axes"].as_ints()
     if node.op_type in ("Squeeze", "Unsqueeze") and len(node.inputs) > 1:

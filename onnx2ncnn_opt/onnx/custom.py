@@ -50,7 +50,7 @@ class CustomOp(NamedTuple):
 
 
 def qualified(domain: str, name: str) -> str:
-    """An operator with its domain, if that is not ONNX's own."""
+    """Return an operator with its domain, if that is not ONNX's own."""
     return f"{domain}::{name}" if domain else name
 
 
@@ -79,7 +79,7 @@ def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
 
 
 def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, ...]:
-    """The requests with their attributes in order: as listed, else those of all their nodes, sorted by name.
+    """Return the requests with their attributes in order: as listed, else those of all their nodes, sorted by name.
 
     Raises UsageError for an operator of which the graph has no node.
     """
@@ -106,7 +106,9 @@ def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, .
 def import_custom(
     im: ImportContext, op: CustomOp, node: onnx_ir.Node, operands: Sequence[Item | None]
 ) -> tuple[Tensor | None, ...]:
-    """The results of a node as a layer: its operands as they are, its outputs of the shapes that the model declares."""
+    """Return the results of a node as a layer: its operands as they are, its outputs of the shapes that the model
+    declares.
+    """
     while operands and operands[-1] is None:
         operands = operands[:-1]
     inputs = [_natural(im, operand) for operand in operands]
@@ -129,7 +131,9 @@ def import_custom(
 
 
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
-    """An operand with every axis as a dim, but for its batch axis, which is returned too; a constant has none."""
+    """Return an operand with every axis as a dim, but for its batch axis, which is returned too; a constant has
+    none.
+    """
     if operand is None:
         raise im.refuse(
             "an input is left out before others, and a layer's inputs have no gaps",
@@ -154,7 +158,7 @@ def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]
 
 
 def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, Any]:
-    """The attributes as parameters by number."""
+    """Return the attributes as parameters by number."""
     assert op.attributes is not None
     params: dict[int, Any] = {}
     for name, attribute in node.attributes.items():
@@ -179,7 +183,7 @@ def _params(im: ImportContext, op: CustomOp, node: onnx_ir.Node) -> dict[int, An
 
 
 def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Dim) -> View:
-    """The layout of an output: by the shape that the model declares for it, with the batch of the inputs.
+    """Return the layout of an output: by the shape that the model declares for it, with the batch of the inputs.
 
     A size that is declared, but not in sizes of the inputs, is one that only a run can tell.
     """
@@ -206,7 +210,7 @@ def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Di
 
 
 def _dtype(value: onnx_ir.Value) -> np.dtype[np.generic]:
-    """The declared type; float32 where there is none. Integers come as float32, as they do from other layers."""
+    """Return the declared type; float32 where there is none. Integers come as float32, as they do from other layers."""
     if value.dtype in (None, onnx_ir.DataType.UNDEFINED):
         return np.dtype(np.float32)
     dtype = value.dtype.numpy()

@@ -138,7 +138,7 @@ def import_model(
 
 
 def _reach(one: Imported, batch: Batch) -> bool:
-    """Whether in the net, too, the outputs that have items depend on inputs that do, and the others do not."""
+    """Return whether in the net, too, the outputs that have items depend on inputs that do, and the others do not."""
     reached = {port.blob for port in one.inputs if port.name in batch.inputs}
     for layer in one.graph:
         if not reached.isdisjoint(layer.inputs):
@@ -197,7 +197,7 @@ class _Walk(ImportContext):
         return Imported(self.graph, inputs, outputs, tuple(self._custom.values()), self._minimum)
 
     def free_batch(self) -> Batch | None:
-        """A dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
+        """Return a dynamic batch whose items stay apart in all of the model, so that it need not be part of the net."""
         outputs = {info.name: self._values.get(info.name) for info in self._model.outputs}
         return next((batch for batch in self._batches if batch.is_free(outputs, self._minimum)), None)
 
@@ -310,7 +310,7 @@ class _Walk(ImportContext):
         return f"{export}{part} and do the rest outside ncnn"
 
     def _is_tainted(self, node: onnx_ir.Node) -> bool:
-        """Whether a node was refused, or depends on one that was."""
+        """Return whether a node was refused, or depends on one that was."""
         return any(value.name in self._tainted for value in node.outputs)
 
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
@@ -439,7 +439,9 @@ class _Walk(ImportContext):
         return tuple(ports)
 
     def _batch_axis(self, info: InputInfo, preferred: Mapping[str, int]) -> int | None:
-        """The axis of an input that is the Mat's batch count: as told, else as the operators tell, else a first 1."""
+        """Return the axis of an input that is the Mat's batch count: as told, else as the operators tell, else a first
+        1.
+        """
         rank = len(info.shape)
         if info.name in self._batch_axes:
             axis = self._batch_axes[info.name]
@@ -475,7 +477,7 @@ class _Walk(ImportContext):
         return tuple(ports)
 
     def _output_layout(self, x: Tensor, told: int | None = None) -> tuple[Layout, int | None]:
-        """The layout in which an output leaves the net, and its batch axis: as told, else the cheapest one."""
+        """Return the layout in which an output leaves the net, and its batch axis: as told, else the cheapest one."""
         options: list[tuple[int, int, Layout, int | None]] = []
         one = [axis for axis in range(x.rank) if x.shape[axis] == 1]
         batches: list[int | None] = [*(a for a in one if a == 0 and x.rank > 1), None, *(a for a in one if a != 0)]

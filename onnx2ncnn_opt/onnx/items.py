@@ -53,14 +53,16 @@ class Indices(NamedTuple):
     cells: Array
 
     def own(self, cells: Array, stride: Dim) -> list[Dim]:
-        """The cells of the first item; Mixed unless those of the others are larger by `stride` from item to item."""
+        """Return the cells of the first item; Mixed unless those of the others are larger by `stride` from item to
+        item.
+        """
         first = [cell.subs({str(self.number): 0}) if isinstance(cell, Sym) else int(cell) for cell in cells.flat]
         if any(cell - own != self.number * stride for cell, own in zip(cells.flat, first, strict=True)):
             raise Mixed
         return first
 
     def is_within(self, index: Dim, size: Dim) -> bool:
-        """Whether an index, wherever it stands, is one of an axis of `size`."""
+        """Return whether an index, wherever it stands, is one of an axis of `size`."""
         last = {f"#{len(self.shape) - 1 - axis}": size - 1 for axis, size in enumerate(self.shape)}
         if isinstance(index, Sym):
             if any(
@@ -85,14 +87,16 @@ class Seen:
         self._batch = batch
 
     def shape(self, index: int) -> Shape:
-        """The shape of an operand."""
+        """Return the shape of an operand."""
         operand = self.operands[index] if index < len(self.operands) else None
         if operand is None or isinstance(operand, TensorSequence):
             raise Mixed
         return operand.shape
 
     def axis(self, index: int) -> int | None:
-        """The axis of an operand that has the items; None if there is no operand, or it is the same for each item."""
+        """Return the axis of an operand that has the items; None if there is no operand, or it is the same for each
+        item.
+        """
         operand = self.operands[index] if index < len(self.operands) else None
         known = self._batch.known(operand)
         if isinstance(known, str):
@@ -113,7 +117,7 @@ class Seen:
             raise Mixed
 
     def indices(self, index: int) -> Indices:
-        """An operand of known integers, of which each item has some; Mixed where it is anything else."""
+        """Return an operand of known integers, of which each item has some; Mixed where it is anything else."""
         operand = self.operands[index]
         axis = self._batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
         if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self._batch.size:
@@ -145,11 +149,11 @@ class Seen:
         return tuple(map(int, operand.array.reshape(-1)))
 
     def number(self, attribute: str, default: int) -> int:
-        """An attribute of one integer."""
+        """Return an attribute of one integer."""
         return self.node.attributes.get_int(attribute, default)
 
     def text(self, attribute: str) -> str:
-        """An attribute that is a string; empty where there is none."""
+        """Return an attribute that is a string; empty where there is none."""
         found = self.node.attributes.get(attribute)
         return "" if found is None else found.as_string()
 
@@ -162,7 +166,7 @@ class Seen:
         return result.shape
 
     def grown(self) -> int:
-        """The axis of the first result that has the items."""
+        """Return the axis of the first result that has the items."""
         axis = self._batch.place(self.result)
         if axis is None:
             raise Mixed
@@ -232,7 +236,7 @@ class Batch:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Whether the model is that of one item, applied to each; then `self.outputs` says what its outputs are.
+        """Return whether the model is that of one item, applied to each; then `self.outputs` says what its outputs are.
 
         `minimum` are dimensions below which the net that was made is another one: then one item may be special.
         """
@@ -266,7 +270,7 @@ class Batch:
         return self._known.get(item, _UNKNOWN)
 
     def place(self, shape: Shape) -> int | None:
-        """The axis that has the items; None if there is none, or several depend on the batch."""
+        """Return the axis that has the items; None if there is none, or several depend on the batch."""
         dependent = [axis for axis, size in enumerate(shape) if self.depends(size)]
         if len(dependent) != 1:
             return None
@@ -274,7 +278,7 @@ class Batch:
         return None if inner is None or self.depends(inner) else dependent[0]
 
     def depends(self, size: Dim) -> bool:
-        """Whether a size, or another number, is not the same for each batch."""
+        """Return whether a size, or another number, is not the same for each batch."""
         return isinstance(size, Sym) and self.name in size.names()
 
     def _of_symbolic(self, x: SymbolicTensor) -> Items | str | None:
@@ -325,7 +329,8 @@ def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRul
 
 
 def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """The axis of the items of the first operand; Mixed where it is one of these axes, or another operand has items.
+    """Return the axis of the items of the first operand; Mixed where it is one of these axes, or another operand has
+    items.
 
     Operands that are `sizes` say what the shape of the result is.
     """

@@ -82,7 +82,7 @@ class Traits(NamedTuple):
     folds: Bound | None = None
 
     def moves_input(self, index: int) -> bool:
-        """Whether the outputs have the values of this input."""
+        """Return whether the outputs have the values of this input."""
         return self.moves is ALL or index in self.moves
 
 
@@ -204,12 +204,12 @@ def onnx_op(
 
 
 def is_known(domain: str, name: str) -> bool:
-    """Whether this package's importers of an operator are registered."""
+    """Return whether this package's importers of an operator are registered."""
     return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """The newest importer for an operator at an opset, of other packages first; None where there is none."""
+    """Return the newest importer for an operator at an opset, of other packages first; None where there is none."""
     known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
 
@@ -234,7 +234,7 @@ def registered(function: object) -> tuple[OnnxOp, ...]:
 
 
 def all_ops() -> tuple[OnnxOp, ...]:
-    """Every importer, by domain, name and version."""
+    """Return every importer, by domain, name and version."""
     return tuple(op for key in sorted(_OPS) for op in _OPS[key])
 
 

@@ -41,7 +41,7 @@ class Tensor:
         return len(self.view.axes)
 
     def viewed(self, view: View) -> Tensor:
-        """The same blob under another view."""
+        """Return the same blob under another view."""
         return Tensor(self.blob, view, self.dtype)
 
 
@@ -106,12 +106,14 @@ Item: TypeAlias = Operand | TensorSequence
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:
-    """Whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are not subtypes of numpy's floating."""
+    """Return whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are not subtypes of numpy's
+    floating.
+    """
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
 
 
 def held_as_float(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The type of integers and bools that the net computes: float32 in ncnn, other than those that are fed."""
+    """Return the type of integers and bools that the net computes: float32 in ncnn, other than those that are fed."""
     return np.dtype(dtype.type, metadata={"held": "float32"})
 
 
@@ -120,5 +122,5 @@ BOOL = held_as_float(np.dtype(np.bool_))
 
 
 def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:
-    """Whether the type is one of `held_as_float`."""
+    """Return whether the type is one of `held_as_float`."""
     return bool(dtype.metadata)

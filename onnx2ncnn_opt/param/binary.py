@@ -53,7 +53,7 @@ class Block:
 
 
 def weight_blocks(layer: Layer) -> list[Block]:
-    """The weights of a layer in the order of the file; none for a custom layer that is not declared.
+    """Return the weights of a layer in the order of the file; none for a custom layer that is not declared.
 
     Raises GraphError where the parameters demand a weight without elements, which ncnn refuses to load.
     """
@@ -72,7 +72,7 @@ def weight_blocks(layer: Layer) -> list[Block]:
 
 
 def open_bin(path: str | os.PathLike[str]) -> Bytes:
-    """The bytes of a file, mapped, not read; BinError where it cannot be opened."""
+    """Return the bytes of a file, mapped, not read; BinError where it cannot be opened."""
     try:
         if os.path.getsize(path) == 0:
             return np.empty(0, np.uint8)
@@ -147,7 +147,7 @@ class _Reader:
 
 
 def _reads_int8(layer: Layer) -> bool:
-    """Whether a layer can take weights that stay int8."""
+    """Return whether a layer can take weights that stay int8."""
     if layer.type == "MemoryData":
         return True
     return any(
@@ -195,7 +195,7 @@ def _misfit(weight: Weight, block: Block, layer: Layer) -> str | None:
 
 
 def _parts(weight: Weight, block: Block) -> Iterator[bytes | memoryview]:
-    """The bytes of a block: tag, table, data in chunks, padding."""
+    """Yield the bytes of a block: tag, table, data in chunks, padding."""
     if block.tagged:
         tag = weight.tag if weight.encoding is Encoding.TABLE else _TAG_OF[weight.encoding]
         yield tag.to_bytes(4, "little")

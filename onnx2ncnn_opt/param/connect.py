@@ -46,7 +46,9 @@ class Entry(NamedTuple):
 
 
 def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedNet:
-    """The graph of the lines, Splits resolved, except those into one blob that a layer reads: a pass removes them."""
+    """Return the graph of the lines, Splits resolved, except those into one blob that a layer reads: a pass removes
+    them.
+    """
     consumed = {name for entry in entries for name in entry.bottoms}
     root = _roots(entries, consumed)
     splits: dict[str, list[Entry]] = {}
@@ -108,7 +110,9 @@ def _roots(entries: Sequence[Entry], consumed: Collection[str]) -> dict[str, str
 
 
 def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
-    """The Splits that a written net can do without: that of a blob with one use, and all but one of any other blob."""
+    """Yield the Splits that a written net can do without: that of a blob with one use, and all but one of any other
+    blob.
+    """
     for name, entries in splits.items():
         blob = blobs[name]
         needed = len(blob.users) + blob.is_output > 1 or any(user.type == "Split" for user in blob.users)
@@ -152,6 +156,6 @@ def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob], spec: 
 
 
 def _shape(dims: Any, w: Any, h: Any, d: Any, c: Any) -> Shape | None:
-    """The numpy shape of a Mat, None where the sizes make none."""
+    """Return the numpy shape of a Mat, None where the sizes make none."""
     shape = {1: (w,), 2: (h, w), 3: (c, h, w), 4: (c, d, h, w)}.get(dims)
     return shape if shape and all(size > 0 for size in shape) else None

@@ -68,13 +68,13 @@ def read_net(param_path: PathLike, bin_path: PathLike, types: Mapping[str, Layer
 
 
 def read_graph(param_path: PathLike, types: Mapping[str, LayerSpec] = LAYERS) -> Graph:
-    """A net without its weights, from a .param that is text or binary. Raises ParamError."""
+    """Return a net without its weights, from a .param that is text or binary. Raises ParamError."""
     data, file = _read(param_path), os.fspath(param_path)
     return (parse_param_bin if is_param_bin(data) else parse_param)(data, file=file, types=types).graph
 
 
 def bin_beside(param: PathLike) -> Path:
-    """The .bin that belongs to NET.param or NET.param.bin by its name: NET.bin."""
+    """Return the .bin that belongs to NET.param or NET.param.bin by its name: NET.bin."""
     path = Path(param)
     return path.with_name(path.name.removesuffix(".bin").removesuffix(".param") + ".bin")
 
@@ -147,7 +147,7 @@ def _clear_staged(target: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether there is such a process, as far as can be asked without harm."""
+    """Return whether there is such a process, as far as can be asked without harm."""
     if os.name != "posix":
         return True
     try:

@@ -14,7 +14,7 @@ _UNSAFE = re.compile(r"[\0\t\n\v\f\r \ud800-\udfff]")
 
 
 def clean_name(name: str, instead: str = "unnamed") -> str:
-    """The name with everything that ncnn cannot read replaced by ``_``; `instead` where nothing is left."""
+    """Return the name with everything that ncnn cannot read replaced by ``_``; `instead` where nothing is left."""
     return shortened(_UNSAFE.sub("_", name), MAX_NAME_BYTES) or instead
 
 

@@ -36,7 +36,7 @@ _PLAIN_FLOATS = (1e-30, 1e30)
 
 
 def is_param_bin(data: bytes) -> bool:
-    """Whether a file's content is a binary .param (a text would start with digits or white space)."""
+    """Return whether a file's content is a binary .param (a text would start with digits or white space)."""
     return data.startswith(_MAGIC)
 
 
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
-    """The layers, each after those that produce what it reads; in the file's order where that is so."""
+    """Return the layers, each after those that produce what it reads; in the file's order where that is so."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
     order: list[Entry] = []
     state = [0] * len(entries)  # 1: what it reads is being looked for, 2: done
@@ -151,7 +151,9 @@ def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
 
 
 def blob_indexes(listing: Listing) -> Mapping[str, int]:
-    """The index of every blob in a .param.bin: for a public name that is a number itself, else the first free one."""
+    """Return the index of every blob in a .param.bin: for a public name that is a number itself, else the first free
+    one.
+    """
     tops = [top for line in listing.lines for top in line.tops]
     public = set(listing.names.values())
     fixed = {top: int(top) for top in tops if top in public and re.fullmatch(r"0|[1-9][0-9]{0,5}", top, re.ASCII)}
@@ -161,7 +163,7 @@ def blob_indexes(listing: Listing) -> Mapping[str, int]:
 
 
 def format_param_bin(listing: Listing) -> bytes:
-    """The .param.bin of layers that are listed already; `blob_indexes` tells what became of the names.
+    """Return the .param.bin of layers that are listed already; `blob_indexes` tells what became of the names.
 
     Raises GraphError for a value that the format cannot hold, and for a custom layer, unless it was read from a
     .param.bin: only the program that runs the net knows its type's number.

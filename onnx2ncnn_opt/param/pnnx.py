@@ -20,7 +20,8 @@ _INPUT = re.compile(r"^pnnx\.Input\s+(\w+)\s+0\s+1\s+\S+\s+#\S+=\(([\d,]+)\)", r
 
 
 def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
-    """The shapes of a net's inputs by name, as ncnn gets them, from NAME_ncnn.py or NAME.pnnx.param; and the file.
+    """Return the shapes of a net's inputs by name, as ncnn gets them, from NAME_ncnn.py or NAME.pnnx.param; and the
+    file.
 
     NAME.pnnx.param does not say which axis is the batch: its shapes are the model's.
     """

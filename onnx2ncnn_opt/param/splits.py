@@ -47,7 +47,7 @@ class _Tensor:
 
 
 def list_layers(graph: Graph) -> Listing:
-    """The lines for a graph, which stays as it is.
+    """Return the lines for a graph, which stays as it is.
 
     A tensor with several uses gets one Split after its producer. Where the tensor is an output, the Split's top
     carries the public name, because ncnn cannot extract a blob that a layer has consumed. The tops for layers are
@@ -115,7 +115,7 @@ def _split_mask(tensor: _Tensor) -> int:
 
 
 def _name_uses(tensor: _Tensor, names: Mapping[Blob, str], pool: NamePool) -> tuple[str, tuple[str, ...]]:
-    """The name that the producer gives a tensor, and the tops of its Split, if it needs one."""
+    """Return the name that the producer gives a tensor, and the tops of its Split, if it needs one."""
     blob, users = tensor.blob, tensor.users
     if blob.is_input:
         top = base = names[blob]

@@ -31,7 +31,9 @@ _SINCE: Mapping[Encoding, int] = {Encoding.BF16: 20261020}  # older releases tak
 
 
 def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
-    """The encoding called "fp16" or "bf16"; UsageError for another name, or one that an ncnn release cannot read."""
+    """Return the encoding called "fp16" or "bf16"; UsageError for another name, or one that an ncnn release cannot
+    read.
+    """
     if storage is None:
         return None
     encoding = next((encoding for encoding in ROUNDING if encoding.value == storage), None)
@@ -151,7 +153,7 @@ def _candidates(graph: Graph) -> Iterator[tuple[Layer, Block, Weight]]:
 
 
 def _is_integer(weight: Weight) -> bool:
-    """Whether a constant's 32 bits are integers, such as indexes: as floats those are denormal, or NaN."""
+    """Return whether a constant's 32 bits are integers, such as indexes: as floats those are denormal, or NaN."""
     if weight.data.dtype == np.int32:
         return True
     if weight.data.dtype.itemsize != 4:
@@ -168,14 +170,14 @@ def _rows(layer: Layer, block: Block) -> int:
 
 
 def rounded(array: Array, encoding: Encoding) -> Array:
-    """An array of float32 as it comes out of a file with that encoding."""
+    """Return an array of float32 as it comes out of a file with that encoding."""
     values = np.ascontiguousarray(array, np.float32)
     with np.errstate(over="ignore"):
         return Weight(_encoded(values.reshape(-1), encoding), encoding).array.reshape(values.shape)
 
 
 def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]:
-    """The stored form, and why it must not be used (empty where it may)."""
+    """Return the stored form, and why it must not be used (empty where it may)."""
     values = array.astype(np.float32, copy=False).reshape(-1)
     if not np.isfinite(values).all():
         return values, "it is not finite everywhere"

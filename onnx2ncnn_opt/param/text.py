@@ -107,7 +107,7 @@ def _entry(line: str, number: int, file: str) -> Entry:
 
 
 def format_param(graph: Graph) -> str:
-    """The .param text of a graph, Splits inserted; raises GraphError for a value that the format cannot hold.
+    """Return the .param text of a graph, Splits inserted; raises GraphError for a value that the format cannot hold.
 
     What is written means the same to every ncnn since 2026: arrays old style, strings quoted, floats always with a
     point or an exponent and at most 15 characters, in the shortest form that reads back to the same float32.
@@ -116,7 +116,7 @@ def format_param(graph: Graph) -> str:
 
 
 def format_listing(listing: Listing) -> str:
-    """The .param text of layers that are listed already (see `list_layers`)."""
+    """Return the .param text of layers that are listed already (see `list_layers`)."""
     blob_count = sum(len(line.tops) for line in listing.lines)
     return "".join((f"{MAGIC}\n{len(listing.lines)} {blob_count}\n", *map(_format_line, listing.lines)))
 
@@ -139,7 +139,9 @@ def _format_params(layer: Layer) -> Iterator[str]:
 
 
 def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
-    """The parameters of a layer as a file lists them: id, name, kind (None where the table does not know it), value."""
+    """Return the parameters of a layer as a file lists them: id, name, kind (None where the table does not know it),
+    value.
+    """
     known: Mapping[str, Param] = layer.spec.by_name if layer.spec else {}
     values: dict[int, tuple[int, str | int, Kind | None, Any]] = {}
     for name, value in layer.params.items():
@@ -163,6 +165,6 @@ def _current_hints(layer: Layer, hints: Sequence[int]) -> Sequence[int]:
 
 
 def _hint(shape: Sequence[Any], *, five: bool) -> tuple[int, ...]:
-    """The hint for one blob: ``dims,w,h,c``, or ``dims,w,h,d,c``."""
+    """Return the hint for one blob: ``dims,w,h,c``, or ``dims,w,h,d,c``."""
     c, d, h, w = {1: (1, 1, 1, *shape), 2: (1, 1, *shape), 3: (shape[0], 1, *shape[1:]), 4: tuple(shape)}[len(shape)]
     return (len(shape), w, h, d, c) if five else (len(shape), w, h, c)

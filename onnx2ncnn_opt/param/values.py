@@ -31,7 +31,7 @@ Value = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
 def read_values(text: str, where: str) -> dict[int, Value]:
-    """The parameters of a layer by id; of a repeated id the last one counts."""
+    """Return the parameters of a layer by id; of a repeated id the last one counts."""
     values: dict[int, Value] = {}
     position = 0
     while position < len(text):
@@ -86,7 +86,7 @@ def _is_float(text: str) -> bool:
 
 
 def _number(text: str, where: str) -> int | float:
-    """An integer, or a float rounded to float32 the way ncnn does it (through a double)."""
+    """Return an integer, or a float rounded to float32 the way ncnn does it (through a double)."""
     if len(text) <= _MAX_VALUE_CHARS:
         if not _is_float(text):
             if _INT.fullmatch(text) and int(text) in _INT32:
@@ -99,12 +99,12 @@ def _number(text: str, where: str) -> int | float:
 
 
 def excerpt(text: str) -> str:
-    """The beginning of a text, for an error message."""
+    """Return the beginning of a text, for an error message."""
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def as_kind(kind: Kind, value: Value) -> Value | None:
-    """The value as a parameter of this kind reads it; None where it takes its default instead."""
+    """Return the value as a parameter of this kind reads it; None where it takes its default instead."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if kind in ("int", "float"):
@@ -124,7 +124,7 @@ def _float32(value: float) -> float:
 
 
 def format_value(id: int, kind: Kind | None, value: Any) -> str:
-    """One ``id=value`` token; ValueError where the format has no way to say it."""
+    """Return one ``id=value`` token; ValueError where the format has no way to say it."""
     kind = kind or _kind_of(value)
     if kind == "string":
         return f"{id}={_string_text(value)}"
@@ -140,7 +140,7 @@ def format_value(id: int, kind: Kind | None, value: Any) -> str:
 
 
 def _kind_of(value: Any) -> Kind:
-    """The kind of a parameter that the table does not know."""
+    """Return the kind of a parameter that the table does not know."""
     if isinstance(value, str):
         return "string"
     if isinstance(value, (Sequence, np.ndarray)):
@@ -166,7 +166,7 @@ def _string_text(value: Any) -> str:
 
 
 def stored_float(value: Any) -> float:
-    """The float32 that a file can hold for a value: for an infinity the largest number that every ncnn can read.
+    """Return the float32 that a file can hold for a value: for an infinity the largest number that every ncnn can read.
 
     Raises ValueError for what is not a number, and for NaN, which ncnn would take for a string.
     """
@@ -180,7 +180,7 @@ def stored_float(value: Any) -> float:
 
 
 def float_text(value: float) -> str:
-    """The shortest text that ncnn reads as `stored_float(value)`."""
+    """Return the shortest text that ncnn reads as `stored_float(value)`."""
     number = np.float32(stored_float(value))
     text = np.format_float_scientific(number, unique=True, trim="-", exp_digits=1).replace("e+", "e")
     plain = np.format_float_positional(number, unique=True, trim="0")

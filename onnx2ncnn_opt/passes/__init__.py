@@ -184,7 +184,7 @@ PASSES: tuple[Pass, ...] = (
 
 
 def select(skip: Collection[str], passes: Sequence[Pass] = PASSES) -> tuple[Pass, ...]:
-    """The passes without those named in `skip`, or covering such a name; UsageError for a name that none has."""
+    """Return the passes without those named in `skip`, or covering such a name; UsageError for a name that none has."""
     names = {name: p for p in passes for name in (p.name, *p.covers)}
     for unknown in sorted(set(skip) - set(names)):
         close = difflib.get_close_matches(unknown, list(names), n=1)

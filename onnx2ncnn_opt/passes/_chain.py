@@ -30,7 +30,7 @@ class Chain:
         weights: Mapping[str, Array | Weight | Callable[[], Weight]] | None = None,
         **params: Any,
     ) -> Blob:
-        """One more layer with one output; `what` it does is the end of its name.
+        """Return one more layer with one output; `what` it does is the end of its name.
 
         Weights may be functions that make them, which are called if the layers are not too slow.
         """
@@ -43,14 +43,14 @@ class Chain:
         return self.put(layer, what)
 
     def put(self, layer: Layer, what: str) -> Blob:
-        """A layer of the caller's, as `add` would have made it."""
+        """Return a layer of the caller's, as `add` would have made it."""
         layer.name, layer.outputs = f"{self.layer.name}_{what}", (Blob(f"{self.layer.output.name}_{what}"),)
         assign_shapes(layer)
         self.made.append(layer)
         return layer.output
 
     def reshape(self, blob: Blob, shape: Sequence[Dim], what: str) -> Blob:
-        """The same elements in another shape; the blob itself where it has that."""
+        """Return the same elements in another shape; the blob itself where it has that."""
         if blob.shape == tuple(shape):
             return blob
         kind, sizes = step_layer(Regroup(tuple(shape)))
@@ -65,7 +65,7 @@ class Chain:
         return self.add("Crop", what, blob, starts=starts, ends=ends, axes=tuple(cut))
 
     def finish(self, *after: Layer) -> list[Layer]:
-        """The layers for a rewrite to return, which replaces those `after` the layer, too.
+        """Return the layers for a rewrite to return, which replaces those `after` the layer, too.
 
         Refused where they would be no faster.
         """
@@ -76,7 +76,7 @@ class Chain:
         return self.result()
 
     def result(self) -> list[Layer]:
-        """The layers for a rewrite to return, whatever they cost."""
+        """Return the layers for a rewrite to return, whatever they cost."""
         for layer, name, make in self._weights:
             layer.weights[name] = make()
         # What the layer was called is what it does.

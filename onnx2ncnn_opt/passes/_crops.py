@@ -35,7 +35,9 @@ def ranges(crop: Layer) -> Ranges | None:
 
 
 def part(crop: Layer) -> tuple[int, int, int] | None:
-    """The one axis that the Crop cuts, and where its part begins and ends; None where there are more, or less known."""
+    """Return the one axis that the Crop cuts, and where its part begins and ends; None where there are more, or less
+    known.
+    """
     found = ranges(crop)
     if found is None or len(found) != 1:
         return None
@@ -44,7 +46,7 @@ def part(crop: Layer) -> tuple[int, int, int] | None:
 
 
 def cropped(like: Layer, source: Blob, kept: Ranges) -> Layer:
-    """A Crop that keeps these ranges of another blob."""
+    """Return a Crop that keeps these ranges of another blob."""
     starts, ends = zip(*kept.values(), strict=True)
     params = {"starts": starts, "ends": ends, "axes": tuple(kept)}
     return Layer("Crop", like.name, [source], (), params, origin=like.traced)

@@ -30,5 +30,5 @@ FOLDING = (*WEIGHTED, Family("batchnorm", ("BatchNorm",)), Family("scale", ("Sca
 
 
 def types_of(families: Iterable[Family]) -> tuple[str, ...]:
-    """All layer types of families."""
+    """Return all layer types of families."""
     return tuple(type for family in families for type in family.types)

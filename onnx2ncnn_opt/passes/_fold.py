@@ -31,7 +31,7 @@ class Affine(NamedTuple):
 
 
 def fold(layer: Layer, affine: Affine) -> Layer:
-    """The layer with ``output * scale + shift`` computed into it; weights that change become float32."""
+    """Return the layer with ``output * scale + shift`` computed into it; weights that change become float32."""
     scale, shift = affine
     own, reach = _own_offset(layer), partial(_reach, layer, scale)
     require_offsets_fold(own * scale, shift, reach)
@@ -71,7 +71,7 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
 
 
 def one_factor(first: float, second: float) -> float:
-    """One factor for two; refused where one may be there to overflow, or to flush small numbers to zero."""
+    """Return one factor for two; refused where one may be there to overflow, or to flush small numbers to zero."""
     both = first * second
     for factor in (abs(first), abs(second)):
         within = _LEAST_FACTOR * min(abs(both), 1.0) <= factor <= _MOST_FACTOR * max(abs(both), 1.0)
@@ -106,7 +106,7 @@ def require_no_activation(layer: Layer) -> None:
 
 
 def channels(layer: Layer) -> int:
-    """The number of output channels of a layer that `fold` takes."""
+    """Return the number of output channels of a layer that `fold` takes."""
     return int(layer[{"BatchNorm": "channels", "Scale": "scale_data_size"}.get(layer.type, "num_output")])
 
 
@@ -184,7 +184,7 @@ def _blocks(layer: Layer, *names: str) -> tuple[Array, ...]:
 
 
 def _scaled(layer: Layer, name: str, scale: Array) -> Array:
-    """A weight times a factor for each output channel, which is its outermost axis whatever the layer's type."""
+    """Return a weight times a factor for each output channel, which is its outermost axis whatever the layer's type."""
     weight = layer.weights[name]
     require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
     rows = weight.reshape(len(scale), -1)

@@ -20,7 +20,7 @@ _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 
 
 def is_shared(size: int, products: int) -> bool:
-    """Whether so many products by a matrix of so many numbers read one constant."""
+    """Return whether so many products by a matrix of so many numbers read one constant."""
     return products >= _SHARED_PRODUCTS and (products - 1) * size >= _SHARED_NUMBERS
 
 
@@ -43,7 +43,7 @@ def require_constant_b(gemm: Layer) -> None:
 
 
 def has_c(gemm: Layer) -> bool:
-    """Whether a Gemm holds a C of its own."""
+    """Return whether a Gemm holds a C of its own."""
     return bool(gemm["constantC"] and gemm["constant_broadcast_type_C"] != GemmC.NONE)
 
 
@@ -85,7 +85,7 @@ def linear_of(gemm: Layer) -> Linear:
 
 
 def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
-    """The Gemm with other `weights`, and with one offset for each column, which replaces ``beta * C``."""
+    """Return the Gemm with other `weights`, and with one offset for each column, which replaces ``beta * C``."""
     if not c.any():
         new = gemm.having(weights=weights, beta=None, constantC=None, constant_broadcast_type_C=None)
         if "C_data" in new.weights:

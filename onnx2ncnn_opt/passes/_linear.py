@@ -14,17 +14,17 @@ _TOLERANCE = 1e-5
 
 
 def factor(layer: Layer) -> float:
-    """The factor of a BinaryOp that multiplies or divides by its scalar."""
+    """Return the factor of a BinaryOp that multiplies or divides by its scalar."""
     return 1 / layer["b"] if layer["op_type"] == BinaryOp.DIV else float(layer["b"])
 
 
 def offset(layer: Layer) -> float:
-    """The offset of a BinaryOp that adds or subtracts its scalar."""
+    """Return the offset of a BinaryOp that adds or subtracts its scalar."""
     return float(-layer["b"] if layer["op_type"] == BinaryOp.SUB else layer["b"])
 
 
 def close(a: float, b: float) -> bool:
-    """Whether two numbers were meant to be the same."""
+    """Return whether two numbers were meant to be the same."""
     return math.isclose(a, b, rel_tol=_TOLERANCE)
 
 
@@ -53,7 +53,7 @@ def negated(x: Pattern) -> Iterator[Op]:
 
 
 def mul(a: Pattern, b: Pattern) -> Op:
-    """The product of two blobs."""
+    """Return the product of two blobs."""
     return op(("BinaryOp", "Eltwise"), where=_is_product)(a, b)
 
 
@@ -62,5 +62,5 @@ def _is_product(layer: Layer) -> bool:
 
 
 def add(a: Pattern, b: Pattern) -> Op:
-    """The sum of two blobs."""
+    """Return the sum of two blobs."""
     return op("BinaryOp", op_type=BinaryOp.ADD, with_scalar=0)(a, b)

@@ -67,7 +67,7 @@ class Linear:
     factors: dict[Piece, float] = field(default_factory=dict)
 
     def scaled(self, scale: Array | float) -> Linear:
-        """The same times a number, or times one for each element where nothing but matrices is in it."""
+        """Return the same times a number, or times one for each element where nothing but matrices is in it."""
         if self.factors and not isinstance(scale, float):
             raise Unlike
         rows = scale if isinstance(scale, float) else scale[:, None]
@@ -76,7 +76,7 @@ class Linear:
         return Linear(self.offset * scale, matrices, factors)
 
     def plus(self, other: Linear) -> Linear:
-        """The sum of both."""
+        """Return the sum of both."""
         result = Linear(self.offset + other.offset, dict(self.matrices), dict(self.factors))
         for piece, matrix in other.matrices.items():
             result.matrices[piece] = result.matrices[piece] + matrix if piece in result.matrices else matrix
@@ -120,7 +120,7 @@ class Tracer:
         return found[0]
 
     def sources(self, piece: Piece) -> tuple[Piece, ...]:
-        """The pieces that a piece is put together from, by layers that only move numbers."""
+        """Return the pieces that a piece is put together from, by layers that only move numbers."""
         layer = piece.layer
         self._left -= 1
         if self._left < 0:
@@ -150,7 +150,7 @@ class Tracer:
         return Piece(layer.input, piece.start, piece.stop)
 
     def linear(self, piece: Piece, depth: int = 0) -> Linear:
-        """A piece as linear maps of others, each through one matrix at most."""
+        """Return a piece as linear maps of others, each through one matrix at most."""
         if depth > _DEEPEST:
             raise Unlike
         piece = self.source(piece)
@@ -218,7 +218,7 @@ class Tracer:
         return (a.scaled(-1.0) if kind == BinaryOp.RSUB else a).plus(b_.scaled(-1.0) if kind == BinaryOp.SUB else b_)
 
     def products(self, piece: Piece, depth: int = 0) -> Products:
-        """A piece as a sum of products; after its own layer, a blob that `is_state` is not taken apart."""
+        """Return a piece as a sum of products; after its own layer, a blob that `is_state` is not taken apart."""
         if depth > _DEEPEST:
             raise Unlike
         piece = self.source(piece)
@@ -262,7 +262,7 @@ class Tracer:
 
 
 def is_state(blob: Blob) -> bool:
-    """Whether a matrix is multiplied with a blob, or its TanH is taken, as with the states of recurrent layers.
+    """Return whether a matrix is multiplied with a blob, or its TanH is taken, as with the states of recurrent layers.
 
     True, too, where that takes too long to find out.
     """
@@ -342,7 +342,7 @@ def _is_row(shape: Shape | None) -> bool:
 
 
 def _beside(layer: Layer, blob: Blob, piece: Piece) -> Piece | Array:
-    """The part of a BinaryOp's operand that goes into a piece of its result: a constant as its numbers."""
+    """Return the part of a BinaryOp's operand that goes into a piece of its result: a constant as its numbers."""
     size, total = count(blob), count(piece.blob)
     producer = blob.producer
     assert producer is not None
@@ -370,7 +370,9 @@ def _constant(piece: Piece) -> Array:
 
 
 def _matrix(layer: Layer) -> tuple[Array, Array] | None:
-    """The constant matrix (outputs, inputs) that a layer multiplies each row of its first blob by, and its bias."""
+    """Return the constant matrix (outputs, inputs) that a layer multiplies each row of its first blob by, and
+    its bias.
+    """
     if layer.type == "InnerProduct":
         if layer["activation_type"] or layer["int8_scale_term"] or not layer.weights.stored("weight_data").is_float:
             return None

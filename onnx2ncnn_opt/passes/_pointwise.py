@@ -16,12 +16,12 @@ _NO_PADS = {f"pad_{side}": 0 for axis in "wh" for side in SIDES[axis]}
 
 
 def is_pointwise(layer: Layer) -> bool:
-    """Whether a layer is a convolution of images that computes each pixel from that pixel alone."""
+    """Return whether a layer is a convolution of images that computes each pixel from that pixel alone."""
     return layer.type == "Convolution" and all(layer[name] == value for name, value in (_PLAIN | _NO_PADS).items())
 
 
 def is_resize(layer: Layer) -> bool:
-    """Whether a layer is an Interp of one image, to sizes that its channels have no part in."""
+    """Return whether a layer is an Interp of one image, to sizes that its channels have no part in."""
     return (
         layer.type == "Interp"
         and layer["resize_type"] in list(Interp)

@@ -19,7 +19,7 @@ _POOLINGS = {"Pooling1D": 2, "Pooling": 3, "Pooling3D": 4}
 
 
 def mean(x: Pattern, capture: str) -> Op:
-    """The mean over some axes; a global Pooling is one."""
+    """Return the mean over some axes; a global Pooling is one."""
     return op(("Reduction", *_POOLINGS), capture, _is_mean)(x)
 
 
@@ -30,7 +30,7 @@ def _is_mean(layer: Layer) -> bool:
 
 
 def sum_of_squares(x: str, capture: str) -> Iterator[Op]:
-    """The sum of x * x over some axes, times a positive coeff."""
+    """Yield the sum of x * x over some axes, times a positive coeff."""
     yield op("Reduction", capture, _is_positive, operation=Reduction.SUMSQ)(x)
     for squares in square(x, x):
         yield op("Reduction", capture, _is_positive, operation=Reduction.SUM)(squares)
@@ -54,7 +54,7 @@ def over_root(x: Pattern, squares: Op, eps: str = "eps") -> Iterator[Op]:
 
 
 def sqrt(x: Pattern) -> Op:
-    """The root of x."""
+    """Return the root of x."""
     return op("UnaryOp", op_type=UnaryOp.SQRT)(x)
 
 
@@ -70,7 +70,7 @@ def _times_root(x: Pattern, factor: Op) -> Op:
 
 
 def axes_of(reduction: Layer, rank: int) -> tuple[int, ...]:
-    """The axes of a Reduction or global Pooling, counted from 0.
+    """Return the axes of a Reduction or global Pooling, counted from 0.
 
     Refused where its result would not broadcast along the others.
     """

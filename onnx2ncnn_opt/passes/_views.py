@@ -43,7 +43,7 @@ def step_of(layer: Layer) -> Step | None:
 
 
 def chain_above(blob: Blob) -> tuple[Layer, ...]:
-    """The view layers above a blob, the nearest to it last; up to `LONGEST`."""
+    """Return the view layers above a blob, the nearest to it last; up to `LONGEST`."""
     found: list[Layer] = []
     while len(found) < LONGEST and blob.producer is not None and step_of(blob.producer) is not None:
         found.append(blob.producer)
@@ -57,7 +57,7 @@ def steps_of(layers: Iterable[Layer]) -> Steps:
 
 
 def inverse(shape: Shape, steps: Steps) -> Steps:
-    """The steps that lead back to a blob of this shape."""
+    """Return the steps that lead back to a blob of this shape."""
     back: list[Step] = []
     for step in steps:
         if isinstance(step, Reorder):
@@ -70,7 +70,7 @@ def inverse(shape: Shape, steps: Steps) -> Steps:
 
 
 def shape_after(shape: Shape, steps: Steps) -> Shape:
-    """The shape that the steps lead to."""
+    """Return the shape that the steps lead to."""
     for step in steps:
         shape = tuple(shape[p] for p in step.perm) if isinstance(step, Reorder) else _dims(step)
     return shape
@@ -83,7 +83,7 @@ def _dims(step: Step) -> Shape:
 
 @lru_cache(maxsize=4096)
 def viewed(shape: Shape, steps: Steps) -> View | None:
-    """A blob after the steps, over the axes they lead to; None where axes are cut that do not fall apart so."""
+    """Return a blob after the steps, over the axes they lead to; None where axes are cut that do not fall apart so."""
     view = View.of(shape, [[i] for i in range(len(shape))])
     for step, following in zip(steps, (*steps[1:], None), strict=True):
         if isinstance(step, Reorder):
@@ -98,7 +98,7 @@ def viewed(shape: Shape, steps: Steps) -> View | None:
 
 @lru_cache(maxsize=4096)
 def shortest(shape: Shape, steps: Steps) -> Steps | None:
-    """The fewest steps that do the same; None where that is not known, or cannot be written as layers."""
+    """Return the fewest steps that do the same; None where that is not known, or cannot be written as layers."""
     found: Steps
     if all(isinstance(step, Regroup) for step in steps):
         # Whatever the sizes between: not all of them split at the same points.
@@ -116,14 +116,14 @@ def _is_writable(step: Step) -> bool:
 
 
 def in_layout(data: Array, steps: Steps) -> Array:
-    """The numbers of a blob after the steps."""
+    """Return the numbers of a blob after the steps."""
     for step in steps:
         data = data.transpose(step.perm) if isinstance(step, Reorder) else data.reshape(known(_dims(step)))
     return data
 
 
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
-    """The steps to the order of `elements`, each of which is the element's number in the source.
+    """Return the steps to the order of `elements`, each of which is the element's number in the source.
 
     None where `elements` is not a view of the whole blob.
     """
@@ -145,7 +145,9 @@ def cost(steps: Steps) -> tuple[int, int]:
 
 
 def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer]:
-    """The layers that do the steps to a blob; their names and origins are those of the layers that they stand for."""
+    """Return the layers that do the steps to a blob; their names and origins are those of the layers that they stand
+    for.
+    """
     origin = tuple(layer.traced for layer in like if layer.traced)
     layers: list[Layer] = []
     for i, step in enumerate(steps):

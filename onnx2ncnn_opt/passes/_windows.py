@@ -54,18 +54,18 @@ class Window(Slide):
         return tuple(i for i in range(self.kernel) if self._reads(i * self.dilation - self.before, last))
 
     def _reads(self, first: int, span: int) -> bool:
-        """Whether one of first, first + stride, ... first + span is an element."""
+        """Return whether one of first, first + stride, ... first + span is an element."""
         inside = max(first, first % self.stride)  # the first of them that is not negative
         return inside <= first + span and inside < self.size
 
 
 def axes_of(layer: Layer) -> str:
-    """The axes that the layer slides over, by ncnn's names, outermost first."""
+    """Return the axes that the layer slides over, by ncnn's names, outermost first."""
     return _AXES.get(layer.type[-2:], "hw")
 
 
 def has_known_sizes(layer: Layer) -> bool:
-    """Whether the sizes of the axes that a layer slides over are numbers."""
+    """Return whether the sizes of the axes that a layer slides over are numbers."""
     shape, axes = layer.inputs[0].shape, axes_of(layer)
     return shape is not None and len(shape) == len(axes) + 1 and all(isinstance(size, int) for size in shape[1:])
 
@@ -93,7 +93,9 @@ def _pad_mode(layer: Layer) -> int:
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:
-    """The windows of a convolution, outermost axis first; refused where sizes are dynamic, or pads not understood."""
+    """Return the windows of a convolution, outermost axis first; refused where sizes are dynamic, or pads not
+    understood.
+    """
     x, mode, axes = layer.inputs[0], _pad_mode(layer), axes_of(layer)
     known_shape(x, len(axes) + 1)
     found = []
@@ -113,7 +115,7 @@ def windows(layer: Layer) -> tuple[Window, ...]:
 
 
 def weight_of(layer: Layer) -> Array:
-    """The stored weights of a convolution, of any encoding, as (outputs, inputs of a group, kernel sizes)."""
+    """Return the stored weights of a convolution, of any encoding, as (outputs, inputs of a group, kernel sizes)."""
     sizes = [int(layer[f"kernel_{axis}"]) for axis in axes_of(layer)]
     data, rows = layer.weights.stored("weight_data").data, int(layer["num_output"])
     require(data.size % (rows * prod(sizes)) == 0, f"the weights of '{layer.name}' do not divide into taps")
@@ -135,7 +137,7 @@ def reordered(weight: Weight, array: Array) -> Weight:
 
 
 def window_params(found: Sequence[Slide]) -> dict[str, Any]:
-    """The parameters of a convolution that slides so."""
+    """Return the parameters of a convolution that slides so."""
     params: dict[str, Any] = {}
     for window in found:
         axis, (before, after) = window.axis, SIDES[window.axis]

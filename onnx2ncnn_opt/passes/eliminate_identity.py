@@ -24,7 +24,7 @@ def _is_neutral(binary: Layer) -> bool:
 
 
 def _reduces_nothing(reduction: Layer) -> bool:
-    """A plain reduction over axes of one element, which stay."""
+    """Return a plain reduction over axes of one element, which stay."""
     shape = reduction.input.shape
     if (
         reduction["operation"] not in (Reduction.SUM, Reduction.MEAN, Reduction.MAX, Reduction.MIN, Reduction.PROD)

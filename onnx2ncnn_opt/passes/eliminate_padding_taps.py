@@ -15,7 +15,9 @@ _TYPES = [type for family in WEIGHTED if family.name.startswith("convolution") f
 
 
 def _kept(window: Window) -> range:
-    """The taps that stay: from the first to the last that reads an element, and more where pads would get negative."""
+    """Return the taps that stay: from the first to the last that reads an element, and more where pads would get
+    negative.
+    """
     live = window.live_taps
     if not live:
         return range(window.kernel)
@@ -25,7 +27,7 @@ def _kept(window: Window) -> range:
 
 
 def _may_lose_taps(layer: Layer) -> bool:
-    """Whether a kernel has taps that read padding alone; where sizes are unknown, whether it is dilated."""
+    """Return whether a kernel has taps that read padding alone; where sizes are unknown, whether it is dilated."""
     if not has_known_sizes(layer):
         return any(layer[f"dilation_{axis}"] > 1 and layer[f"kernel_{axis}"] > 1 for axis in axes_of(layer))
     try:

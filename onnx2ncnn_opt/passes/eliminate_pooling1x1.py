@@ -9,7 +9,7 @@ _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom", "pad_front", "pad_beh
 
 
 def _is_pointwise(pool: Layer) -> bool:
-    """One element in, the same element out, everywhere."""
+    """Return one element in, the same element out, everywhere."""
     assert pool.spec is not None
     params = [name for name in pool.spec.by_name if name.startswith(("kernel_", "stride_"))]
     pads = [name for name in _PADS if name in pool.spec.by_name]

@@ -12,7 +12,9 @@ def _elementwise(capture: str, x: Op) -> Op:
 
 
 def _leaves_inner_axes(reduction: Layer) -> bool:
-    """Whether the result needs another layout: what is left of outer axes broadcasts along the inner ones by itself."""
+    """Return whether the result needs another layout: what is left of outer axes broadcasts along the inner ones by
+    itself.
+    """
     rank = len(reduction.input.shape or ())
     return rank > 0 and max(-axis if axis < 0 else rank - axis for axis in reduction["axes"]) > len(reduction["axes"])
 

@@ -27,7 +27,7 @@ def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
 
 
 def _without_tiles(sdpa: Layer) -> Replacement | None:
-    """The SDPA that reads keys and values as they are before they are repeated; None where they are not."""
+    """Return the SDPA that reads keys and values as they are before they are repeated; None where they are not."""
     q, keys, values, *rest = sdpa.inputs
     chains = [_chain(keys), _chain(values)]
     ways = [way for chain in chains if (way := _way(chain)) is not None]
@@ -45,7 +45,7 @@ def _without_tiles(sdpa: Layer) -> Replacement | None:
 
 
 def _chain(blob: Blob) -> tuple[Layer, ...]:
-    """The Tiles and views above a blob, from the first Tile on."""
+    """Return the Tiles and views above a blob, from the first Tile on."""
     found: list[Layer] = []
     layer = blob.producer
     while layer is not None and (layer.type == "Tile" or step_of(layer) is not None):

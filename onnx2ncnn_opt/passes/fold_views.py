@@ -44,7 +44,7 @@ def _fold(layer: Layer) -> Replacement | None:
 
 
 def _goes_on(layer: Layer) -> bool:
-    """Whether nothing but one more view reads a layer's output."""
+    """Return whether nothing but one more view reads a layer's output."""
     users = layer.output.users
     return layer.output.uses == 1 and len(users) == 1 and step_of(users[0]) is not None
 
@@ -64,7 +64,7 @@ def _better(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
 
 
 def _private(chain: tuple[Layer, ...], start: int) -> tuple[Layer, ...]:
-    """The layers of a chain, from `start` on, that are needed for its end alone."""
+    """Return the layers of a chain, from `start` on, that are needed for its end alone."""
     first = len(chain) - 1
     while first > start and chain[first - 1].output.uses == 1:
         first -= 1

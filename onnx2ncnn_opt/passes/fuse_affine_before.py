@@ -100,7 +100,7 @@ def _before(scale: Array, shift: Array, layer: Layer) -> float:
 
 
 def _input_channels(layer: Layer) -> int:
-    """The channels of a layer's input: its outermost axis."""
+    """Return the channels of a layer's input: its outermost axis."""
     (x,) = layer.inputs
     if layer.type == "InnerProduct":
         require(len(known_shape(x)) != 2, f"'{x.name}' is a matrix: its outermost axis are the rows, not the channels")

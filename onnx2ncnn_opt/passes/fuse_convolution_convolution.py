@@ -13,7 +13,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 def _gains(second: Layer) -> bool:
-    """Whether a 1x1 convolution and the layer before have no fewer weights than their product."""
+    """Return whether a 1x1 convolution and the layer before have no fewer weights than their product."""
     first = second.inputs[0].producer
     if first is not None and first.type == "Reshape":
         first = first.inputs[0].producer

@@ -33,7 +33,7 @@ def fuse_crop_slice(graph: Graph) -> Iterator[Miss | Replacement]:
 
 
 def _merge(blob: Blob, axis: int, parts: list[_Part]) -> Replacement:
-    """One Slice before the first of the Crops that makes all of their blobs."""
+    """Return one Slice before the first of the Crops that makes all of their blobs."""
     first, ordered = parts[0].crop, sorted(parts, key=lambda part: part.start)
     start = 0
     for part in ordered:

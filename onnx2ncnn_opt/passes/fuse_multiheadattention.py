@@ -65,7 +65,7 @@ def fuse_multiheadattention(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _match(root: Layer) -> Replacement | None:
-    """The MultiHeadAttention that ends in a Gemm, and replaces the layers that it makes unnecessary."""
+    """Return the MultiHeadAttention that ends in a Gemm, and replaces the layers that it makes unnecessary."""
     merged = _trace(root.input, _is_attention)
     core = _core(merged.source.producer) if merged is not None else None
     if merged is None or core is None:
@@ -163,7 +163,7 @@ def _core(layer: Layer | None) -> _Core | None:
 
 
 def _without_gate(core: _Core) -> _Core:
-    """The attention with its plain queries, where these are multiplied by a column of equal numbers."""
+    """Return the attention with its plain queries, where these are multiplied by a column of equal numbers."""
     product = core.q.producer
     if product is None or not product.computes(BinaryOp.MUL, scalar=False):
         return core
@@ -175,7 +175,7 @@ def _without_gate(core: _Core) -> _Core:
 
 
 def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
-    """Whether all rows of a matrix are certainly the same."""
+    """Return whether all rows of a matrix are certainly the same."""
     layer, shape = blob.producer, blob.shape
     if layer is None or shape is None or len(shape) < 2 or any(size != 1 for size in shape[:-2]) or not depth:
         return False
@@ -240,7 +240,7 @@ def _gemm_of(trace: _Trace) -> Layer:
 
 
 def _by_head(trace: _Trace) -> Array:
-    """The index as (heads, length, size)."""
+    """Return the index as (heads, length, size)."""
     require(trace.index.ndim in (2, 3), "the blobs are not one matrix for each head")
     return trace.index.reshape((1,) * (3 - trace.index.ndim) + trace.index.shape)
 
@@ -251,7 +251,7 @@ def _heads(trace: _Trace) -> tuple[int, int]:
 
 
 def _selected(gemm: Layer, trace: _Trace) -> Linear:
-    """The rows of a Gemm's weights that make one head after the other."""
+    """Return the rows of a Gemm's weights that make one head after the other."""
     weight, bias = linear_of(gemm)
     index = _by_head(trace)
     columns = index[:, 0] % len(weight)

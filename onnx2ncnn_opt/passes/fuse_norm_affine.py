@@ -20,7 +20,7 @@ _NO_OFFSETS = ("RMSNorm", "add")
 
 
 def _fold(norm: Layer, affine: Affine) -> Layer:
-    """The normalisation with ``y * scale + shift`` computed into its factors and offsets."""
+    """Return the normalisation with ``y * scale + shift`` computed into its factors and offsets."""
     size = _size(norm)
     has = norm["affine"]
     gamma = norm.weights["gamma_data"].astype(np.float64) if has else np.ones(size)
@@ -40,7 +40,7 @@ def _size(norm: Layer) -> int:
 
 
 def _values(norm: Layer, binary: Layer, constant: Layer | None) -> Array:
-    """The constant operand as one number for each factor that the normalisation has."""
+    """Return the constant operand as one number for each factor that the normalisation has."""
     size = _size(norm)
     if constant is None:
         return np.full(size, binary["b"], np.float64)
@@ -60,7 +60,7 @@ _NORM, _RMSNORM = op(_SIZE.keys() - {"RMSNorm"}, "norm"), op("RMSNorm", "norm")
 
 
 def _patterns(norm: Op, kinds: frozenset[int]) -> Iterator[Op]:
-    """A normalisation and a constant on either side; operators that commute match both ways by themselves."""
+    """Yield a normalisation and a constant on either side; operators that commute match both ways by themselves."""
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=1)(norm)
     yield op("BinaryOp", "binary", op_type=kinds, with_scalar=0)(norm, const("constant"))
     yield op("BinaryOp", "binary", op_type=kinds - {BinaryOp.ADD, BinaryOp.MUL}, with_scalar=0)(const("constant"), norm)

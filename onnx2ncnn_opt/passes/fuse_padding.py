@@ -23,7 +23,7 @@ _LOWEST = -3.4e38
 
 
 def _rank(layer: Layer) -> int:
-    """The rank of the blobs that a convolution or pooling takes."""
+    """Return the rank of the blobs that a convolution or pooling takes."""
     return 2 if layer.type.endswith("1D") else 4 if layer.type.endswith("3D") else 3
 
 
@@ -38,7 +38,7 @@ def require_no_cropping(padding: Layer) -> None:
 
 
 def _widened(layer: Layer, padding: Layer) -> dict[str, Any]:
-    """The pads that a convolution or pooling needs to do the work of the Padding before it, too."""
+    """Return the pads that a convolution or pooling needs to do the work of the Padding before it, too."""
     sides = _sides(_rank(layer))
     (blob,) = padding.inputs
     known_shape(blob, _rank(layer))

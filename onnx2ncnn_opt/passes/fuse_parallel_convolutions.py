@@ -81,7 +81,7 @@ def fuse_parallel_convolutions(x: Blob, conv: Layer, total: Layer) -> Layer:
 
 
 def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
-    """One operand of the sum; one that is not a convolution becomes a kernel of one tap, grouped like `conv`."""
+    """Return one operand of the sum; one that is not a convolution becomes a kernel of one tap, grouped like `conv`."""
     layer = blob.producer
     if blob is x or layer is None or layer.type not in _TYPES:
         return _one_tap(None if blob is x else layer, conv, sign)
@@ -125,7 +125,9 @@ def _groups(conv: Layer) -> int:
 
 
 def _taps(large: Slide, small: Slide) -> list[int]:
-    """The taps of the larger kernel that read the elements of the smaller one's, at every position of the output."""
+    """Return the taps of the larger kernel that read the elements of the smaller one's, at every position of the
+    output.
+    """
     moved = [large.before - small.before + tap * small.dilation for tap in range(small.kernel)]
     taps, rests = zip(*(divmod(offset, large.dilation) for offset in moved), strict=True)
     covers = not any(rests) and all(0 <= tap < large.kernel for tap in taps)

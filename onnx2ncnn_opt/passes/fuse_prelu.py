@@ -24,7 +24,7 @@ def _scaled(x: Pattern) -> Iterator[Op]:
 
 
 def _with_slope(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: float) -> Layer:
-    """A leaky ReLU with the slope that `_scaled` has found, or a PReLU with one for each channel."""
+    """Return a leaky ReLU with the slope that `_scaled` has found, or a PReLU with one for each channel."""
     if scale.type == "BinaryOp" and slopes is None:
         return Layer("ReLU", name, [x], (), {"slope": sign * factor(scale)})
     channels = fixed_size(x, 0)

@@ -122,7 +122,7 @@ def _gru_step(layer: Layer, tracer: Tracer) -> Step:
 
 
 def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
-    """The two factors of sigmoid(r) * (U @ h' + b)."""
+    """Return the two factors of sigmoid(r) * (U @ h' + b)."""
     layer = product.layer
     if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
@@ -150,7 +150,7 @@ def _pure(gate: Linear | None) -> Linear | None:
 
 
 def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
-    """The sigmoid of a product of two, and the other factor."""
+    """Return the sigmoid of a product of two, and the other factor."""
     gates = [piece for piece in product if piece.layer.type == "Sigmoid"]
     if len(product) != 2 or len(gates) != 1:
         raise Unlike
@@ -184,14 +184,14 @@ def _chains(steps: Mapping[Piece, Step]) -> Iterator[list[Linked]]:
 
 
 def _goes_on(step: Step, following: Step) -> bool:
-    """Whether the cell that a step takes (of a GRU, the state itself) is that of the other."""
+    """Return whether the cell that a step takes (of a GRU, the state itself) is that of the other."""
     if step.cell is not None:
         return following.cell_before == step.cell
     return len(step.gates) == 1 or following.cell_before == step.hidden
 
 
 def _last(step: Step, state: Piece) -> Linked | None:
-    """The last step of a chain, whose hidden state before is known."""
+    """Return the last step of a chain, whose hidden state before is known."""
     inputs = tuple(piece for piece in step.sources if piece != state)
     if not inputs or state.size != step.size or None in step.gates:
         return None
@@ -199,7 +199,7 @@ def _last(step: Step, state: Piece) -> Linked | None:
 
 
 def _fits(step: Step, inputs: Sequence[Piece], state: Piece | None) -> bool:
-    """Whether the parts of a GRU take their operands from where ncnn's do."""
+    """Return whether the parts of a GRU take their operands from where ncnn's do."""
     if step.cell is not None or len(step.gates) == 1:
         return True
     outer, inner = step.gates[2:]
@@ -210,7 +210,7 @@ def _fits(step: Step, inputs: Sequence[Piece], state: Piece | None) -> bool:
 
 
 def _like(step: Step, following: Linked) -> Linked | None:
-    """The step with its operands told apart, where all of its numbers are those of the one that follows."""
+    """Return the step with its operands told apart, where all of its numbers are those of the one that follows."""
     model, state = following.step, following.before
     assert state is not None
     if step.size != model.size or not all(map(_is_offset_equal, step.gates, model.gates)):
@@ -246,7 +246,7 @@ def _lets_bias_in(step: Step) -> bool:
 
 
 def _is_used_alike(step: Step, piece: Piece, model: Step, wanted: Piece) -> bool:
-    """Whether two pieces go into the gates of two steps with equal matrices."""
+    """Return whether two pieces go into the gates of two steps with equal matrices."""
     if piece.size != wanted.size:
         return False
     for gate, other in zip(step.gates, model.gates, strict=True):
@@ -295,7 +295,7 @@ def _steps(graph: Graph, matcher: Matcher, read: Read) -> dict[Piece, Step]:
 
 
 def _replaced(graph: Graph, kind: str, chain: Sequence[Linked]) -> Replacement:
-    """The layer that replaces the chain."""
+    """Return the layer that replaces the chain."""
     last = chain[-1].step
     roots = [link.step.hidden.blob for link in chain]
     cell = last.cell.blob if last.cell is not None else None
@@ -351,7 +351,7 @@ class _Layers:
         self.made: list[Layer] = []
 
     def layers(self, layer: Layer, outputs: int) -> tuple[Blob, ...]:
-        """A layer, and its output blobs."""
+        """Return a layer, and its output blobs."""
         batch = layer.inputs[0].batch if layer.inputs else 1
         layer.outputs = tuple(Blob(self._like.outputs[0].name, None, batch) for _ in range(outputs))
         assign_shapes(layer)
@@ -359,11 +359,11 @@ class _Layers:
         return layer.outputs
 
     def layer(self, kind: str, inputs: Sequence[Blob], **params: object) -> Blob:
-        """A layer of one output."""
+        """Return a layer of one output."""
         return self.layers(Layer(kind, self._like.name, inputs, (), params), 1)[0]
 
     def view(self, blob: Blob, shape: Shape) -> Blob:
-        """The blob in another shape."""
+        """Return the blob in another shape."""
         views = view_layers(blob, (Regroup(shape),) if blob.shape != shape else (), like=[self._like])
         self.made += views
         return end_of(blob, views)
@@ -385,7 +385,7 @@ class _Layers:
         return self.view(self.layer("Crop", [run], starts=(start,), ends=(start + size,), axes=(0,)), (1, size))
 
     def zeros(self, size: int) -> Blob:
-        """A state of zeros."""
+        """Return a state of zeros."""
         data = np.zeros(size, np.float32)
         return self.layers(Layer("MemoryData", self._like.name, (), (), {"w": size, "h": 1}, {"data": data}), 1)[0]
 
@@ -402,7 +402,7 @@ class _Layers:
 
 
 def _dead(chain: Sequence[Linked]) -> set[Layer]:
-    """The layers that nobody needs any more when the states have become outputs of one layer."""
+    """Return the layers that nobody needs any more when the states have become outputs of one layer."""
     seen = frozenset().union(*(link.step.seen for link in chain))
     last = chain[-1].step
     replaced = {link.step.hidden.blob for link in chain} | ({last.cell.blob} if last.cell is not None else set())
@@ -421,7 +421,7 @@ def _is_used(blob: Blob, dead: set[Layer]) -> bool:
 
 
 def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
-    """Whether pieces are computed from a state of the chain."""
+    """Return whether pieces are computed from a state of the chain."""
     steps = {link.step.hidden.layer for link in chain}
     todo = [piece.layer for piece in pieces]
     seen = set(todo)
@@ -436,13 +436,13 @@ def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
 
 
 def _is_backwards(chain: Sequence[Linked]) -> bool:
-    """Whether the steps go through a sequence from its end."""
+    """Return whether the steps go through a sequence from its end."""
     pieces = [link.inputs[0] for link in chain]
     return all(a.blob is b.blob and a.start == b.stop for a, b in pairwise(pieces))
 
 
 def _weights(kind: str, link: Linked) -> dict[str, Array]:
-    """The weights of ncnn's layer, in its order of gates."""
+    """Return the weights of ncnn's layer, in its order of gates."""
     size, gates = link.step.size, [gate for gate in link.step.gates if gate is not None]
     assert link.before is not None
     before = link.before

@@ -107,7 +107,7 @@ def _table(root: Layer, name: str, data: Array) -> Layer:
 
 
 def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | None:
-    """The nearest blob that all of `root` is made of, and the layers from there on, the last one first.
+    """Return the nearest blob that all of `root` is made of, and the layers from there on, the last one first.
 
     None where one of them does anything else than move, multiply and add, or has a result that others need.
     """
@@ -132,7 +132,7 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _is_linear(layer: Layer) -> bool:
-    """Whether a layer makes each of its elements of others, as `_terms` knows it."""
+    """Return whether a layer makes each of its elements of others, as `_terms` knows it."""
     if not layer.inputs:
         return False
     constants = sum(map(_is_constant, layer.inputs))
@@ -197,14 +197,14 @@ def _times(terms: list[_Term], by: Array | float) -> list[_Term]:
 
 
 def _beside(constant: Layer, sizes: tuple[int, ...]) -> Array:
-    """A constant operand, broadcast along the axes of the other one as ncnn does it: from the outermost on."""
+    """Return a constant operand, broadcast along the axes of the other one as ncnn does it: from the outermost on."""
     data = constant_array(constant)
     require(data.ndim == len(sizes) or 1 < data.ndim < len(sizes), f"'{constant.name}' may belong to several axes")
     return data.reshape(*data.shape, *(1,) * (len(sizes) - data.ndim))
 
 
 def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
-    """The values of a layer's input as its output `blob` has them."""
+    """Return the values of a layer's input as its output `blob` has them."""
     step = step_of(layer)
     if step is not None:
         return in_layout(values, (step,))
@@ -228,7 +228,7 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
 
 
 def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
-    """The rotation of `source` that a blob is; None where it is none, refused where RotaryEmbed cannot do it."""
+    """Return the rotation of `source` that a blob is; None where it is none, refused where RotaryEmbed cannot do it."""
     try:
         terms = _terms(blob, source, {})
     except Refused:
@@ -256,7 +256,7 @@ def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, boo
 
 
 def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
-    """Whether a is x * cos - y * sin, and b is y * cos + x * sin."""
+    """Return whether a is x * cos - y * sin, and b is y * cos + x * sin."""
     (x, cos), (y, minus_sin) = a
     (y2, cos2), (x2, sin) = b
     pairs = ((x, x2), (y, y2), (cos, cos2), (minus_sin, -sin))
@@ -266,7 +266,7 @@ def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
 def _arranged(
     elements: Array, cos: Array, sin: Array, interleaved: bool, source: tuple[int, ...], result: tuple[int, ...]
 ) -> _Rotation:
-    """The rotation with its rows after the heads: those axes along which the tables do not change."""
+    """Return the rotation with its rows after the heads: those axes along which the tables do not change."""
     lead = cos.shape[:-1]
     varying = [a for a in range(len(lead)) if any((t != t.take([0], a)).any() for t in (cos, sin))]
     require(len(varying) <= 1, "the heads are rotated in different ways")

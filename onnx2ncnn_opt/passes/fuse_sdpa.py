@@ -41,7 +41,7 @@ def attention() -> Iterator[Op]:
 
 
 def _is_by_head(scale: Layer) -> bool:
-    """Whether a Scale has its own factors, one for each matrix of scores."""
+    """Return whether a Scale has its own factors, one for each matrix of scores."""
     return bool(scale["scale_data_size"] > 0) and len(scale.input.shape or ()) == 3
 
 
@@ -53,7 +53,7 @@ def transposed_attention() -> Iterator[Op]:
 
 
 def _weighted(scores: Op, mask: str) -> Iterator[Op]:
-    """The scores times a number, plus the mask, in one layer."""
+    """Yield the scores times a number, plus the mask, in one layer."""
     for inputs, mask_at in (((scores, mask), 1), ((mask, scores), 0)):
         yield op("Eltwise", "weighted", partial(_adds_unchanged, at=mask_at), op_type=Eltwise.SUM)(*inputs)
 
@@ -120,7 +120,9 @@ def fuse_sdpa(
 
 
 def _is_divided(mask: Blob) -> bool:
-    """Whether a mask is a product with the lowest float32 that `limit_mask_fill` leaves, as its factor is no mask."""
+    """Return whether a mask is a product with the lowest float32 that `limit_mask_fill` leaves, as its factor is no
+    mask.
+    """
     product = mask.producer
     if product is None or not product.computes(BinaryOp.MUL, scalar=True) or product["b"] > -INFINITE:
         return False
@@ -129,7 +131,7 @@ def _is_divided(mask: Blob) -> bool:
 
 
 def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
-    """The factors of the scores, for the queries; refused where those are many more numbers than the scores."""
+    """Return the factors of the scores, for the queries; refused where those are many more numbers than the scores."""
     width, keys = q.known_shape[-1], product.output.known_shape[-1]
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
     require(pays, f"'{scale.name}' multiplies far fewer numbers where it is")
@@ -139,20 +141,20 @@ def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
 
 
 def _heads(blob: Blob) -> Dim:
-    """The number of matrices of a blob that has one for each head."""
+    """Return the number of matrices of a blob that has one for each head."""
     heads, _, _ = known_shape(blob, 3)
     return heads
 
 
 def _swapped(blob: Blob, root: Layer) -> Layer:
-    """A matrix for each head, with rows and columns exchanged."""
+    """Return a matrix for each head, with rows and columns exchanged."""
     c, h, w = blob.known_shape
     transposed = Blob(f"{blob.name}_t", (c, w, h), blob.batch)
     return Layer("Permute", f"{root.name}_{blob.name}", [blob], [transposed], {"order_type": _LAST_TWO})
 
 
 def _mask(mask: Blob, logits: Blob, layers: list[Layer]) -> Blob:
-    """The mask as SDPA takes it: (queries, keys) for all heads, or (heads, queries, keys)."""
+    """Return the mask as SDPA takes it: (queries, keys) for all heads, or (heads, queries, keys)."""
     # With fewer dims it would broadcast along the heads.
     heads, *matrix = known_shape(mask, 3)
     wanted = logits.known_shape
@@ -193,7 +195,7 @@ def fuse_sdpa_scale(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
-    """The SDPA with the factor of one of its inputs in its scale."""
+    """Return the SDPA with the factor of one of its inputs in its scale."""
     blob = sdpa.inputs[at]
     scaling = _scaling_of(blob)
     if scaling is None:
@@ -208,7 +210,7 @@ def _without_factor(sdpa: Layer, at: int) -> Replacement | None:
 
 
 def _scaling_of(blob: Blob) -> Layer | None:
-    """The product with a number that a blob is, apart from views, if nobody else needs it."""
+    """Return the product with a number that a blob is, apart from views, if nobody else needs it."""
     while blob.uses == 1 and blob.producer is not None:
         layer = blob.producer
         if _SCALING.fits(layer):

@@ -52,7 +52,7 @@ def limit_mask_fill(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _fill(layer: Layer) -> float:
-    """The lowest finite number that a layer fills in; 0 where it does not."""
+    """Return the lowest finite number that a layer fills in; 0 where it does not."""
     if layer["featmask"]:
         return 0.0
     if layer.computes(BinaryOp.MUL, BinaryOp.MAX, scalar=True):
@@ -104,7 +104,9 @@ class _Limiter:
         return Replacement(tuple(takes), takes=takes, added=added)
 
     def _masks(self, layer: Layer, readers: _Readers) -> bool:
-        """Whether a layer fills its number in somewhere, and has no business with numbers between it and others."""
+        """Return whether a layer fills its number in somewhere, and has no business with numbers between it and
+        others.
+        """
         if layer.type == "MemoryData":
             return True
         if layer.computes(BinaryOp.MUL):
@@ -118,7 +120,7 @@ class _Limiter:
         return all(user.computes(BinaryOp.MIN) for user in layer.output.users)
 
     def _is_whole(self, blob: Blob) -> bool:
-        """Whether numbers are whole, also where a dynamic length is that of ones which Interp repeats."""
+        """Return whether numbers are whole, also where a dynamic length is that of ones which Interp repeats."""
         made = blob.producer
         if made is None or self.ranges.of(blob).is_whole:
             return made is not None
@@ -160,7 +162,7 @@ class _Limiter:
     def _passes(
         self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, axis: int | None
     ) -> bool:
-        """Whether a layer hands a mask on, and only a Softmax reads what it makes of it."""
+        """Return whether a layer hands a mask on, and only a Softmax reads what it makes of it."""
         if user.has(Trait.MOVES) and user.type != "CopyTo":  # which writes over a part of a row
             keeps_rows = (
                 axis == -1
@@ -188,7 +190,7 @@ class _Limiter:
         return self._collect(fill, user.output, readers, gate=chosen, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
-        """The layer with the fill instead of lower numbers, and what it reads instead of its input."""
+        """Return the layer with the fill instead of lower numbers, and what it reads instead of its input."""
         if layer.type == "MemoryData":
             block = layer.weights.stored("data")
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
@@ -233,7 +235,7 @@ def _scale(attention: Layer) -> float:
 
 
 def _softmax_axis(softmax: Layer) -> int | None:
-    """The axis from the last one on; None where that is unknown."""
+    """Return the axis from the last one on; None where that is unknown."""
     shape, axis = softmax.input.shape, int(softmax["axis"])
     return axis if axis < 0 else None if shape is None else axis - len(shape)
 
@@ -243,14 +245,14 @@ def _is_difference_from_itself(layer: Layer) -> bool:
 
 
 def _adds(layer: Layer, at: int) -> bool:
-    """Whether a layer adds the blob that is its input number `at` to another."""
+    """Return whether a layer adds the blob that is its input number `at` to another."""
     if layer.type == "Eltwise":
         return bool(layer["op_type"] == Eltwise.SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
     return layer.computes(BinaryOp.ADD, scalar=False)
 
 
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
-    """Whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
+    """Return whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
     product = other.producer
     if product is None or not product.computes(BinaryOp.MUL) or not fill.inputs:
         return False
@@ -258,13 +260,13 @@ def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
 
 
 def _is_rest(rest: Blob, blob: Blob) -> bool:
-    """Whether one blob is 1 minus the other."""
+    """Return whether one blob is 1 minus the other."""
     layer = rest.producer
     return layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1 and layer.input is blob
 
 
 def _leaves_some_of_every_row(layer: Layer) -> bool:
-    """Whether a mask is a constant that masks no row as a whole."""
+    """Return whether a mask is a constant that masks no row as a whole."""
     if layer.type != "MemoryData" or layer.output.shape is None:
         return False
     data = layer.weights["data"].reshape(known(layer.output.shape))

@@ -47,7 +47,7 @@ def merge_equal_layers(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _merged(layer: Layer, other: Layer) -> Replacement:
-    """The blobs of `other` for those who read the ones of `layer`."""
+    """Return the blobs of `other` for those who read the ones of `layer`."""
     return Replacement((layer,), reads=dict(zip(layer.outputs, other.outputs, strict=True)), heirs=(other,))
 
 
@@ -65,7 +65,9 @@ def _key(layer: Layer, inputs: Sequence[Blob]) -> Hashable:
 
 
 def _frozen(value: Any) -> str:
-    """A parameter as text, floats in 32 bits as in the file: 0 and 0.0 differ for ncnn, and so do 0.0 and -0.0."""
+    """Return a parameter as text, floats in 32 bits as in the file: 0 and 0.0 differ for ncnn, and so do 0.0
+    and -0.0.
+    """
     if isinstance(value, (list, tuple)):
         return ",".join(map(_frozen, value))
     return repr(float(np.float32(value))) if isinstance(value, (float, np.floating)) else repr(value)

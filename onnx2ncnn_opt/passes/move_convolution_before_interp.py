@@ -42,13 +42,13 @@ def move_convolution_before_interp(graph: Graph) -> Iterator[Replacement | Miss]
 
 
 def _source(blob: Blob) -> Layer | None:
-    """The Interp that makes a blob for one layer alone."""
+    """Return the Interp that makes a blob for one layer alone."""
     layer = blob.producer
     return layer if layer is not None and is_resize(layer) and blob.uses == 1 and not blob.is_output else None
 
 
 def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
-    """The layers in place of an Interp, or of a Concat with some, and of all convolutions that read it."""
+    """Return the layers in place of an Interp, or of a Concat with some, and of all convolutions that read it."""
     parts = source.inputs if source.type == "Concat" else source.outputs
     known_shape(source.output, 3)
     require(source.type == "Interp" or source["axis"] % 3 == 0, f"'{source.name}' does not put channels together")
@@ -67,7 +67,9 @@ def _moved(source: Layer, convs: Sequence[Layer]) -> Replacement:
 
 
 def _mixed(chain: Chain, parts: Sequence[Blob], interps: Sequence[Layer], rest: Blob | None) -> Chain:
-    """The layers for one convolution of the `parts` together: some come from `interps`, and `rest` is all others."""
+    """Return the layers for one convolution of the `parts` together: some come from `interps`, and `rest` is all
+    others.
+    """
     conv = chain.layer
     weight, bias = matrix_of(conv)
     ends = np.cumsum([fixed_size(blob, 0) for blob in parts])

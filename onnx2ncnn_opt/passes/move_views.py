@@ -84,7 +84,9 @@ def move_views(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _regions(graph: Graph, rowwise: Collection[str]) -> list[_Region]:
-    """The regions of elementwise layers and of `rowwise` types: the latter bind more together, but to their rows."""
+    """Return the regions of elementwise layers and of `rowwise` types: the latter bind more together, but to their
+    rows.
+    """
     seen: set[Layer] = set()
     regions: list[_Region] = []
     for first in graph.layers:
@@ -116,7 +118,7 @@ def _same_form(a: Layer, b: Layer) -> bool:
 
 
 def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
-    """Whether a layer does the same in every layout of its one shape."""
+    """Return whether a layer does the same in every layout of its one shape."""
     if len(layer.outputs) != 1 or any(not isinstance(name, str) for name in layer.params):
         return False
     shape = layer.output.shape
@@ -139,7 +141,7 @@ def _is_over_rows(layer: Layer, shape: Shape) -> bool:
 
 
 def _operands_fit(layer: Layer, shape: Shape) -> bool:
-    """Whether all operands have the result's shape, or are constants that broadcast to it along known axes."""
+    """Return whether all operands have the result's shape, or are constants that broadcast to it along known axes."""
     for blob in layer.inputs:
         if blob.shape is None:
             return False
@@ -187,7 +189,7 @@ def _reform(region: _Region, order: dict[Layer, int]) -> Replacement | None:
 def _best(
     layouts: Sequence[Steps], old: tuple[int, int], shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]
 ) -> Steps | None:
-    """The layout that costs least, if that is less than it was."""
+    """Return the layout that costs least, if that is less than it was."""
     best, least = None, old
     for layout in layouts[:_MOST_LAYOUTS]:
         new = _cost_of(layout, shape, ways_in, ways_out)
@@ -207,7 +209,7 @@ def _total(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _way_in(region: _Region, blob: Blob) -> _Edge:
-    """The views above a blob that only the region needs."""
+    """Return the views above a blob that only the region needs."""
     if blob.is_output or not blob.is_read_only_by(region.layers):
         return _Edge(blob, (), ())
     chain: list[Layer] = []
@@ -223,12 +225,12 @@ def _way_in(region: _Region, blob: Blob) -> _Edge:
 
 
 def _is_gemm(layer: Layer | None) -> bool:
-    """Whether a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
+    """Return whether a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
     return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
 
 
 def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
-    """The chains of views below a blob; and, once for all, the way to everybody else who reads it."""
+    """Yield the chains of views below a blob; and, once for all, the way to everybody else who reads it."""
     others = blob.is_output
     for user in blob.users:
         if user in region.layers:
@@ -247,7 +249,7 @@ def _ways_out(region: _Region, blob: Blob) -> Iterator[_Edge]:
 
 
 def _only_view(blob: Blob) -> Layer | None:
-    """The view layer that alone reads a blob."""
+    """Return the view layer that alone reads a blob."""
     user = blob.users[0] if blob.uses == 1 and blob.users else None
     return user if user is not None and step_of(user) is not None else None
 
@@ -266,7 +268,7 @@ def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[
 
 
 def _keeps_rows(shape: Shape, steps: Steps) -> bool:
-    """Whether a layout has the same innermost axis, and the rank that layers over rows take."""
+    """Return whether a layout has the same innermost axis, and the rank that layers over rows take."""
     view = viewed(shape, steps)
     if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
         return False
@@ -299,7 +301,9 @@ def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
 
 
 def _views_of_others(blob: Blob, own: Collection[Layer]) -> frozenset[Step]:
-    """The views through which others read a blob. Not one's own: the cost of two that are equal is that of one."""
+    """Return the views through which others read a blob. Not one's own: the cost of two that are equal is that
+    of one.
+    """
     return frozenset(step for user in blob.users if user not in own and (step := step_of(user)) is not None)
 
 
@@ -311,7 +315,7 @@ def _reformed(
     ways_out: list[_Edge],
     order: dict[Layer, int],
 ) -> Replacement:
-    """The region in another layout, with the views that are left around it."""
+    """Return the region in another layout, with the views that are left around it."""
     back, start = inverse(shape, layout), shape_after(shape, layout)
     fresh = {blob: Blob(blob.name, start, blob.batch) for blob in region.inner}
     outside: list[tuple[Layer, Layer | None]] = []
@@ -353,7 +357,7 @@ def _reformed(
 
 
 def _exit(region: _Region, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, Layer | None]:
-    """The blob that a way out leads to, and the layer before which its views have to stand."""
+    """Return the blob that a way out leads to, and the layer before which its views have to stand."""
     if edge.chain:
         return edge.chain[-1].output, edge.chain[0]
     readers = [user for user in edge.blob.users if user not in region.layers and step_of(user) is None]
@@ -361,7 +365,7 @@ def _exit(region: _Region, edge: _Edge, order: dict[Layer, int]) -> tuple[Blob, 
 
 
 def _constant(blob: Blob, shape: Shape, layout: Steps) -> Layer:
-    """A constant operand in the new layout; axes along which it does not change have size 1."""
+    """Return a constant operand in the new layout; axes along which it does not change have size 1."""
     old = _maker(blob)
     # Of fewer dims it belongs to the outer axes.
     sizes = (*known(blob.known_shape), *(1,) * (len(shape) - len(blob.known_shape)))

@@ -35,7 +35,7 @@ def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
-    """The views after an output, as long as nothing else reads what they make."""
+    """Return the views after an output, as long as nothing else reads what they make."""
     chain: list[Layer] = []
     blob = layer.outputs[at]
     while blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:
@@ -45,7 +45,7 @@ def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
 
 
 def _chain_above(blob: Blob) -> tuple[Layer, ...]:
-    """The views above the Slice that nothing else reads."""
+    """Return the views above the Slice that nothing else reads."""
     chain = chain_above(blob)
     shared = [at for at, layer in enumerate(chain) if layer.output.uses != 1]
     return chain[shared[-1] + 1 :] if shared else chain
@@ -86,7 +86,7 @@ def _move(layer: Layer) -> Replacement | None:
 
 
 def _of_all_sizes(axis: int, shapes: list[Shape], ways: list[Steps]) -> tuple[Steps, int]:
-    """The steps for parts of different sizes at once, and the axis along which they are parts after them.
+    """Return the steps for parts of different sizes at once, and the axis along which they are parts after them.
 
     Steps that hold for any number of units hold for all of them together: a part is so many units. Units have to come
     first in the axis, before the steps and after them, so that those of a part stay side by side.
@@ -113,7 +113,7 @@ def _of_all_sizes(axis: int, shapes: list[Shape], ways: list[Steps]) -> tuple[St
 
 
 def _of_any(steps: tuple[Step, ...], counts: list[int], count: Sym) -> Step | None:
-    """A step for parts of any number of units, given that for parts of these; None where they differ in more."""
+    """Return a step for parts of any number of units, given that for parts of these; None where they differ in more."""
     if len(set(steps)) == 1 and not isinstance(steps[0], Regroup):
         return steps[0]
     groups = [step.dims for step in steps if isinstance(step, Regroup)]
@@ -132,7 +132,9 @@ def _of_any(steps: tuple[Step, ...], counts: list[int], count: Sym) -> Step | No
 
 
 def _with_parts(parts: int, axis: int, part: Shape, way: Steps) -> Steps:
-    """The steps for all parts at once: their number is an axis that comes first, and joins the next one at the end."""
+    """Return the steps for all parts at once: their number is an axis that comes first, and joins the next one at the
+    end.
+    """
     rank = len(part)
     steps: list[Step] = [
         Regroup((*part[:axis], parts, *part[axis:])),

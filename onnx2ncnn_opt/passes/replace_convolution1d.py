@@ -87,7 +87,7 @@ def _regions(graph: Graph) -> Iterator[_Region]:
 
 
 def _on_images(layer: Layer) -> Layer | None:
-    """The layer that does to images of one row what this one does to sequences; None where none is known to."""
+    """Return the layer that does to images of one row what this one does to sequences; None where none is known to."""
     rule = _RULES.get(layer.type)
     if (
         rule is None
@@ -116,7 +116,7 @@ def _on_images(layer: Layer) -> Layer | None:
 
 
 def _standing(blob: Blob) -> Blob:
-    """A new blob, as an image."""
+    """Return a new blob, as an image."""
     return Blob(blob.name, _image(blob.shape or ()), blob.batch)
 
 
@@ -125,7 +125,9 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
-    """The region on images, with a Reshape wherever a sequence comes in or goes out; refused where that is slower."""
+    """Return the region on images, with a Reshape wherever a sequence comes in or goes out; refused where that is
+    slower.
+    """
     inside = sorted(region.layers, key=order.__getitem__)
     fresh: dict[Blob, Blob] = {}
     added: list[tuple[Layer, Layer | None]] = []
@@ -174,12 +176,12 @@ def _entry(blob: Blob, reader: Layer) -> Layer:
 
 
 def _is_view_of_image(layer: Layer | None) -> bool:
-    """Whether a layer makes a sequence of an image of one row, so that a Reshape after it takes both away."""
+    """Return whether a layer makes a sequence of an image of one row, so that a Reshape after it takes both away."""
     return layer is not None and layer.type == "Reshape" and layer.input.shape == _image(layer.output.shape or ())
 
 
 def _leads_to_image(layer: Layer) -> bool:
-    """Whether a layer makes an image of one row of a sequence."""
+    """Return whether a layer makes an image of one row of a sequence."""
     return layer.type == "Reshape" and layer.output.shape == _image(layer.inputs[0].shape or ())
 
 
@@ -212,7 +214,7 @@ def _axis(layer: Layer) -> Params | None:
 
 
 def _moved(axis: int) -> int:
-    """The axis of an image that is the axis of a sequence."""
+    """Return the axis of an image that is the axis of a sequence."""
     return (0, 2)[axis % _RANK]
 
 

@@ -78,7 +78,7 @@ class _Volume:
 
 
 def _forms(volume: _Volume) -> Iterator[Chain]:
-    """The nets that may replace a layer."""
+    """Yield the nets that may replace a layer."""
     depth, along_depth = volume.depth, _is_one_tap(volume.height) and _is_one_tap(volume.width)
     if along_depth:
         yield _along_depth(volume)
@@ -95,12 +95,12 @@ def _forms(volume: _Volume) -> Iterator[Chain]:
 
 
 def _is_one_tap(window: Window) -> bool:
-    """Whether output positions are input positions."""
+    """Return whether output positions are input positions."""
     return window.kernel == window.stride == 1 and not window.before and not window.after
 
 
 def _are_apart(volume: _Volume) -> bool:
-    """Whether there is a result for each element, of 3x3 taps as far apart in height as in width."""
+    """Return whether there is a result for each element, of 3x3 taps as far apart in height as in width."""
     depth, height, width, apart = volume.depth, volume.height, volume.width, volume.height.dilation
     same = all((w.kernel, w.dilation, w.before, w.after) == (3, apart, apart, apart) for w in (height, width))
     steady = depth.stride == height.stride == width.stride == volume.group == 1
@@ -133,13 +133,13 @@ class _Images:
             self.sliding = Window("h", 3, 1, 1, 1, 1, tall), Window("w", 3, 1, 1, 1, 1, self.columns)
 
     def padded(self, front: int, behind: int) -> Blob:
-        """The layer's input with zeros around it."""
+        """Return the layer's input with zeros around it."""
         sides: dict[str, Any] = {**self.pads, "front": front, "behind": behind}
         x = self.chain.layer.input
         return self.chain.add("Padding", "pad", x, **sides) if any(sides.values()) else x
 
     def entered(self, x: Blob, channels: int, depths: int) -> Blob:
-        """A padded volume as images without dilation: (channels, sets, rows of all depths, columns)."""
+        """Return a padded volume as images without dilation: (channels, sets, rows of all depths, columns)."""
         if self.apart == 1:
             return x
         x = self.chain.reshape(x, (channels, depths * self.rows * self.apart, self.columns * self.apart), "depths")
@@ -147,18 +147,18 @@ class _Images:
         return self.chain.reshape(x, (channels, self.sets, depths * self.rows, self.columns), "sets")
 
     def part(self, first: int, count: int, lines: tuple[int, int]) -> dict[int, tuple[int, int]]:
-        """The ranges that some depths are, of images, or of a volume and of some `lines` of each depth."""
+        """Return the ranges that some depths are, of images, or of a volume and of some `lines` of each depth."""
         if self.apart == 1:
             return {1: (first, first + count), 2: lines}
         return {2: (first * self.rows, (first + count) * self.rows)}
 
     def convolved(self, x: Blob, channels: int, weight: Callable[[], Weight], size: int, **params: Any) -> Blob:
-        """The convolution of all images as one."""
+        """Return the convolution of all images as one."""
         x = self.chain.reshape(x, (channels, self.sets * self.depths * self.rows, self.columns), "tall")
         return _convolution(self.chain, x, self.sliding, weight, size, **params)
 
     def left(self, x: Blob, depths: int) -> Chain:
-        """The net, which ends with the layer's result: `depths` depths of images, or the result itself."""
+        """Return the net, which ends with the layer's result: `depths` depths of images, or the result itself."""
         outputs, whole = self.chain.layer["num_output"], fixed_shape(self.chain.layer.output)
         if x.shape == whole:
             return self.chain
@@ -242,7 +242,9 @@ def _taps_as_weights(volume: _Volume, apart: int) -> Chain:
 
 
 def _dense_weight(volume: _Volume, reads: int, gives: int) -> Weight:
-    """The weights of each output and depth for each input and depth; there are `reads` and `gives` of a class."""
+    """Return the weights of each output and depth for each input and depth; there are `reads` and `gives` of a
+    class.
+    """
     depth, classes = volume.depth, _classes(volume.depth)
     stored, weight = weight_with_zeros(volume.layer)
     outputs, channels, _, *kernel = weight.shape
@@ -290,7 +292,9 @@ def _convolution(
     what: str = "conv",
     is_part: bool = False,
 ) -> Blob:
-    """The 2-D convolution with `size` weights; with the layer's activation, unless the result `is_part` of a sum."""
+    """Return the 2-D convolution with `size` weights; with the layer's activation, unless the result `is_part` of a
+    sum.
+    """
     layer = chain.layer
     params: dict[str, Any] = {"num_output": outputs, "weight_data_size": size}
     weights: dict[str, Array | Callable[[], Weight]] = {"weight_data": weight}

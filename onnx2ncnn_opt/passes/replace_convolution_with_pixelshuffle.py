@@ -30,7 +30,7 @@ _KEPT = "bias_term", "activation_type", "activation_params", "pad_value"
 
 
 def _is_large(conv: Layer) -> bool:
-    """Whether a layer has a large kernel, of one row or of several, and a result for each pixel."""
+    """Return whether a layer has a large kernel, of one row or of several, and a result for each pixel."""
     steps = [conv[f"{name}_{axis}"] for name in ("stride", "dilation") for axis in "hw"]
     large = conv["kernel_w"] >= _LEAST_TAPS and (conv["kernel_h"] == 1 or conv["kernel_h"] >= _LEAST_TAPS)
     return large and steps == [1, 1, 1, 1]
@@ -81,7 +81,7 @@ def replace_convolution_with_pixelshuffle(conv: Layer) -> list[Layer]:
 
 
 def _in_steps(window: Window, side: int) -> Window:
-    """The window that gives `side` results at once, and at the end as many as are left."""
+    """Return the window that gives `side` results at once, and at the end as many as are left."""
     kernel, steps = window.kernel + side - 1, ceil(window.outputs / side)
     after = (steps - 1) * side + kernel - window.size - window.before
     return Window(window.axis, kernel, side, 1, window.before, after, window.size)

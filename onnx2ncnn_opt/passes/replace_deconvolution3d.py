@@ -69,7 +69,7 @@ def _taps(depth: Window) -> dict[int, dict[int, int]]:
 
 
 def _overhang(layer: Layer, height: Window) -> int:
-    """The rows that the last row of a depth gives beyond its stride."""
+    """Return the rows that the last row of a depth gives beyond its stride."""
     return height.extent - height.stride + int(layer["output_pad_bottom"])
 
 
@@ -103,7 +103,7 @@ def _weight(layer: Layer, taps: dict[int, dict[int, int]], ways: int, group: int
 
 
 def _deconvolution(chain: Chain, x: Blob, height: Window, weight: Weight, steps: int) -> Blob:
-    """The 2-D deconvolution, cut so that every depth has as many rows as its pitch times the stride."""
+    """Return the 2-D deconvolution, cut so that every depth has as many rows as its pitch times the stride."""
     layer, ways = chain.layer, chain.layer["stride_d"]
     params: dict[str, Any] = {name: layer[name] for name in _SAME}
     params |= {"num_output": ways * layer["num_output"], "weight_data_size": weight.data.size}

@@ -29,13 +29,13 @@ _SOME_ROWS, _LARGE_FOR_A = range(_FEW_ROWS + 1, 161), 1 << 18
 
 
 def _is_of_matrix(layer: Layer) -> bool:
-    """Whether a layer reads one matrix, as far as that is known."""
+    """Return whether a layer reads one matrix, as far as that is known."""
     x = layer.inputs[0]
     return x.shape is None or (len(x.shape) == 2 and x.batch == 1)
 
 
 def _rows(layer: Layer) -> Dim | None:
-    """The rows of the matrix that a layer reads."""
+    """Return the rows of the matrix that a layer reads."""
     shape = layer.inputs[0].shape
     return shape[0] if shape is not None and _is_of_matrix(layer) else None
 
@@ -105,7 +105,7 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
 
 
 def _is_read_often(gemm: Layer) -> bool:
-    """Whether a Gemm goes through many constants for some rows, again and again."""
+    """Return whether a Gemm goes through many constants for some rows, again and again."""
     if gemm["constantN"] * gemm["constantK"] < _LARGE_FOR_A or _rows(gemm) is None:
         return False
     rows = gemm.inputs[0].known_shape[gemm["transA"]]

@@ -20,7 +20,7 @@ def replace_slice_with_crop(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _replace(layer: Layer) -> Replacement:
-    """The Crop of the one part that is read."""
+    """Return the Crop of the one part that is read."""
     (part,) = (blob for blob in layer.outputs if blob.uses)
     before = layer.outputs[: layer.outputs.index(part)]
     shapes = [blob.shape for blob in (*before, part)]

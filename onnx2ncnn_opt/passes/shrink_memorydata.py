@@ -55,7 +55,7 @@ def _shrink(constant: Layer) -> Replacement | None:
 
 
 def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
-    """The axes of a constant along which `user` needs one slice only: its other operand has all of them."""
+    """Return the axes of a constant along which `user` needs one slice only: its other operand has all of them."""
     shape = known(blob.shape or ())
     if user.type == "SDPA":
         is_mask = user["attn_mask"] and user.inputs.index(blob) == 3 and user.inputs.count(blob) == 1
@@ -73,14 +73,14 @@ def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
 
 
 def _is_equal_along(data: Array, axis: int) -> bool:
-    """Whether all slices along an axis have the same bits."""
+    """Return whether all slices along an axis have the same bits."""
     bits = data.view(f"u{data.itemsize}")
     first = bits.take([0], axis)
     return bool((bits.take([-1], axis) == first).all() and (bits == first).all())
 
 
 def _is_fast(user: Layer, small: Sequence[int]) -> bool:
-    """Whether the BinaryOp works on rows that are long enough, or on whole channels."""
+    """Return whether the BinaryOp works on rows that are long enough, or on whole channels."""
     shape = user.output.shape
     if shape is None or not isinstance(shape[-1], int):
         return False

@@ -79,7 +79,7 @@ class BaselineFiles:
         return self.folder.joinpath(*("_up" if part == ".." else part for part in self.name.split("/")))
 
     def path(self, suffix: str) -> Path:
-        """One of the files."""
+        """Return one of the files."""
         return self.stem.with_name(self.stem.name + suffix)
 
     @property
@@ -98,7 +98,7 @@ class BaselineFiles:
         return self.path(".npz")
 
     def read(self) -> Record | None:
-        """The record, None if there is none; raises UsageError for one that is broken, or about other files."""
+        """Return the record, None if there is none; raises UsageError for one that is broken, or about other files."""
         if not self.record.is_file():
             return None
         try:
@@ -120,7 +120,7 @@ class BaselineFiles:
         return record
 
     def examples(self, record: Record) -> list[Example]:
-        """The stored arrays; raises UsageError where they cannot be read."""
+        """Return the stored arrays; raises UsageError where they cannot be read."""
         try:
             with np.load(self.arrays, allow_pickle=False) as data:
                 return [
@@ -157,7 +157,7 @@ class BaselineFiles:
 
 
 def _numbered(examples: Sequence[Example]) -> dict[str, Array]:
-    """All arrays by keys that any file takes, whatever the model calls them."""
+    """Return all arrays by keys that any file takes, whatever the model calls them."""
     return {
         f"{number}_{kind}_{i}": array
         for number, example in enumerate(examples)
@@ -171,5 +171,5 @@ def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[s
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """The names of the models that the baseline knows, as `BaselineFiles.stem` has them."""
+    """Return the names of the models that the baseline knows, as `BaselineFiles.stem` has them."""
     return [path.relative_to(folder).as_posix().removesuffix(_RECORD) for path in sorted(folder.rglob(f"*{_RECORD}"))]

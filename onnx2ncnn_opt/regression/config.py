@@ -78,7 +78,7 @@ class Model:
         return self.name.rpartition("/")[2]
 
     def bindings(self) -> list[str]:
-        """The shapes and values as options of this package's own `convert`."""
+        """Return the shapes and values as options of this package's own `convert`."""
         shapes = [f"--shape={name}:{','.join(map(str, sizes))}" for name, sizes in self.shapes.items()]
         return [*shapes, *(f"--value={name}={_value_text(value)}" for name, value in self.values.items())]
 
@@ -92,7 +92,7 @@ class Config:
     models: tuple[Model, ...]
 
     def chosen(self, names: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> Config:
-        """The same for the models that one of these patterns fits, and of those the i-th share of n."""
+        """Return the same for the models that one of these patterns fits, and of those the i-th share of n."""
         for pattern in names:
             if not any(fnmatchcase(model.name, pattern) for model in self.models):
                 known = ", ".join(model.name for model in self.models)
@@ -101,13 +101,13 @@ class Config:
         return replace(self, models=tuple(fitting[shard[0] - 1 :: shard[1]]))
 
     def everywhere(self, *, on: str | None = None, modes: Sequence[str] = ()) -> Config:
-        """The same on another device, or in other modes, whatever the file says."""
+        """Return the same on another device, or in other modes, whatever the file says."""
         changes: dict[str, Any] = ({"on": on} if on else {}) | ({"modes": check_modes(modes)} if modes else {})
         return replace(self, models=tuple(replace(model, **changes) for model in self.models))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """The two numbers of "i/n", of which the first counts from 1."""
+    """Return the two numbers of "i/n", of which the first counts from 1."""
     first, _, count = text.partition("/")
     if first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count):
         return int(first), int(count)
@@ -304,7 +304,7 @@ class _Reader:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """The text with its {placeholders} filled in, and nothing else that str.format knows."""
+    """Return the text with its {placeholders} filled in, and nothing else that str.format knows."""
     return "".join(_parts(text, values))
 
 
@@ -318,7 +318,7 @@ def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
 
 
 def _value_text(value: Any) -> str:
-    """A value as --value takes it."""
+    """Return a value as --value takes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(_value_text, value)) if isinstance(value, list) else str(value)

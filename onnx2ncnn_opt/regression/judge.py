@@ -78,7 +78,7 @@ def main(folder: str) -> None:
 
 
 def judge(request: Request) -> ModelResult:
-    """The result for one net; what cannot be judged is a failure with the reason."""
+    """Return the result for one net; what cannot be judged is a failure with the reason."""
     judgement = _Judgement(request)
     try:
         judgement.reach()
@@ -209,7 +209,7 @@ class _Judgement:
         return found
 
     def examples(self, before: Record) -> list[Example]:
-        """The baseline's inputs and outputs; it is a failure if today's ONNX Runtime computes something else."""
+        """Return the baseline's inputs and outputs; it is a failure if today's ONNX Runtime computes something else."""
         if file_hash(self.model.path) != before.model:
             self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
             return []
@@ -236,7 +236,7 @@ class _Judgement:
         return examples
 
     def inputs(self) -> Iterator[dict[str, Any]]:
-        """The inputs to verify with, as arguments."""
+        """Yield the inputs to verify with, as arguments."""
         if self.model.inputs:
             yield from ({"feeds": path} for path in self.model.inputs)
         else:
@@ -285,7 +285,7 @@ class _Judgement:
         self.add(what, wrong, measured=measured, limit=limit, baseline=baseline)
 
     def is_same(self, before: Record) -> bool:
-        """Whether the net is the baseline's, bit by bit."""
+        """Return whether the net is the baseline's, bit by bit."""
         new, old = self.request, self.stored.net
         pairs = (new.param, old.param), (new.bin, old.bin)
         return all(file_hash(path) == before.files.get(stored.name) for path, stored in pairs)
@@ -332,7 +332,7 @@ class _Judgement:
         return {**record, "memory": memory}
 
     def timed(self, param: Path, bin: Path, examples: Sequence[Example]) -> _Timed:
-        """A net with the first of the inputs."""
+        """Return a net with the first of the inputs."""
         given = {"feeds": examples[0].inputs} if examples else next(self.inputs())
         manifest, _ = manifest_beside(param, self.model.path)
         anything = replace(self.tolerance, relative=_ANYTHING, slices=False)  # it was verified
@@ -342,11 +342,11 @@ class _Judgement:
         return _Timed(param, bin, feeds, runner.output_names())
 
     def runner(self, param: Path, bin: Path, worker: NcnnWorker) -> NcnnRunner:
-        """A net as it is measured."""
+        """Return a net as it is measured."""
         return NcnnRunner(param, bin, mode=self.modes[0], timeout=self.model.timeout, worker=worker)
 
     def latency(self, net: _Timed, old: _Timed) -> Latency:
-        """The best of some measurements, if the first is not good enough.
+        """Return the best of some measurements, if the first is not good enough.
 
         Of the fastest runs and the median of all turns the better ratio counts: what disturbs a machine for a while
         makes either of them worse, seldom both.

@@ -77,12 +77,12 @@ class ModelResult:
 
     @classmethod
     def failed(cls, name: str, what: str, message: str, exit_code: int) -> ModelResult:
-        """The result of a model that came no further."""
+        """Return the result of a model that came no further."""
         return cls(name, exit_code, (Measurement(what, "failed", message=message),))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ModelResult:
-        """The inverse of `asdict`, after a way through JSON."""
+        """Return the inverse of `asdict`, after a way through JSON."""
         changes = data["changes"]
         return cls(
             **{

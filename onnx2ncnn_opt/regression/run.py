@@ -104,7 +104,7 @@ def check_model(
 def _checked(
     config: Config, model: Model, record: bool, keep: Path | None, processes: Processes, *, looks: bool
 ) -> tuple[ModelResult, NetRecord | None]:
-    """The result for one model, and what a report shows of it if that `looks` at the net."""
+    """Return the result for one model, and what a report shows of it if that `looks` at the net."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         task = _Task(config, model, Path(folder), processes)

@@ -9,7 +9,7 @@ from onnx2ncnn_opt.report.console import Block, Table
 
 
 def located_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """The fields of a `Located` as lines."""
+    """Return the fields of a `Located` as lines."""
     layer = found["layer"]
     blocks: list[Block] = [f"first wrong layer: {_layer(layer)}, its output '{found['blob']}' in {found['mode']}"]
     blocks.append(f"reason: {found['message']}")
@@ -28,7 +28,7 @@ def located_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def pair_lines(pair: Mapping[str, Any] | None) -> list[str]:
-    """The files of a minimal pair, and the command that shows what is wrong with it."""
+    """Return the files of a minimal pair, and the command that shows what is wrong with it."""
     if pair is None:
         return ["pair: none was written, because no part of the net is wrong alone"]
     return [

@@ -14,7 +14,7 @@ _NOTHING, _SAME = "-", "="
 
 
 def check_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """The fields of a CheckResult as a table, and lines about what failed and changed."""
+    """Return the fields of a CheckResult as a table, and lines about what failed and changed."""
     models: Sequence[Mapping[str, Any]] = found["models"]
     columns, rows = _rows(models, _short)
     blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
@@ -25,7 +25,7 @@ def check_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def model_line(model: Mapping[str, Any]) -> str:
-    """One model as soon as it is done, for a log."""
+    """Return one model as soon as it is done, for a log."""
     return f"{model['name']}: {_verdict(model)} ({model['seconds']:.0f} s)"
 
 
@@ -33,7 +33,7 @@ Form = Callable[[str, float, float | None], str]
 
 
 def _rows(models: Sequence[Mapping[str, Any]], form: Form) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """A header, and a row for each model: what was measured."""
+    """Return a header, and a row for each model: what was measured."""
     modes = dict.fromkeys(m["mode"] for model in models for m in model["measurements"] if m["what"] == "accuracy")
     keys = [*(("accuracy", mode) for mode in modes), *((what, "") for what in _COSTS)]
     columns = ("model", "result", *(f"error {mode}" for mode in modes), *_COSTS)
@@ -54,7 +54,7 @@ def _cell(measurement: Mapping[str, Any] | None, is_same: bool, form: Form) -> s
 
 
 def _full(what: str, measured: float, baseline: float | None) -> str:
-    """A number, and how it changed."""
+    """Return a number, and how it changed."""
     text = _FORMS.get(what, _exponent)(measured)
     return text if what not in _COSTS or not baseline else f"{text} ({_change(measured, baseline)})"
 
@@ -95,7 +95,7 @@ def failure_text(measurement: Mapping[str, Any]) -> str:
 
 
 def check_markdown(found: Mapping[str, Any]) -> str:
-    """The table and the lines as GitHub's step summaries take them."""
+    """Return the table and the lines as GitHub's step summaries take them."""
     columns, rows = _rows(found["models"], _full)
     lines = ["## ncnn nets", ""]
     lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"] if rows else []
@@ -109,7 +109,9 @@ def check_markdown(found: Mapping[str, Any]) -> str:
 
 
 def check_junit(found: Mapping[str, Any]) -> str:
-    """A test suite with a test case for each model; what could not be judged is an error, what is wrong a failure."""
+    """Return a test suite with a test case for each model; what could not be judged is an error, what is wrong a
+    failure.
+    """
     models = found["models"]
     codes = [model["exit_code"] for model in models]
     suite = ElementTree.Element(
@@ -211,11 +213,11 @@ _COSTS = tuple(_FORMS)
 
 
 def _markdown(text: str) -> str:
-    """A text of which nothing is markup: names come from models."""
+    """Return a text of which nothing is markup: names come from models."""
     escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~&" else char for char in printable(text))
     return escaped.replace("\n", "<br>")
 
 
 def _xml(text: str) -> str:
-    """A text without the characters that no XML may have."""
+    """Return a text without the characters that no XML may have."""
     return printable(text)

@@ -27,7 +27,7 @@ class Table(NamedTuple):
     named: tuple[int, ...] = ()
 
     def plain(self) -> list[str]:
-        """A line for each row, its cells aligned and separated by two spaces."""
+        """Return a line for each row, its cells aligned and separated by two spaces."""
         rows = [
             [f"{self.columns[i]} {cell}" if i in self.named else cell for i, cell in enumerate(row)]
             for row in self.rows
@@ -128,5 +128,5 @@ def _reminding(line: _Line, stream: TextIO) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that a name from somebody's model could do to a terminal."""
+    """Return the text with everything escaped that a name from somebody's model could do to a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

@@ -37,7 +37,7 @@ class ConversionSummary(Summary):
 
 
 def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
-    """The summary as JSON has it."""
+    """Return the summary as JSON has it."""
     manifest = asdict(summary.manifest)
     return {
         "producer": summary.producer,
@@ -50,7 +50,9 @@ def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
 
 
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
-    """The summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and what nearly was one."""
+    """Return the summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and what nearly was
+    one.
+    """
     manifest = summary.manifest
     blocks: list[Block] = [f"model: {summary.model} (opset {manifest.source.opset}, {summary.producer})"]
     if verbose:
@@ -97,6 +99,6 @@ def _port(kind: str, tensor: Tensor) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as it is given on the command line, shortened."""
+    """Return a value as it is given on the command line, shortened."""
     text = str(value).lower() if isinstance(value, (bool, tuple)) else str(value)
     return text if len(text) <= 60 else text[:60] + "..."

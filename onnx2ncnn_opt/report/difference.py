@@ -10,7 +10,7 @@ from onnx2ncnn_opt.report.words import change_rows, layer_text
 
 
 def difference_blocks(found: Mapping[str, Any], *, equal: bool) -> list[Block]:
-    """The fields of a NetDiff as lines and a table."""
+    """Return the fields of a NetDiff as lines and a table."""
     before, after = found["layers"]
     blocks: list[Block] = [f"nets: {found['a']} ({before} layers), {found['b']} ({after} layers)"]
     blocks += [f"gone: {layer_text(ref)}" for ref in found["gone"]]

@@ -56,7 +56,7 @@ class _Mat:
 def example(
     manifest: Manifest, param: Path, bin: Path, *, language: str, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> str:
-    """The program in "cpp" or "python" for a net and its manifest.
+    """Return the program in "cpp" or "python" for a net and its manifest.
 
     `shapes` are sizes for inputs that have dynamic dimensions; others are made up. Raises UsageError where they do not
     fit.
@@ -117,7 +117,7 @@ def _is_sum(entry: Tensor) -> bool:
 
 
 def _plain(text: object) -> str:
-    """A name from somebody's model as one line of a comment, that no name can end."""
+    """Return a name from somebody's model as one line of a comment, that no name can end."""
     return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
 
 
@@ -295,7 +295,7 @@ def _cpp_feed(name: str, mat: _Mat) -> list[str]:
 
 
 def _dynamic(mat: _Mat) -> list[str]:
-    """A line that says which sizes may be others."""
+    """Return a line that says which sizes may be others."""
     sizes = [
         f"{'?' if dim is None else _plain(dim)} = {size}"
         for dim, size in zip(mat.entry.shape, mat.shape, strict=True)
@@ -394,7 +394,7 @@ def _cpp_fetch(name: str, entry: Tensor) -> list[str]:
 
 
 def _c(text: str) -> str:
-    """A string literal of C."""
+    """Return a string literal of C."""
     escaped = "".join(
         chr(byte) if (chr(byte).isalnum() and byte < 128) or chr(byte) in " _./:-+" else f"\\{byte:03o}"
         for byte in text.encode()

@@ -10,7 +10,7 @@ from onnx2ncnn_opt.report.words import file_size
 
 
 def inspection_blocks(found: Mapping[str, Any], refused: Sequence[str]) -> list[Block]:
-    """The fields of an inspection as lines; `refused` are the lines of the nodes that ncnn cannot compute."""
+    """Return the fields of an inspection as lines; `refused` are the lines of the nodes that ncnn cannot compute."""
     blocks: list[Block] = [f"file: {found['file']} ({_origin(found)})"]
     blocks += [_binding("input", entry) for entry in found["inputs"]]
     blocks += [_binding("output", entry) for entry in found["outputs"]]

@@ -20,7 +20,9 @@ class MaskRow:
 def mixed_blocks(
     masks: Sequence[MaskRow], before: float, after: float, budget: float, seconds: float | None, checked: str
 ) -> list[Block]:
-    """The masks with their costs, the errors (in units of an output's largest value), and where they were found out."""
+    """Return the masks with their costs, the errors (in units of an output's largest value), and where they were found
+    out.
+    """
     blocks: list[Block] = []
     for row in masks:
         cost = "" if row.seconds is None else f"; costs {row.seconds * 1e3:+.2f} ms"

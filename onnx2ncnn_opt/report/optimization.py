@@ -38,7 +38,7 @@ class OptimizationSummary(Summary):
 
 
 def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
-    """The summary as JSON has it."""
+    """Return the summary as JSON has it."""
     before, after = summary.layers
     (peak, unknown), (lower, unknown_after) = summary.memory
     is_known = not (unknown or unknown_after)
@@ -55,7 +55,7 @@ def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
 
 
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
-    """The summary as lines and tables: `verbose` adds every rewrite, and what nearly was one."""
+    """Return the summary as lines and tables: `verbose` adds every rewrite, and what nearly was one."""
     blocks: list[Block] = [f"net: {summary.source}"]
     if summary.unread_layers:
         blocks.append(f"note: layers after those that the header counts are left out: {summary.unread_layers}")

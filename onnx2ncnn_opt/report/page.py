@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 def page(records: Sequence[NetRecord], *, title: str, tool: str) -> str:
-    """The page for one or more nets; `tool` is the program that wrote it, with its version.
+    """Return the page for one or more nets; `tool` is the program that wrote it, with its version.
 
     The names in models are other people's text. They reach the page as JSON in an element that no browser runs, with
     every character escaped that could end it, and the script shows them as text. A content security policy lets
@@ -53,7 +53,7 @@ def _hash(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it, which knows no NaN and no infinity: they become text."""
+    """Return the value as JSON has it, which knows no NaN and no infinity: they become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

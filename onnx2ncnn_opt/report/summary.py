@@ -39,7 +39,7 @@ class Summary:
 
 
 def summary_fields(summary: Summary) -> dict[str, Any]:
-    """The summary as JSON has it."""
+    """Return the summary as JSON has it."""
     encoding, count = summary.storage
     return {
         "rewrites": [asdict(event) for event in summary.applied],
@@ -74,7 +74,7 @@ def storage_lines(summary: Summary, *, is_own: bool = False) -> list[Block]:
 
 
 def end_lines(summary: Summary, other: str) -> list[Block]:
-    """The times of the net and of the `other` one, the files, and how it was verified."""
+    """Return the times of the net and of the `other` one, the files, and how it was verified."""
     return [
         *latency_lines(summary.latency, other),
         *(f"wrote: {path} ({file_size(size)})" for path, size in summary.files),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:
-    """The times of a net beside what it is held against; none where nothing was timed."""
+    """Return the times of a net beside what it is held against; none where nothing was timed."""
     if latency is None:
         return []
     times = f"{latency.net:.3g} ms, {other} {latency.other:.3g} ms, ratio {latency.ratio:.2f}"
@@ -24,7 +24,7 @@ _MOST_MASKS = 10
 
 
 def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refused: bool = True) -> list[str]:
-    """The shapes of dynamic inputs that the net was run at, where it has any.
+    """Return the shapes of dynamic inputs that the net was run at, where it has any.
 
     `others_refused` says that a single run is one of several, which ONNX Runtime did not take. A wrong net does not run
     at further shapes.
@@ -53,7 +53,7 @@ def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
 
 
 def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -> list[str]:
-    """The layers that fp16 is not enough for, and what it does to the outputs with their masks.
+    """Return the layers that fp16 is not enough for, and what it does to the outputs with their masks.
 
     Of many layers only the first are named, unless `verbose`.
     """
@@ -63,7 +63,9 @@ def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
-    """The outputs as a table, with columns of modes where there are others than fp32, and of causes where known."""
+    """Return the outputs as a table, with columns of modes where there are others than fp32, and of causes
+    where known.
+    """
     modes = any(row.mode != "fp32" for row in rows)
     causes = any(row.cause for row in rows)
     first = ("output", "mode", "result") if modes else ("output", "result")

@@ -9,7 +9,7 @@ _HASH = 12  # digits of a hash that people compare
 
 
 def file_size(size: int) -> str:
-    """A size in bytes as people read it."""
+    """Return a size in bytes as people read it."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB"):
         if value >= 1000:
@@ -18,12 +18,14 @@ def file_size(size: int) -> str:
 
 
 def layer_text(ref: Mapping[str, str] | None) -> str:
-    """A LayerRef as people read it."""
+    """Return a LayerRef as people read it."""
     return f"{ref['type']} '{ref['name']}'" if ref else "nothing"
 
 
 def change_rows(change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The fields of a LayerChange: for each change the layer, what it is about, before, after, and the difference."""
+    """Yield the fields of a LayerChange: for each change the layer, what it is about, before, after, and the
+    difference.
+    """
     old, new = change["before"], change["after"]
     layer = layer_text(old) if old["name"] == new["name"] else f"{layer_text(old)} ('{new['name']}')"
     for param in change["params"]:

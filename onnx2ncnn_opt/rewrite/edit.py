@@ -127,7 +127,7 @@ def _name(graph: Graph, edit: Replacement, public: Mapping[Blob, Blob], names: N
 
 
 def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob]:
-    """The outputs of the net that get another blob; refused where that one has a public name itself."""
+    """Return the outputs of the net that get another blob; refused where that one has a public name itself."""
     public: dict[Blob, Blob] = {}
     for old, new in edit.reads.items():
         if not old.is_output:

@@ -80,5 +80,5 @@ class Rewritten:
 
 
 def refs(layers: tuple[Layer, ...]) -> tuple[LayerRef, ...]:
-    """The layers as records."""
+    """Return the layers as records."""
     return tuple(LayerRef(layer.type, layer.name) for layer in layers)

@@ -20,14 +20,16 @@ _LARGEST_SIDE = 1024  # of an image: the middle of each pixel is told apart from
 
 
 def moved(layer: Layer) -> tuple[Blob, ...]:
-    """The blobs whose bits a layer hands on; of others it takes sizes."""
+    """Return the blobs whose bits a layer hands on; of others it takes sizes."""
     if not layer.has(Trait.MOVES) and not (layer.type == "Dropout" and layer["scale"] == 1.0):
         return ()
     return layer.inputs if layer.type in ("Concat", "CopyTo") else layer.inputs[:1]
 
 
 def index_blobs(graph: Graph) -> set[Blob]:
-    """The blobs whose bits are integers, because they end as indexes into a table or as numbers made of integers."""
+    """Return the blobs whose bits are integers, because they end as indexes into a table or as numbers made of
+    integers.
+    """
     found: set[Blob] = set()
     left = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
     while left:
@@ -40,7 +42,7 @@ def index_blobs(graph: Graph) -> set[Blob]:
 
 
 def _reads_integers(layer: Layer) -> bool:
-    """Whether a layer makes floats of integers that were not quantised."""
+    """Return whether a layer makes floats of integers that were not quantised."""
     return layer.type == "Dequantize" and layer["scale_data_size"] == 1 and layer.weights["scale_data"][0] == 1
 
 
@@ -77,7 +79,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
 
 
 def _longest(image: Blob) -> int | None:
-    """The longest side of an image; None where that is not known."""
+    """Return the longest side of an image; None where that is not known."""
     if image.shape is None:
         return None
     sides = [size for size in image.shape[1:] if isinstance(size, int)]

@@ -21,7 +21,7 @@ class Group:
 
 
 def groups(before: Sequence[str], after: Sequence[str], applied: Iterable[Applied]) -> tuple[Group, ...]:
-    """The groups that rewrites have made of layers with these names, in the order of the layers before.
+    """Return the groups that rewrites have made of layers with these names, in the order of the layers before.
 
     Two rewrites belong to one group if the second takes a layer that the first has made. A layer that no rewrite has
     made or taken is in no group.

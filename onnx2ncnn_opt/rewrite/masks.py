@@ -93,7 +93,7 @@ def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer,
 
 
 def added_inputs(graph: Graph) -> list[Blob]:
-    """The inputs that are added to what a Softmax takes, or that attention layers have as a mask."""
+    """Return the inputs that are added to what a Softmax takes, or that attention layers have as a mask."""
     found: dict[Blob, None] = {}
     for layer in graph:
         added: tuple[Blob, ...] = ()
@@ -114,7 +114,7 @@ def _unmoved(blob: Blob) -> Blob:
 
 
 def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
-    """The layers from a Clip at the largest float32, which infinity may get into, to sums of two blobs."""
+    """Yield the layers from a Clip at the largest float32, which infinity may get into, to sums of two blobs."""
     limited: set[Blob] = set()
     for layer in graph:
         if layer.type == "Clip" and max(-layer["min"], layer["max"]) >= INFINITE:
@@ -143,7 +143,7 @@ def _factor_of_zeros(layer: Layer) -> float:
 
 
 def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
-    """The layers that a blob is moved by, or added to others, up to what makes something else of it."""
+    """Yield the layers that a blob is moved by, or added to others, up to what makes something else of it."""
     left, seen = [blob], {blob}
     while left:
         for user in left.pop().users:
@@ -155,7 +155,9 @@ def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
 
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
-    """Whether a layer does with infinity what it does with the largest of its own numbers, but for infinite results."""
+    """Return whether a layer does with infinity what it does with the largest of its own numbers, but for infinite
+    results.
+    """
     if layer.type != "BinaryOp":
         return False
     if layer["op_type"] in _HARMLESS:
@@ -164,7 +166,7 @@ def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
 
 
 def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
-    """Whether numbers may be 0: not those that are a half, or another part, more than whole ones."""
+    """Return whether numbers may be 0: not those that are a half, or another part, more than whole ones."""
     added = blob.producer
     has_offset = added is not None and added.computes(BinaryOp.ADD, scalar=True)
     if added is not None and has_offset and added["b"] % 1 and ranges.of(added.input).is_whole:
@@ -173,7 +175,7 @@ def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
 
 
 def _largest_weight(layer: Layer) -> float:
-    """The largest weight, but for what stands for infinity."""
+    """Return the largest weight, but for what stands for infinity."""
     largest = 0.0
     for name, stored in layer.weights.stored_items():
         if stored.is_float and stored.data.dtype.kind == "f" and not name.endswith("bytes"):
@@ -187,7 +189,7 @@ def _largest_weight(layer: Layer) -> float:
 
 
 def _divides(blob: Blob) -> list[Layer]:
-    """The layers after a sum that have no result at 0, through a square root."""
+    """Return the layers after a sum that have no result at 0, through a square root."""
     found: list[Layer] = []
     for user in blob.users:
         if _has_no_result_at_0(user, blob):

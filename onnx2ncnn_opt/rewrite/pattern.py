@@ -35,7 +35,7 @@ class Op(NamedTuple):
     is_kept: bool = False
 
     def __call__(self, *inputs: Pattern) -> Op:
-        """The operator with its inputs described."""
+        """Return the operator with its inputs described."""
         return self._replace(inputs=inputs)
 
     @property
@@ -52,7 +52,7 @@ class Op(NamedTuple):
         return frozenset(found)
 
     def fits(self, layer: Layer) -> bool:
-        """Whether the layer itself is wanted, whatever its inputs are."""
+        """Return whether the layer itself is wanted, whatever its inputs are."""
         if layer.type not in self.types:
             return False
         for name, wanted in self.params.items():
@@ -62,7 +62,7 @@ class Op(NamedTuple):
         return self.where is None or self.where(layer)
 
     def may_read(self, blobs: Sequence[Blob]) -> bool:
-        """Whether its inputs may be these, in some order: so many, and of layers of their types."""
+        """Return whether its inputs may be these, in some order: so many, and of layers of their types."""
         if self.inputs is None:
             return True
         made = {blob.producer.type for blob in blobs if blob.producer is not None}
@@ -80,7 +80,7 @@ def op(
     where: Callable[[Layer], bool] | None = None,
     **params: Any,
 ) -> Op:
-    """A layer of these types with these parameters; see `Op`. A custom type is named by its declaration.
+    """Return a layer of these types with these parameters; see `Op`. A custom type is named by its declaration.
 
     Raises PatternError for a type that ncnn does not have, and for a parameter that one of the types does not have.
     """
@@ -106,12 +106,14 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def kept(pattern: Op) -> Op:
-    """A layer that a match needs to see, but does not replace: others may use it too, and it stays in the graph."""
+    """Return a layer that a match needs to see, but does not replace: others may use it too, and it stays in
+    the graph.
+    """
     return pattern._replace(is_kept=True)
 
 
 def const(capture: str, where: Callable[[Layer], bool] | None = None) -> Op:
-    """A constant operand; captures its MemoryData layer, which is kept."""
+    """Return a constant operand; captures its MemoryData layer, which is kept."""
     return kept(op("MemoryData", capture, where))
 
 
@@ -133,7 +135,7 @@ class Match(NamedTuple):
         return [captured for captured in self.captures.values() if isinstance(captured, Blob)]
 
     def _bound(self, name: str, value: Layer | Blob) -> Match | None:
-        """The match with a name bound; None where the name already stands for something else."""
+        """Return the match with a name bound; None where the name already stands for something else."""
         if not name:
             return self
         known = self.captures.get(name)
@@ -146,7 +148,7 @@ _NOTHING = Match({})
 
 
 def matches(pattern: Op, root: Layer) -> Iterator[Match]:
-    """All ways in which the pattern fits with `root` as its last layer."""
+    """Yield all ways in which the pattern fits with `root` as its last layer."""
     return matches_above(pattern, root) if pattern.fits(root) else iter(())
 
 

@@ -27,7 +27,7 @@ def require(condition: object, reason: str) -> None:
 
 
 def known_shape(blob: Blob, *ranks: int) -> Shape:
-    """The shape of a blob; refused where it is unknown, or where `ranks` are given and it has none of them."""
+    """Return the shape of a blob; refused where it is unknown, or where `ranks` are given and it has none of them."""
     require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
     shape = blob.known_shape
     wanted = " or ".join(f"{rank}-D" for rank in ranks)
@@ -43,7 +43,7 @@ def fixed_shape(blob: Blob, *ranks: int) -> tuple[int, ...]:
 
 
 def fixed_size(blob: Blob, axis: int) -> int:
-    """The size of a blob along an axis; refused where it is unknown or dynamic."""
+    """Return the size of a blob along an axis; refused where it is unknown or dynamic."""
     size = known_shape(blob)[axis]
     if not isinstance(size, int):
         raise Refused(f"the size of '{blob.name}' along axis {axis} is not fixed")
@@ -101,7 +101,7 @@ class Rewrite:
         return max(pattern.depth for pattern in self.patterns)
 
     def matches(self, root: Layer) -> Iterator[Match]:
-        """Every match that ends in `root`, in the order of the patterns."""
+        """Yield every match that ends in `root`, in the order of the patterns."""
         for head, patterns in self._by_root_type.get(root.type, ()):
             if head.fits(root):
                 for pattern in patterns:
@@ -181,7 +181,7 @@ class GraphPass:
     covers: tuple[str, ...] = ()
 
     def sweep(self, graph: Graph) -> Iterator[Replacement | Miss]:
-        """Every edit that the pass asks for, and every one that nearly was."""
+        """Yield every edit that the pass asks for, and every one that nearly was."""
         return self.function(graph)
 
 
@@ -189,7 +189,7 @@ Pass: TypeAlias = Rewrite | GraphPass
 
 
 def is_foreign(p: Pass) -> bool:
-    """Whether another package brought the pass."""
+    """Return whether another package brought the pass."""
     return not p.function.__module__.startswith("onnx2ncnn_opt.")
 
 

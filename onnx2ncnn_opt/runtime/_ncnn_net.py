@@ -48,7 +48,7 @@ class NcnnNet:
         return int(name) if self.is_binary else name  # a binary .param has no names
 
     def feed(self, feeds: list[dict[str, Any]]) -> Any:
-        """An extractor with these inputs: each has a "blob", an "array" and a "batch_axis"."""
+        """Return an extractor with these inputs: each has a "blob", an "array" and a "batch_axis"."""
         extractor = self.net.create_extractor()
         for feed in feeds:
             # A Mat made from an array owns nothing: an in-place first layer would free the array, so it is cloned.
@@ -59,7 +59,7 @@ class NcnnNet:
         return extractor
 
     def extract(self, extractor: Any, output: dict[str, Any]) -> np.ndarray[Any, Any]:
-        """One output, which has a "blob" and a "batch_axis"."""
+        """Return one output, which has a "blob" and a "batch_axis"."""
         import numpy as np
 
         code, mat = extractor.extract(self.blob(output["blob"]))
@@ -71,5 +71,5 @@ class NcnnNet:
 
 
 def batch_index(item: dict[str, Any]) -> dict[str, int]:
-    """The argument of ncnn's binding for a batch axis."""
+    """Return the argument of ncnn's binding for a batch axis."""
     return {} if item["batch_axis"] is None else {"batch_index": item["batch_axis"]}

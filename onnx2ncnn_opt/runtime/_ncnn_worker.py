@@ -39,7 +39,7 @@ class NcnnServer(Server):
         return greeting
 
     def gpu(self) -> str:
-        """The name of the GPU that ncnn takes."""
+        """Return the name of the GPU that ncnn takes."""
         if not hasattr(self.ncnn, "get_gpu_count"):
             raise Missing("its ncnn was built without Vulkan")
         if not self.ncnn.get_gpu_count():
@@ -198,7 +198,7 @@ class NcnnServer(Server):
         self.answer({"blobs": least, "whole": min(whole[1:]), "runs": len(whole) - 1})
 
     def times_of(self, extractor: Any, blob: str, clock: Callable[[], float]) -> tuple[float, float]:
-        """The seconds to extract a blob, and to do so once more: it is there then, and nothing but copied."""
+        """Return the seconds to extract a blob, and to do so once more: it is there then, and nothing but copied."""
         name, at = self.net.blob(blob), [clock()]
         for _ in range(2):
             code, mat = extractor.extract(name, 1)

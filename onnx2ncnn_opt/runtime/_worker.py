@@ -42,7 +42,7 @@ class Server:
         raise NotImplementedError
 
     def read_array(self, described: dict[str, Any]) -> np.ndarray[Any, Any]:
-        """The array that follows a request."""
+        """Return the array that follows a request."""
         import numpy as np
 
         array = np.empty(described["shape"], described["dtype"])
@@ -72,7 +72,7 @@ class Server:
             return None
 
     def mark(self) -> str:
-        """A mark on stderr: the end of what was printed up to now."""
+        """Return a mark on stderr: the end of what was printed up to now."""
         self.marks += 1
         sys.stderr.flush()
         write_mark(str(self.marks))

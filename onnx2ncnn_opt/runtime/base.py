@@ -34,7 +34,7 @@ class Fetch(NamedTuple):
     integer: bool = False
 
     def read(self, array: Array) -> Array:
-        """The elements as what they are."""
+        """Return the elements as what they are."""
         return array.view(np.int32) if self.integer and array.itemsize == 4 else array
 
 
@@ -72,7 +72,7 @@ def require(package: str) -> None:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Whether one version is before another, both like 1.0.20261020."""
+    """Return whether one version is before another, both like 1.0.20261020."""
     return _numbers(version) < _numbers(than)
 
 

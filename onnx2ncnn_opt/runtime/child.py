@@ -264,7 +264,7 @@ class Worker(ABC):
 
     @abstractmethod
     def start(self) -> Child:
-        """The process, one for all threads; raises UsageError where it cannot be had."""
+        """Return the process, one for all threads; raises UsageError where it cannot be had."""
 
     def warm_up(self) -> None:
         """Start the process while the caller does something else."""
@@ -294,7 +294,7 @@ class _Printed:
             self._changed.notify()
 
     def until(self, mark: str | None) -> bytes:
-        """The text up to a mark, or to the end; as far as it has come if that does not come soon."""
+        """Return the text up to a mark, or to the end; as far as it has come if that does not come soon."""
         end = b"\0%s\0" % mark.encode() if mark is not None else None
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or (end is not None and end in self._text), _PATIENCE)
@@ -306,7 +306,7 @@ class _Printed:
 
 
 def _as_end(printed: bytes) -> str:
-    """The last of what was printed, as the end of a message."""
+    """Return the last of what was printed, as the end of a message."""
     text = printed.decode(errors="replace").strip()
     return f"; it says: {text[-_SAID_AT_MOST:]}" if text else ""
 

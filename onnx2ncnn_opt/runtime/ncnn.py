@@ -91,7 +91,7 @@ class NcnnWorker(Worker):
             self._sent = set()
 
     def start(self) -> Child:
-        """The process; raises UsageError where it cannot be had, or does not have what it needs."""
+        """Return the process; raises UsageError where it cannot be had, or does not have what it needs."""
         with self._lock:
             if self._child is None:
                 self._child = self._started()
@@ -132,7 +132,7 @@ class NcnnWorker(Worker):
             yield child
 
     def memory(self, *, restart: bool = False) -> int | None:
-        """The most bytes that the process had, since the last time that this was asked with `restart`.
+        """Return the most bytes that the process had, since the last time that this was asked with `restart`.
 
         None where its system does not tell.
         """
@@ -153,7 +153,9 @@ class NcnnWorker(Worker):
             raise CrashError(f"ncnn {end.how} on {what}{end.said}") from end
 
     def file(self, path: Path) -> str:
-        """The name of a file for the process, which gets its bytes first where it does not see this machine's files."""
+        """Return the name of a file for the process, which gets its bytes first where it does not see this machine's
+        files.
+        """
         if self.target.shares_files:
             return str(path.absolute())
         child = self.start()
@@ -210,15 +212,15 @@ class NcnnRunner:
             self._worker.close()
 
     def input_names(self) -> list[str]:
-        """The tops of the net's Input layers, in file order."""
+        """Return the tops of the net's Input layers, in file order."""
         return list(self._loaded()["inputs"])
 
     def output_names(self) -> list[str]:
-        """The blobs that no layer consumes, in file order."""
+        """Return the blobs that no layer consumes, in file order."""
         return list(self._loaded()["outputs"])
 
     def run(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None) -> dict[str, Array]:
-        """The outputs (all of the net's by default) by blob name; RunError if any of them cannot be had."""
+        """Return the outputs (all of the net's by default) by blob name; RunError if any of them cannot be had."""
         results = self.extract(feeds, outputs)
         failures = [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]
         if failures:
@@ -259,7 +261,8 @@ class NcnnRunner:
         return results
 
     def time(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[str], seconds: float) -> list[float]:
-        """The seconds that each run took, as many as fit into some `seconds`: CPU time of one thread, or time on a GPU.
+        """Return the seconds that each run took, as many as fit into some `seconds`: CPU time of one thread, or time on
+        a GPU.
 
         The runner's `threads` have to be 1. Raises RunError if an output cannot be had, and CrashError.
         """
@@ -362,7 +365,7 @@ def _fetched(child: Child, fetch: Fetch) -> Array | Failure:
 
 
 def as_feed(blob: str, feed: Feed | Array) -> Feed:
-    """A feed that the binding takes: float32 or int32, as it crashes on 64 bits, in one to four dimensions."""
+    """Return a feed that the binding takes: float32 or int32, as it crashes on 64 bits, in one to four dimensions."""
     feed = feed if isinstance(feed, Feed) else Feed(feed)
     array = as_ncnn(feed.array)
     dims = array.ndim - (feed.batch_axis is not None)
@@ -376,7 +379,8 @@ def as_feed(blob: str, feed: Feed | Array) -> Feed:
 
 
 def as_ncnn(array: Array) -> Array:
-    """The array in an element type that ncnn knows: integers and bools as int32, the rest as float32; rank 0 as [1].
+    """Return the array in an element type that ncnn knows: integers and bools as int32, the rest as float32; rank 0 as
+    [1].
 
     Raises UsageError for integers that do not fit.
     """

@@ -109,7 +109,7 @@ class Net:
         return self.manifest.outputs if self.manifest else ()
 
     def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """The outputs by name, all of them by default, in the model's shapes and types.
+        """Return the outputs by name, all of them by default, in the model's shapes and types.
 
         `inputs` are arrays, or what numpy makes arrays of, by name. Inputs that the conversion bound to a value may be
         left out.
@@ -217,7 +217,9 @@ class _InProcess:
 
 
 def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest | None]:
-    """The .param and .bin of a net, and the manifest if there is one; raises UsageError where there is no net."""
+    """Return the .param and .bin of a net, and the manifest if there is one; raises UsageError where there is
+    no net.
+    """
     if path.name.endswith((".param", ".param.bin")):
         param = path
     else:

@@ -44,7 +44,7 @@ class OrtWorker(Worker):
         self._held: list[OrtRunner] = []
 
     def start(self) -> Child:
-        """The process; raises UsageError where it cannot be had."""
+        """Return the process; raises UsageError where it cannot be had."""
         with self._lock:
             if self._child is None:
                 require("onnxruntime")
@@ -66,7 +66,7 @@ class OrtWorker(Worker):
             self._child, self._held = None, []
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
-        """Whether the process has a runner's session; if it has not, it is about to, and has dropped another."""
+        """Return whether the process has a runner's session; if it has not, it is about to, and has dropped another."""
         if runner in self._held:
             return True
         if len(self._held) == _SESSIONS_AT_ONCE:
@@ -136,20 +136,20 @@ class OrtRunner:
         self._values = {name: array for name, array in (values or {}).items() if name in taken}
 
     def input_names(self) -> list[str]:
-        """The inputs that have to be fed, in the model's order."""
+        """Return the inputs that have to be fed, in the model's order."""
         return [name for name in self._inputs if name not in self._values]
 
     def output_names(self) -> list[str]:
-        """The outputs, in the model's order."""
+        """Return the outputs, in the model's order."""
         return list(self._outputs)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
+        """Return every output by name; RunError if ONNX Runtime does not take the feeds or fails."""
         with self._asked({"do": "run"}, feeds) as (child, _):
             return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
-        """The seconds of CPU time that each run of one thread took, as many as fit into some seconds."""
+        """Return the seconds of CPU time that each run of one thread took, as many as fit into some seconds."""
         with self._asked({"do": "time", "seconds": seconds}, feeds, times=[float]) as (_, answer):
             return [float(each) for each in answer["times"]]
 
@@ -240,14 +240,14 @@ def _unsigned(model: Path | bytes) -> bytes:
 
 
 def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
-    """The model with other outputs; external data stays where it is."""
+    """Return the model with other outputs; external data stays where it is."""
     proto = read_model(model)
     cut_model(proto, outputs, model.absolute().parent if isinstance(model, Path) else None)
     return bytes(proto.SerializeToString())
 
 
 def read_model(model: Path | bytes) -> onnx.ModelProto:
-    """A model that is to be changed and run from its folder; the weights stay in its file."""
+    """Return a model that is to be changed and run from its folder; the weights stay in its file."""
     import onnx
 
     from onnx2ncnn_opt.onnx.read.embedded import without_weights

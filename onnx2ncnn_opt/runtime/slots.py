@@ -30,7 +30,7 @@ class Slot:
 
     @classmethod
     def of(cls, entry: Tensor) -> Slot:
-        """The slot of a manifest's entry."""
+        """Return the slot of a manifest's entry."""
         return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32", entry.image)
 
     @property
@@ -52,7 +52,7 @@ class Slot:
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether shapes agree but for sizes of 1."""
+    """Return whether shapes agree but for sizes of 1."""
     return [size for size in shape if size != 1] == [size for size in other if size != 1]
 
 
@@ -65,7 +65,7 @@ def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[st
 
 
 def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
-    """The arrays by the blobs that take them, as the net takes them."""
+    """Return the arrays by the blobs that take them, as the net takes them."""
     return {slot.blob: Feed(arrays[slot.name], slot.batch_axis) for slot in slots}
 
 
@@ -78,7 +78,7 @@ def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str,
 def check_arrays(
     arrays: Mapping[str, Any], entries: Sequence[Tensor], values: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """The arrays in the order and element types of the model's inputs; UsageError where they do not fit these.
+    """Return the arrays in the order and element types of the model's inputs; UsageError where they do not fit these.
 
     `values` are inputs that are bound to a value. They may be among the arrays, with that value.
     """
@@ -133,7 +133,7 @@ def _array(entry: Tensor, given: Any) -> Array:
 
 
 def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str, int]:
-    """The dynamic dimensions, as far as arrays for entries say them."""
+    """Return the dynamic dimensions, as far as arrays for entries say them."""
     return {
         dim: size
         for entry in entries

@@ -71,7 +71,9 @@ LOCAL = Target(_HERE)
 
 
 def find_target(on: str | None) -> Target:
-    """The target of ``--on``, this machine's CPU for None; raises UsageError where there is none of that name."""
+    """Return the target of ``--on``, this machine's CPU for None; raises UsageError where there is none of that
+    name.
+    """
     if on is None:
         return LOCAL
     if not isinstance(on, str):
@@ -100,7 +102,7 @@ def find_target(on: str | None) -> Target:
 
 
 def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
-    """The modes, each once; raises UsageError for one that does not exist."""
+    """Return the modes, each once; raises UsageError for one that does not exist."""
     check_options(modes=modes)
     for mode in modes:
         if not isinstance(mode, str) or mode not in MODES:

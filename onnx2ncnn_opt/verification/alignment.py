@@ -14,22 +14,23 @@ _MOST_AXES = 5  # that are permuted
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its sizes of 1."""
+    """Return a shape without its sizes of 1."""
     return tuple(size for size in shape if size != 1)
 
 
 def in_order(value: Array, axes: tuple[int, ...]) -> Array:
-    """The elements of a value, flat, after its axes without those of size 1 were permuted."""
+    """Return the elements of a value, flat, after its axes without those of size 1 were permuted."""
     return value.reshape(squeezed(value.shape)).transpose(axes).reshape(-1)
 
 
 def natural(value: Array) -> tuple[int, ...]:
-    """The order in which a value's own axes are."""
+    """Return the order in which a value's own axes are."""
     return tuple(range(len(squeezed(value.shape))))
 
 
 def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Difference, tuple[int, ...]]:
-    """The difference of a blob from a value of as many elements, and in which order of its axes (see `in_order`).
+    """Return the difference of a blob from a value of as many elements, and in which order of its axes (see
+    `in_order`).
 
     It is the first order in which there is no difference; where there is none, the value's own.
     """
@@ -44,7 +45,7 @@ def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Differen
 
 
 def nearest(result: Array, value: Array) -> tuple[int, ...]:
-    """The order of a value's axes in which it is most like a blob of as many elements."""
+    """Return the order of a value's axes in which it is most like a blob of as many elements."""
     order = natural(value)
 
     def distance(axes: tuple[int, ...]) -> float:
@@ -55,7 +56,7 @@ def nearest(result: Array, value: Array) -> tuple[int, ...]:
 
 
 def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
-    """Whether the least and largest numbers agree, as they do in any order."""
+    """Return whether the least and largest numbers agree, as they do in any order."""
     if a.dtype.kind != "f" or b.dtype.kind != "f":
         return True
     ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
@@ -64,6 +65,6 @@ def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
 
 
 def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """All other orders of axes, none where there would be too many."""
+    """Yield all other orders of axes, none where there would be too many."""
     if 1 < len(order) <= _MOST_AXES:
         yield from (axes for axes in permutations(order) if axes != order)

@@ -37,7 +37,7 @@ def model_values(
     proto = read_model(model)
 
     def computed(names: Sequence[str]) -> dict[str, Array]:
-        """The values of these names; what cannot be an output, such as a sequence, is left out."""
+        """Return the values of these names; what cannot be an output, such as a sequence, is left out."""
         try:
             runner = OrtRunner(model, outputs=names, values=values, timeout=timeout)
             taken = set(runner.input_names())
@@ -58,7 +58,7 @@ def model_values(
 
 
 def by_size(values: Mapping[str, Array]) -> dict[int, list[str]]:
-    """The names of values with so many elements."""
+    """Return the names of values with so many elements."""
     found: dict[int, list[str]] = {}
     for name, array in values.items():
         found.setdefault(array.size, []).append(name)
@@ -78,7 +78,7 @@ def judge(
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """A blob against the model's value of that name, or else against any value with the same numbers.
+    """Return a blob against the model's value of that name, or else against any value with the same numbers.
 
     `sizes` are the names `by_size`.
     """
@@ -97,7 +97,7 @@ def judge(
 def same_numbers(
     array: Array, values: Mapping[str, Array], sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
 ) -> tuple[str, tuple[int, ...], Difference] | None:
-    """The first value with an array's numbers, in which order of its axes, and how far they are from these."""
+    """Return the first value with an array's numbers, in which order of its axes, and how far they are from these."""
     for name in sizes.get(array.size, ()):
         if same_range(array, values[name], tolerance):
             difference, axes = aligned(array, values[name], tolerance)
@@ -107,6 +107,6 @@ def same_numbers(
 
 
 def as_verdict(difference: Difference, value: str | None) -> Verdict:
-    """A difference from a value of the model, in words."""
+    """Return a difference from a value of the model, in words."""
     message = difference.special or difference.excess
     return Verdict("right" if difference.ok else "wrong", message, value, difference)

@@ -80,7 +80,7 @@ def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
 
 
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:
-    """The encoding that rounds a net's weights most; None where they have 32 bits, or it cannot be read."""
+    """Return the encoding that rounds a net's weights most; None where they have 32 bits, or it cannot be read."""
     try:
         graph = read_net(param, bin, entry_points.layer_types()).graph
     except (ParamError, BinError, GraphError, UsageError):  # which ncnn will say more about
@@ -99,7 +99,8 @@ def budgets(
     mode: str,
     by_weights: Mapping[str, float],
 ) -> tuple[dict[str, Budget], str]:
-    """A budget for each output, on inputs that are fed in this way; and why nobody knows what bits explain, if so.
+    """Return a budget for each output, on inputs that are fed in this way; and why nobody knows what bits explain, if
+    so.
 
     `blobs` are the outputs' in the net; `by_weights` is how far these move if the model's weights are rounded as the
     net's are.
@@ -142,7 +143,9 @@ def _estimated(
 
 
 def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The outputs of a net by name as they should be, and with every blob rounded to 16 bits, or with int8 in fp32."""
+    """Return the outputs of a net by name as they should be, and with every blob rounded to 16 bits, or with int8 in
+    fp32.
+    """
     graph = read_net(*net, entry_points.layer_types()).graph
     given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
     with NcnnWorker() as worker:

@@ -133,7 +133,7 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
 
 
 def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """The indexes of an array's parts, of so few numbers that copies of them are small."""
+    """Yield the indexes of an array's parts, of so few numbers that copies of them are small."""
     if not shape:
         yield ()
         return

@@ -52,7 +52,9 @@ class Comparison:
     is_close: bool = False
 
     def closer(self, runner: NcnnRunner) -> Comparison:
-        """The same with ncnn's plain kernels, whose errors are none but those of rounding: `budget` holds for them."""
+        """Return the same with ncnn's plain kernels, whose errors are none but those of rounding: `budget` holds for
+        them.
+        """
         return replace(self, runner=runner, is_close=True)
 
     @cached_property
@@ -69,7 +71,7 @@ class Comparison:
         return max(usual, ROOM * self.by_weights.get(name, 0.0))
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
-        """Whether outputs are right, but not as right as rounding alone would leave them."""
+        """Return whether outputs are right, but not as right as rounding alone would leave them."""
         off = {output.name: output.max_rel for output in outputs if (output.max_rel or 0.0) > self.least}
         return all(output.status in ("ok", "unproven") for output in outputs) and any(
             error > self.budget[name] for name, error in off.items() if error
@@ -101,11 +103,11 @@ class Comparison:
         return self.rounding.stored(encoding, self.feeds, self.reference)
 
     def outputs(self) -> list[OutputReport]:
-        """The reports of the likeliest way to feed the net that works best."""
+        """Return the reports of the likeliest way to feed the net that works best."""
         return self.best()[1]
 
     def best(self) -> tuple[Sequence[Slot], list[OutputReport]]:
-        """The likeliest way to feed the net that works best, and its reports."""
+        """Return the likeliest way to feed the net that works best, and its reports."""
         try:
             ways, blobs = input_slots(self.manifest, self.feeds, self.runner.input_names()), self.runner.output_names()
         except RunError as error:
@@ -123,7 +125,7 @@ class Comparison:
         return best
 
     def failed(self, error: Error) -> list[OutputReport]:
-        """The reports of a net that fails as a whole."""
+        """Return the reports of a net that fails as a whole."""
         status: Status = "crashed" if isinstance(error, CrashError) else "refused"
         return [OutputReport(name, None, status, str(error)) for name in self.reference]
 
@@ -149,7 +151,7 @@ class Comparison:
         ]
 
     def judge(self, slot: Slot, result: Array | Failure, *, exact_shape: bool) -> OutputReport:
-        """The report of one output."""
+        """Return the report of one output."""
         reference = self.reference[slot.name]
         if isinstance(result, Failure):
             return OutputReport(slot.name, slot.blob, "crashed" if result.crashed else "missing", result.reason)
@@ -213,5 +215,5 @@ def _alike(result: Array | Failure, reference: Array) -> bool:
 
 
 def _severity(outputs: Sequence[OutputReport]) -> list[int]:
-    """The worst first, to be compared with that of another attempt."""
+    """Return the worst first, to be compared with that of another attempt."""
     return sorted((get_args(Status).index(output.status) for output in outputs), reverse=True)

@@ -116,7 +116,7 @@ class InDouble:
             self._node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """A convolution as one product for each element of its kernel; False where its padding is not known."""
+        """Return a convolution as one product for each element of its kernel; False where its padding is not known."""
         shape = self._shapes.get(node.input[1])
         padded = self._padded(inputs[0], attributes, len(shape) - 2) if shape else None
         if shape is None or padded is None:
@@ -258,7 +258,7 @@ class InDouble:
         return self._node("Constant", value=numpy_helper.from_array(array))
 
     def _node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """A node of one output, whose name it gives back."""
+        """Return a node of one output, whose name it gives back."""
         name = out or f"onnx2ncnn_opt.double{next(self._numbers)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
@@ -305,6 +305,6 @@ def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def element_types(proto: onnx.ModelProto, inferred: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
-    """The element types of a model's values, as far as ONNX can tell."""
+    """Return the element types of a model's values, as far as ONNX can tell."""
     types = {value.name: value.type.tensor_type.elem_type for value in inferred}
     return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

@@ -36,7 +36,7 @@ def equal_sizes(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> EqualSizes:
-    """The dynamic dimensions at which ONNX Runtime takes the model only where they are equal.
+    """Return the dynamic dimensions at which ONNX Runtime takes the model only where they are equal.
 
     Candidates stand on the same axis of inputs of one type and rank, whose other sizes are the same. One is tied where
     the model does not run with it alone changed, but does with all of them changed.
@@ -87,14 +87,16 @@ class _Trial:
         return None
 
     def tied(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:
-        """Those of a group that have to be equal; none where fewer than two have to."""
+        """Return those of a group that have to be equal; none where fewer than two have to."""
         alone = [name for name in group if not self._runs_longer(sizes, [name], total)]
         if len(alone) < 2 or len({sizes[name] for name in alone}) > 1:
             return ()
         return tuple(alone) if self._runs_longer(sizes, alone, total) else ()
 
     def _runs_longer(self, sizes: Mapping[str, int], names: Sequence[str], total: Total | None) -> bool:
-        """Whether the model runs with some sizes larger by one, and so perhaps the one that is the sum of others."""
+        """Return whether the model runs with some sizes larger by one, and so perhaps the one that is the sum of
+        others.
+        """
         options = [names] if total is None or total.name in names else [names, [*names, total.name]]
         return any(self._runs({name: size + (name in option) for name, size in sizes.items()}) for option in options)
 

@@ -88,7 +88,7 @@ class Estimator:
         self._folder.cleanup()
 
     def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
-        """The same net on other inputs, as long as this one is open."""
+        """Return the same net on other inputs, as long as this one is open."""
         other = copy(self)
         other.feeds = feeds
         return other
@@ -100,7 +100,7 @@ class Estimator:
         return NcnnRunner(param, bin, worker=self._worker, timeout=self.timeout, threads=os.cpu_count() or 1)
 
     def _in_half(self) -> NcnnRunner:
-        """The net with the layers' own numbers as fp16 has them, but for layers whose masks keep them."""
+        """Return the net with the layers' own numbers as fp16 has them, but for layers whose masks keep them."""
         chosen = {
             layer: half
             for layer, half in self._halves.items()
@@ -124,14 +124,14 @@ class Estimator:
         return self._written[key]
 
     def fetch(self, blob: Blob) -> Fetch:
-        """A blob of `compared` as the written net has it, with a batch as `feeds` have one."""
+        """Return a blob of `compared` as the written net has it, with a batch as `feeds` have one."""
         is_batch = any(
             feed.batch_axis is not None and feed.array.shape[feed.batch_axis] > 1 for feed in self.feeds.values()
         )
         return Fetch(self.compared[blob], 0 if is_batch else None)
 
     def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None, seed: int = 0) -> Walk:
-        """The net with every blob rounded to "fp16" or "bf16" (or none).
+        """Return the net with every blob rounded to "fp16" or "bf16" (or none).
 
         With `noise`, what is inside of layers is in fp16 too: their own numbers, and arithmetic that puts errors of the
         sizes in `noise` on their outputs.
@@ -142,7 +142,7 @@ class Estimator:
         return walk
 
     def inner(self) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
-        """The net in 32 bits, and what the arithmetic of each layer would cost in fp16."""
+        """Return the net in 32 bits, and what the arithmetic of each layer would cost in fp16."""
         walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
         self._walk(self._runner, walk, "", {}, 0, found)
         return walk, found
@@ -205,7 +205,9 @@ def _become(layer: Layer, other: Layer) -> None:
 
 
 def _stays(blob: Blob, rounding: str) -> bool:
-    """Whether a blob keeps its 32 bits: all that read it want them, or nothing reads it and its producer makes them."""
+    """Return whether a blob keeps its 32 bits: all that read it want them, or nothing reads it and its producer makes
+    them.
+    """
     bit = _STORAGE.get(rounding, 0)
     if blob.users:
         return all(user["featmask"] & bit for user in blob.users)

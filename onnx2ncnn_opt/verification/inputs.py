@@ -110,7 +110,7 @@ class Draw(NamedTuple):
 
 
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
-    """The inputs to verify with: plain and large ones; for a small net those of more seeds and flat ones.
+    """Return the inputs to verify with: plain and large ones; for a small net those of more seeds and flat ones.
 
     A tiny one gets more of each, and far ones, which errors of large networks are too large for.
     """
@@ -129,7 +129,7 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
 
 
 def is_tiny(weights: int, inputs: int, layers: int) -> bool:
-    """Whether a net of so many weights, for so many numbers, may run on many inputs."""
+    """Return whether a net of so many weights, for so many numbers, may run on many inputs."""
     return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS and layers <= _TINY_LAYERS
 
 
@@ -142,7 +142,7 @@ class Wanted:
     sizes: tuple[Mapping[str, int], ...] = ()
 
     def draws(self, seed: int) -> list[Draw]:
-        """The inputs from so many seeds on; without ranges ordinary and large ones of each."""
+        """Return the inputs from so many seeds on; without ranges ordinary and large ones of each."""
         seeds = range(seed, seed + self.seeds)
         if self.ranges:
             return [Draw(number, plain=True, between=ends) for number in seeds for ends in self.ranges]
@@ -167,7 +167,7 @@ def draw_inputs(
     batches: Collection[str] = (),
     swept: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """An array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
+    """Return an array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
 
     1. What ends as an index into a table is within the table; 0 where the table's size is unknown. Indexes sweep it:
        they are a part of a shuffled list of all, from number `swept` of the input on.
@@ -233,7 +233,7 @@ def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
 
 
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
-    """The array of an image: of the size that the model has, or of its own where that is open.
+    """Return the array of an image: of the size that the model has, or of its own where that is open.
 
     Raises:
         UsageError: Pillow is not installed, the file is not an image, or the model's only input is none.
@@ -301,7 +301,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
-    """The arrays in the model's order and element types; raises UsageError where they do not fit its inputs.
+    """Return the arrays in the model's order and element types; raises UsageError where they do not fit its inputs.
 
     Inputs that are bound to a value may be among them, with that value.
     """
@@ -321,7 +321,7 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
 def open_sizes(
     model: LoadedModel, lengths: Lengths, batches: Collection[str] = (), total: Total | None = None
 ) -> dict[str, int]:
-    """A value for every size that the model leaves open.
+    """Return a value for every size that the model leaves open.
 
     A name that says a size in others (``past + n``) is taken at its word; `total` is one that only the model knows.
     """
@@ -383,7 +383,7 @@ class Uses:
 
     @classmethod
     def of(cls, value: onnx_ir.Value, model: LoadedModel) -> Uses:
-        """The uses of an input."""
+        """Return the uses of an input."""
         uses = [(node, index, _traits(node, model)) for node, index in _uses(value, model)]
         divisions = [node for node, index in _uses(value, model, zeros=True) if _traits(node, model).divisor == index]
         quotients = [node for by in divisions for node, _ in _uses(by.outputs[0], model)]
@@ -401,7 +401,7 @@ class Uses:
 def draw_array(
     dtype: np.dtype[Any], uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int
 ) -> Array:
-    """The array of the input at a position, see `draw_inputs`."""
+    """Return the array of the input at a position, see `draw_inputs`."""
     # The scale takes part, so that the numbers are others and not larger ones only.
     rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
     if uses.table is not None:
@@ -469,7 +469,7 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
 
 
 def _levels(shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
-    """The shape of what is drawn, which is repeated along the other axes where it is flat."""
+    """Return the shape of what is drawn, which is repeated along the other axes where it is flat."""
     if draw.flat is None or not shape:
         return shape
     return tuple(size if axis == draw.flat % len(shape) else 1 for axis, size in enumerate(shape))
@@ -480,7 +480,7 @@ def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
 
 
 def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Every node that takes the values of `value`, perhaps moved about, and as which of its inputs.
+    """Yield every node that takes the values of `value`, perhaps moved about, and as which of its inputs.
 
     With `zeros` also those that take others, which are 0 where these are.
     """
@@ -495,7 +495,7 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
 
 
 def _fills(node: onnx_ir.Node) -> bool:
-    """Whether a node multiplies by what masks hide a score with."""
+    """Return whether a node multiplies by what masks hide a score with."""
     tensors = [each.const_value for each in node.inputs if each is not None] if node.op_type == "Mul" else []
     return any(each is not None and each.size == 1 and each.numpy().item() <= _HIDING for each in tensors)
 

@@ -49,13 +49,13 @@ class Reference:
 
 
 def inner_blobs(graph: Graph) -> list[str]:
-    """The blobs that layers compute, in the order in which each can be extracted: later it may be gone."""
+    """Return the blobs that layers compute, in the order in which each can be extracted: later it may be gone."""
     inputs = {blob.name for blob in graph.inputs}
     return [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
 
 
 def extract_all(runner: NcnnRunner, graph: Graph, feeds: Feeds) -> dict[str, Array | Failure]:
-    """Every blob that a layer computes, with its batch in front. Raises what `NcnnRunner.extract` raises."""
+    """Return every blob that a layer computes, with its batch in front. Raises what `NcnnRunner.extract` raises."""
     return runner.extract(feeds, [Fetch(name, 0) for name in inner_blobs(graph)])
 
 
@@ -97,7 +97,7 @@ def run_layers(
 def _likeliest(
     runner: NcnnRunner, graph: Graph, ways: Sequence[Feeds], reference: Reference, tolerance: Tolerance
 ) -> tuple[Feeds, Mapping[str, Verdict]]:
-    """The way to feed a net that leaves the most blobs right, and what is known of each."""
+    """Return the way to feed a net that leaves the most blobs right, and what is known of each."""
     found: list[tuple[int, Feeds, dict[str, Verdict]]] = []
     sizes = by_size(reference.values)
     for feeds in ways:
@@ -120,7 +120,9 @@ def _verdict(
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """A blob against its value; one that is off by more than is allowed is still held against the value it is like."""
+    """Return a blob against its value; one that is off by more than is allowed is still held against the value it is
+    like.
+    """
     named = value_name(blob, reference.names)
     verdict = judge(result, named, reference.values, sizes, tolerance)
     if verdict.status == "right" or isinstance(result, Failure):
@@ -134,7 +136,9 @@ def _verdict(
 
 
 def _in_any_order(verdict: Verdict, result: Array, values: Mapping[str, Array], tolerance: Tolerance) -> Verdict:
-    """The verdict on a blob, which is "reordered" where it has the value's numbers, but in no order of its axes."""
+    """Return the verdict on a blob, which is "reordered" where it has the value's numbers, but in no order of
+    its axes.
+    """
     if verdict.status != "wrong" or verdict.value is None:
         return verdict
     value = values[verdict.value]

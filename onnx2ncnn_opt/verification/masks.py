@@ -60,7 +60,9 @@ class Precision:
 
 
 def error_of(walk: Walk, reference: Walk) -> float:
-    """The largest error of a run's outputs, in units of an output's largest value; NaN where one is not finite."""
+    """Return the largest error of a run's outputs, in units of an output's largest value; NaN where one is not
+    finite.
+    """
     worst = 0.0
     for blob, expected in reference.outputs.items():
         if expected.dtype != np.float32 or not expected.size:
@@ -93,13 +95,13 @@ def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precisio
 
 
 def _excess(precision: Precision) -> float:
-    """The error in units of what is allowed."""
+    """Return the error in units of what is allowed."""
     is_wrong = math.isnan(precision.error) or precision.integers_differ
     return math.inf if is_wrong else precision.error / precision.allowed
 
 
 def _differ(walk: Walk, reference: Walk, integers: Collection[Blob]) -> bool:
-    """Whether an integer is another one, be it in the bits of a float or its value."""
+    """Return whether an integer is another one, be it in the bits of a float or its value."""
     both = [(walk.outputs[blob], reference.outputs[blob]) for blob in integers if blob in reference.outputs]
     return not all(bool(((a == b) | (a.view(np.int32) == b.view(np.int32))).all()) for a, b in both)
 
@@ -112,7 +114,7 @@ def _accepted(estimator: Estimator, reference: Walk) -> float:
 def find_masks(
     *estimators: Estimator, integers: Collection[Blob] = (), budget: float = BUDGET
 ) -> tuple[dict[Layer, Mask], Precision]:
-    """The masks that a net needs besides those that it has, and what then is left of its precision.
+    """Return the masks that a net needs besides those that it has, and what then is left of its precision.
 
     The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
     keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the net.
@@ -189,7 +191,7 @@ def _mask_large(
 
 
 def _largest(walk: Walk, layer: Layer) -> float:
-    """The largest number that a layer makes."""
+    """Return the largest number that a layer makes."""
     return max((walk.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0)
 
 

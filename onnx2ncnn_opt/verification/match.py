@@ -14,7 +14,7 @@ _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 
 
 def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Tensor]) -> list[Slot]:
-    """The manifest's entries for the model's inputs or outputs (`kind`), in the model's order.
+    """Return the manifest's entries for the model's inputs or outputs (`kind`), in the model's order.
 
     Raises:
         UsageError: the manifest is that of another model.
@@ -59,7 +59,7 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
 
 
 def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """A blob for every name, as far as there are enough of them.
+    """Return a blob for every name, as far as there are enough of them.
 
     1. Equal names belong together.
     2. The others by number, if the blobs are in0, in1, ... or out0, out1, ... .

@@ -40,7 +40,7 @@ _TIMES = 7
 
 
 def _only_moves(layer: Layer) -> bool:
-    """Whether there is nothing to compute in a layer, so that it needs no mask."""
+    """Return whether there is nothing to compute in a layer, so that it needs no mask."""
     return layer.has(Trait.MOVES) or layer.type in SOURCES | {"Dropout", "Padding"}
 
 
@@ -88,12 +88,12 @@ class Judge:
         self.estimator.__exit__(kind, error, trace)
 
     def prepare(self) -> Walk:
-        """The net in fp32."""
+        """Return the net in fp32."""
         self.reference, self.inner = self.estimator.inner()
         return self.reference
 
     def error(self, masks: Masks) -> float:
-        """The largest error of an output, in units of its largest value; NaN where one is not finite."""
+        """Return the largest error of an output, in units of its largest value; NaN where one is not finite."""
         with restored_masks(self.graph):
             for layer, features in masks.items():
                 layer.params["featmask"] = layer["featmask"] | int(features)
@@ -135,7 +135,7 @@ class DeviceJudge(Judge):
         super().__exit__(kind, error, trace)
 
     def _runner(self, masks: Masks) -> NcnnRunner:
-        """The net with masks, as files; what brings blobs in 32 bits has no weights."""
+        """Return the net with masks, as files; what brings blobs in 32 bits has no weights."""
         copy = read_net(*self._source).graph
         positions = {position: masks[layer] for position, layer in enumerate(self.graph) if layer in masks}
         put_masks(copy, [(layer, positions[at]) for at, layer in enumerate(copy.layers) if at in positions])
@@ -155,7 +155,7 @@ class DeviceJudge(Judge):
         return error_of(Walk(self._outputs(self._runner(masks))), self.reference)
 
     def seconds(self, masks: Masks) -> float | None:
-        """The shortest of some runs, with what it takes to hand over inputs and outputs."""
+        """Return the shortest of some runs, with what it takes to hand over inputs and outputs."""
         if self._target.patience > 1:  # an emulator's time says nothing
             return None
         runner = self._runner(masks)
@@ -245,7 +245,7 @@ def mixed(
     manifest: Manifest | None = None,
     verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> Mixed:
-    """The net with the smallest set of masks with which no output is off by more than `budget` in fp16.
+    """Return the net with the smallest set of masks with which no output is off by more than `budget` in fp16.
 
     `budget` is in units of an output's largest value in fp32. Masks that the net has stay. Without a device to run `on`
     fp16 is estimated. Nothing is written.

@@ -42,7 +42,7 @@ def draw_runs(
     seed: int = 0,
     examples: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Draw, dict[Blob, Array]]]:
-    """The sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
+    """Yield the sets of inputs to run a net on before and after, see `draws`; the same for the same seed.
 
     Caches stay unset, as they are before a first run.
 
@@ -93,7 +93,7 @@ def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
 
 
 def _example(blob: Blob) -> str:
-    """A shape of the rank that the first layer that has one takes, with its channels."""
+    """Return a shape of the rank that the first layer that has one takes, with its channels."""
     rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
     rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -145,5 +145,5 @@ def _operation(layer: Layer) -> str:
 
 
 def _is_move(layer: Layer) -> bool:
-    """Whether a layer's outputs have the values of its first input, moved about."""
+    """Return whether a layer's outputs have the values of its first input, moved about."""
     return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)

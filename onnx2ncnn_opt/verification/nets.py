@@ -217,7 +217,7 @@ class _NetJudge:
 def run_reference(
     runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
 ) -> dict[str, Array]:
-    """The outputs of the net that is optimised; `apart` runs it anew for each, as blobs inside it need that.
+    """Return the outputs of the net that is optimised; `apart` runs it anew for each, as blobs inside it need that.
 
     Raises VerificationError where ncnn cannot run that net as it is.
     """
@@ -244,7 +244,9 @@ def compare_outputs(
     names: Mapping[str, str],
     tolerance: Tolerance,
 ) -> tuple[OutputReport, ...]:
-    """The reports of all outputs of a net against those of its reference; `names` are the net's own names for them."""
+    """Return the reports of all outputs of a net against those of its reference; `names` are the net's own names for
+    them.
+    """
     try:
         results = runner.extract(feeds, [names[name] for name in reference])
     except RunError as error:

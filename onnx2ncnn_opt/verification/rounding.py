@@ -79,7 +79,7 @@ class Rounding:
         ] = {}  # how many elements of an output only one run of the last `spread` moves, at most
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The outputs in float64; none where the model cannot be computed so, which `problem` tells."""
+        """Return the outputs in float64; none where the model cannot be computed so, which `problem` tells."""
         if self._exact is None or self._exact[0] is not feeds:
             try:
                 found = self._rewritten(InDouble(self._model, tuple(self._outputs)).data, self._folder, feeds)
@@ -93,7 +93,7 @@ class Rounding:
         return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
 
     def resolved(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """The reference of an output where float64 shows that ONNX Runtime's float32 has left its range.
+        """Return the reference of an output where float64 shows that ONNX Runtime's float32 has left its range.
 
         Where it is not finite, but float64 is, a finite number has to be that of float64: of log(sigmoid(-20)) ONNX
         Runtime makes -infinity, which others need not; another that is not finite will do, as will 0 and what is not
@@ -250,7 +250,7 @@ def _distance_of_part(a: Array, b: Array) -> Array:
 
 
 def _relative(a: Array, b: Array) -> float:
-    """The largest distance of numbers that are finite, in units of the largest of `b`."""
+    """Return the largest distance of numbers that are finite, in units of the largest of `b`."""
     if a.shape != b.shape:
         return 0.0
     largest = size = 0.0
@@ -263,7 +263,9 @@ def _relative(a: Array, b: Array) -> float:
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
-    """The model with its weights of two dims or more rounded, as converters store them, in a file of a folder."""
+    """Return the model with its weights of two dims or more rounded, as converters store them, in a file of a
+    folder.
+    """
     own = model.absolute().parent if isinstance(model, Path) else Path()
     proto = read_model(model)
     if outputs:
@@ -286,7 +288,7 @@ def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding
 
 
 def _in_8_bits(array: Array) -> Array:
-    """Each row as multiples of a 127th of its largest number, as ncnn's int8 layers have their weights."""
+    """Return each row as multiples of a 127th of its largest number, as ncnn's int8 layers have their weights."""
     rows = array.reshape(len(array), -1)
     steps = np.abs(rows).max(axis=1, keepdims=True, initial=0.0) / np.float32(127)
     whole = np.round(np.divide(rows, steps, out=np.zeros_like(rows), where=steps > 0))
@@ -294,7 +296,8 @@ def _in_8_bits(array: Array) -> Array:
 
 
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
-    """The model with rounding errors in it, and two more inputs: the number of a run with own errors, and one for all.
+    """Return the model with rounding errors in it, and two more inputs: the number of a run with own errors, and one
+    for all.
 
     Every number that a node computes gets an error, but those that are only moved or are 0. Raises EncodeError for one
     that does not fit into a message.
@@ -352,7 +355,7 @@ class _Written:
         self.nodes: list[onnx.NodeProto] = []
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """A node of one output, whose name it gives back."""
+        """Return a node of one output, whose name it gives back."""
         name = f"onnx2ncnn_opt.{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
@@ -380,7 +383,9 @@ class _Written:
         return self.add("Add", self.add("Mul", self.add("Cast", signs, to=dtype), scales[0]), scales[1])
 
     def computed(self, name: str, dtype: int, beside: str = "") -> str:
-        """The name under which a node gives what has an error as `name`; one `beside` 1 and this tensor, if any."""
+        """Return the name under which a node gives what has an error as `name`; one `beside` 1 and this tensor,
+        if any.
+        """
         inner = f"onnx2ncnn_opt.inner.{name}"
         inexact = self.inexact(inner, dtype)
         if beside:
@@ -391,7 +396,9 @@ class _Written:
         return inner
 
     def inexact(self, name: str, dtype: int, each: float = _EACH) -> str:
-        """A tensor whose numbers are off by a relative error each, or as if subnormal ones were 0; zeros stay."""
+        """Return a tensor whose numbers are off by a relative error each, or as if subnormal ones were 0; zeros
+        stay.
+        """
         errors = self.errors(name, dtype)
         relative = self.add("Mul", errors, self.number(each, dtype))
         scaled = self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
@@ -399,7 +406,7 @@ class _Written:
         return self.add("Add", scaled, self.add("Mul", least, self.add("Abs", self.add("Sign", name))))
 
     def decided(self, name: str, dtype: int) -> str:
-        """The tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""
+        """Return the tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""
         error = self.add("Mul", self.errors(name, dtype), self.deciding(name, dtype))
         return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
 

@@ -68,7 +68,7 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """The model with the sizes and values that it was converted with, as its manifest says, or with others.
+    """Return the model with the sizes and values that it was converted with, as its manifest says, or with others.
 
     Raises what `load_model` raises.
     """
@@ -124,7 +124,7 @@ def wanted_runs(
     seed: int,
     wanted: Wanted,
 ) -> Iterator[Run]:
-    """A run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
+    """Yield a run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
     names = list(open_sizes(model, LENGTHS[0]))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
@@ -193,7 +193,7 @@ def _numbers(model: LoadedModel) -> int:
 
 
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
-    """A run at each of the values of the dynamic sizes, see `drawn_runs`."""
+    """Return a run at each of the values of the dynamic sizes, see `drawn_runs`."""
     batches = _open_batches(model, manifest)
     open_names = list(open_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
@@ -255,7 +255,7 @@ def small_runs(model: LoadedModel, manifest: Manifest | None, runs: Sequence[Run
 
 
 def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
-    """The names of dynamic dimensions that are the batch of an input."""
+    """Return the names of dynamic dimensions that are the batch of an input."""
     axes = {entry.name: entry.batch_axis for entry in manifest.inputs} if manifest else {}
     batches = [(info.shape, axes.get(info.name)) for info in model.inputs]
     return {str(shape[axis]) for shape, axis in batches if axis is not None and isinstance(shape[axis], Sym)}

@@ -185,7 +185,7 @@ class _ModelJudge:
 def _explained(
     rows: Sequence[OutputReport], comparison: Comparison, way: Sequence[Slot], mode: str, *, is_close: bool
 ) -> tuple[list[OutputReport], str]:
-    """The reports with where their errors come from, and why nobody knows what bits explain, if so."""
+    """Return the reports with where their errors come from, and why nobody knows what bits explain, if so."""
     net = comparison.runner.param, comparison.runner.bin
     blobs = {row.name: row.blob for row in rows}
     stored = comparison.by_weights

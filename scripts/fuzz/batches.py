@@ -38,7 +38,7 @@ def feeds(model: onnx.ModelProto, *, known: Mapping[str, Array]) -> dict[str, Ar
 
 
 def main() -> int:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

@@ -187,7 +187,7 @@ MUTATIONS: tuple[Callable[[onnx.ModelProto, random.Random], None], ...] = (
 
 
 def make(number: int, seed: int) -> bytes:
-    """The bytes of case `number`."""
+    """Return the bytes of case `number`."""
     rng = random.Random(f"{seed}/{number}")
     data = rng.choice(MODELS).read_bytes()
     if rng.random() < 0.25:

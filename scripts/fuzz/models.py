@@ -127,7 +127,7 @@ def _shapes(model: RandomModel, names: Mapping[str, Any] | Sequence[str]) -> str
 
 
 def main() -> int:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=GENERATORS, default="any")
     parser.add_argument("--verify", action="store_true", help="verify what is right, as `convert` does")

@@ -60,7 +60,7 @@ class Net:
         return digest.hexdigest()[:16]
 
     def is_named(self) -> bool:
-        """Whether `convert` says that fp16 is not enough for it."""
+        """Return whether `convert` says that fp16 is not enough for it."""
         return self.precision is not None and not self.precision.ok
 
     def rounding(self) -> float:
@@ -162,7 +162,7 @@ def of_model(
     *,
     masks: bool = True,
 ) -> Net | None:
-    """A model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
+    """Return a model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
     try:
         conversion = lower(model, masks=masks)
     except UnsupportedError:

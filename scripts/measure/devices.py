@@ -138,7 +138,7 @@ def campaign(
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The results that are there."""
+    """Yield the results that are there."""
     if path.exists():
         yield from map(json.loads, path.read_text().splitlines())
 

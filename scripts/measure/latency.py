@@ -34,7 +34,9 @@ class Latency(NamedTuple):
 
 
 def compare(first: NetPaths, second: NetPaths, shapes: Mapping[str, Sequence[int]], seconds: float) -> Latency | None:
-    """One thread, inputs of these shapes, as many runs as fit into the time; None where ncnn does not run a net."""
+    """Return one thread, inputs of these shapes, as many runs as fit into the time; None where ncnn does not
+    run a net.
+    """
     request = json.dumps([[*map(str, first)], [*map(str, second)], dict(shapes), seconds])
     done = subprocess.run([sys.executable, __file__, request], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

@@ -35,7 +35,7 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def nets(paths: Iterable[Path], only: str) -> Iterator[Path]:
-    """The text files among these and in these folders, each content once."""
+    """Yield the text files among these and in these folders, each content once."""
     seen: set[bytes] = set()
     for path in paths:
         for file in sorted(path.rglob("*.param")) if path.is_dir() else [path]:
@@ -71,7 +71,7 @@ def _values(rng: np.random.Generator, layer: Layer, name: str, count: int) -> ND
 
 
 def shapes(graph: Graph, size: int) -> dict[str, Sizes]:
-    """A shape for each input that states none, as far as a layer after it tells."""
+    """Return a shape for each input that states none, as far as a layer after it tells."""
     found = {blob.name: _shape(blob, size) for blob in graph.inputs if blob.shape is None}
     return {name: shape for name, shape in found.items() if shape is not None}
 
@@ -106,7 +106,7 @@ def _wanted(layer: Layer, size: int) -> Sizes | None:
 
 
 def measure(file: Path, folder: Path, most: float) -> tuple[str, str]:
-    """A net's outcome in a word, and its line."""
+    """Return a net's outcome in a word, and its line."""
     try:
         graph = parse_param(file.read_bytes(), file=str(file)).graph
         unknown = sorted({layer.type for layer in graph if layer.spec is None})

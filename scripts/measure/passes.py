@@ -106,7 +106,7 @@ def run_count(options: argparse.Namespace) -> None:
 
 
 def measure_alone(p: Pass, case: Case, folder: Path, seconds: float) -> Latency | None:
-    """The net that is made for the pass, as it is and after it."""
+    """Return the net that is made for the pass, as it is and after it."""
     before, after = ((folder / f"{stem}.param", folder / f"{stem}.bin") for stem in ("before", "after"))
     graph = case.net()
     write_net(graph, *before)
@@ -116,7 +116,7 @@ def measure_alone(p: Pass, case: Case, folder: Path, seconds: float) -> Latency 
 
 
 def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency | None:
-    """A real net without the pass and with it."""
+    """Return a real net without the pass and with it."""
     files: list[NetPaths] = []
     for skip in ([p.name], []):
         if path.suffix == ".onnx":
@@ -131,7 +131,7 @@ def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency 
 
 
 def locate(net: str, models: Path | None, nets: Path | None) -> Path | None:
-    """The file of a net that fixtures/firings.tsv names; None where its folder is not given."""
+    """Return the file of a net that fixtures/firings.tsv names; None where its folder is not given."""
     source, _, name = net.partition(":")
     folder = {"models": ROOT / "fixtures" / "models", "zoo": models, "pnnx": nets}.get(source)
     if folder is None:
@@ -141,7 +141,7 @@ def locate(net: str, models: Path | None, nets: Path | None) -> Path | None:
 
 
 def _shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """The sizes of the inputs, open ones chosen; none where a rank is unknown, or a batch is fed."""
+    """Return the sizes of the inputs, open ones chosen; none where a rank is unknown, or a batch is fed."""
     if any(blob.shape is None or blob.batch != 1 for blob in graph.inputs):
         return {}
     return {blob.name: tuple(s if isinstance(s, int) else 64 for s in blob.shape or ()) for blob in graph.inputs}
@@ -284,7 +284,7 @@ def measure_long(
 
 
 def product_net(type: str, rows: int, k: int, n: int, pairs: int, folder: Path) -> NetPaths:
-    """A blob of some rows (a vector for none) times constant matrices, as a layer of this type does it."""
+    """Return a blob of some rows (a vector for none) times constant matrices, as a layer of this type does it."""
     graph, x = Graph(), Blob("x", (rows, k))
     graph.add(Layer("Input", "x", (), [x]))
     for i, (inner, outer) in enumerate([(k, n), (n, k)] * pairs or [(k, n)]):
@@ -315,7 +315,7 @@ def _product(graph: Graph, type: str, name: str, x: Blob, weight: Any) -> Blob:
 
 
 def measure_products(rows: int, k: int, n: int, pairs: int, seconds: float) -> Sequence[str]:
-    """The cells of a row of the table."""
+    """Return the cells of a row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         gemm, *others = (product_net(type, rows, k, n, pairs, Path(folder)) for type in PRODUCTS)
         found = [compare(gemm, other, {"x": (rows, k)}, seconds) for other in others]

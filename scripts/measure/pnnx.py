@@ -126,7 +126,7 @@ def _is_numbers(array: object) -> bool:
 
 
 def answered(case: Case) -> bytes:
-    """A model with the inputs and outputs of the case that gives the suite's outputs, whatever it is fed."""
+    """Return a model with the inputs and outputs of the case that gives the suite's outputs, whatever it is fed."""
     names = [value.name for value in case.model.graph.output]
     arrays = [numpy_helper.from_array(np.asarray(a), f"{n}_") for n, a in zip(names, case.expected, strict=True)]
     inputs = [value for value in case.model.graph.input if value.name in case.feeds]
@@ -139,7 +139,7 @@ def answered(case: Case) -> bytes:
 
 
 def judge(case: Case, pnnx: str, folder: Path) -> str:
-    """The outcome of one case."""
+    """Return the outcome of one case."""
     for path in folder.iterdir():
         path.unlink()
     onnx.save(case.model, folder / "m.onnx")

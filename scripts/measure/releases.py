@@ -62,7 +62,7 @@ print(json.dumps(worst))
 
 
 def check(path: Path, release: str, package: Path, folder: Path) -> str:
-    """One model in one release: right, refused or wrong, with the reason."""
+    """Return one model in one release: right, refused or wrong, with the reason."""
     model = refill(onnx.load(path))
     data = model.SerializeToString()
     prefix = folder / path.stem

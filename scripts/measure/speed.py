@@ -55,7 +55,7 @@ Record = dict[str, dict[str, float | None]]  # "ms", "layers", "moved", "peak", 
 def nets_of(
     model: Path, folder: Path, pnnx: tuple[Path, Path] | None, ncnnoptimize: Path | None
 ) -> dict[str, list[str]]:
-    """The files of each column's net, where it can be had."""
+    """Return the files of each column's net, where it can be had."""
     found: dict[str, list[str]] = {"ONNX Runtime": [str(model)]}
     try:
         files = lower(model).save(folder / "ours")
@@ -163,7 +163,7 @@ def _child(request: str) -> None:
 
 
 def _are_close(outputs: Outputs, right: Outputs) -> bool:
-    """Whether these are the outputs, in whatever shapes; pnnx's weights have 16 bits."""
+    """Return whether these are the outputs, in whatever shapes; pnnx's weights have 16 bits."""
     return len(outputs) == len(right) and all(
         a.size == b.size and np.allclose(a.ravel(), b.ravel(), rtol=0, atol=_TOLERANCE * (np.abs(b).max() + 1e-6))
         for a, b in zip(outputs, right, strict=True)
@@ -255,7 +255,7 @@ def summary(rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """The records of a file by model; the last one of several, for times belong together."""
+    """Return the records of a file by model; the last one of several, for times belong together."""
     return dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
 
 

@@ -108,7 +108,7 @@ class Residual(nn.Module):
         self.second = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in pads)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of x and of what the pairs add."""
+        """Return the sum of x and of what the pairs add."""
         for first, second in zip(self.first, self.second, strict=True):
             x = x + second(functional.leaky_relu(first(functional.leaky_relu(x, 0.1)), 0.1))
         return x
@@ -197,7 +197,7 @@ class Wav2Vec(nn.Module):
 
 
 def heartbeat() -> nn.Module:
-    """A classifier of electrocardiograms."""
+    """Return a classifier of electrocardiograms."""
     sizes = (12, 32, 64, 128, 128)
     blocks = [
         nn.Sequential(nn.Conv1d(i, o, 7, padding=3), nn.BatchNorm1d(o), nn.ReLU(), nn.MaxPool1d(2))
@@ -207,7 +207,7 @@ def heartbeat() -> nn.Module:
 
 
 def twice(inputs: int, outputs: int) -> nn.Module:
-    """The two convolutions of a level of a U-Net."""
+    """Return the two convolutions of a level of a U-Net."""
     pairs = ((inputs, outputs), (outputs, outputs))
     parts = [(nn.Conv3d(i, o, 3, padding=1), nn.BatchNorm3d(o), nn.ReLU()) for i, o in pairs]
     return nn.Sequential(*(part for three in parts for part in three))
@@ -224,7 +224,7 @@ class VolumeUNet(nn.Module):
         self.out = nn.Conv3d(c, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A class for each voxel."""
+        """Return a class for each voxel."""
         skips = []
         for i, level in enumerate(self.down):
             x = level(functional.max_pool3d(x, 2) if i else x)
@@ -281,7 +281,7 @@ SEQUENCES_AND_VOLUMES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]
 
 
 def models() -> Iterator[tuple[str, Callable[[], Model]]]:
-    """Every model by its name, and what makes it and its inputs."""
+    """Yield every model by its name, and what makes it and its inputs."""
     yield from ((name, partial(from_torchvision, name)) for name in TORCHVISION.split())
     yield from ((name, partial(from_timm, name)) for name in TIMM.split())
     for kind, names in (("text", TEXT), ("image", IMAGES), ("sound", SOUNDS)):
@@ -296,7 +296,7 @@ def by_hand(name: str) -> Model:
 
 
 def from_torchvision(name: str) -> Model:
-    """A model as it is, on an image or a short film."""
+    """Return a model as it is, on an image or a short film."""
     zoo = torchvision.models
     options = {"weights_backbone": None} if name in zoo.list_models(zoo.segmentation) else {}
     frames = (16,) if name in zoo.list_models(zoo.video) else ()
@@ -305,7 +305,7 @@ def from_torchvision(name: str) -> Model:
 
 
 def from_timm(name: str) -> Model:
-    """A model with as few blocks as it takes, on images of the size that it wants."""
+    """Return a model with as few blocks as it takes, on images of the size that it wants."""
     for options in FEW:
         try:
             model = timm.create_model(name, pretrained=False, **options)
@@ -316,7 +316,7 @@ def from_timm(name: str) -> Model:
 
 
 def from_transformers(name: str, kind: str) -> Model:
-    """A tiny model of a family: no heads, and inputs of one item."""
+    """Return a tiny model of a family: no heads, and inputs of one item."""
     config = transformers.AutoConfig.for_model(name, **TINY)
     inputs = {"text": torch.randint(3, 100, (1, 12)), "image": torch.randn(1, 3, 64, 64), "sound": torch.randn(1, 4000)}
     return First(transformers.AutoModel.from_config(config)), (inputs[kind],)
@@ -344,7 +344,7 @@ def export(model: nn.Module, inputs: tuple[Tensor, ...], exporter: str, path: Pa
 
 
 def convert(path: Path) -> tuple[str, str, str]:
-    """The result, the number of layers, and the last thing that was said where it is not right."""
+    """Return the result, the number of layers, and the last thing that was said where it is not right."""
     command = ["onnx2ncnn-opt", "convert", str(path), "-o", str(path.with_suffix(""))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

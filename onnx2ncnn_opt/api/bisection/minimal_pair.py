@@ -57,7 +57,7 @@ class PairFiles:
 
     @classmethod
     def at(cls, folder: Path) -> PairFiles:
-        """The files in a folder."""
+        """Return the files in a folder."""
         return cls(*(folder / name for name in ("part.onnx", "part.param", "part.bin", "part.json", "part.npz")))
 
 
@@ -176,7 +176,7 @@ class _Piece:
         graph.node.extend(nodes)
 
     def _constant(self, end: str, starts: set[str], values: Mapping[str, Array]) -> set[str]:
-        """The values that do not depend on the starts, but that those need which do."""
+        """Return the values that do not depend on the starts, but that those need which do."""
         nodes = self.proto.graph.node
         moving = set(starts)
         for node in nodes:
@@ -194,7 +194,9 @@ class _Piece:
         return frozen | {name for name in inputs & needed if name in values}
 
     def _start(self, counterpart: Counterpart, array: Array, made: set[str]) -> str:
-        """The name of an input with the numbers of a blob, from which the value is made if nothing else makes it."""
+        """Return the name of an input with the numbers of a blob, from which the value is made if nothing else makes
+        it.
+        """
         is_float = array.dtype.kind in "iub" and not counterpart.integer
         if counterpart.value not in made and not is_float and _is_direct(counterpart, array):
             return counterpart.value
@@ -215,7 +217,7 @@ class _Piece:
         return fed.astype(np.float32) if array.dtype.kind in "iub" and not counterpart.integer else fed
 
     def _end(self, counterpart: Counterpart, array: Array, starts: set[str]) -> str:
-        """The name of the output, which has the layout of the net's blob."""
+        """Return the name of the output, which has the layout of the net's blob."""
         if _is_direct(counterpart, array) and counterpart.value not in starts:
             return counterpart.value
         read = counterpart.value
@@ -237,7 +239,7 @@ class _Piece:
         return name
 
     def _name(self, name: str) -> str:
-        """A name that the model does not have."""
+        """Return a name that the model does not have."""
         found = next(found for found in _numbered(name) if found not in self.taken)
         self.taken.add(found)
         return found

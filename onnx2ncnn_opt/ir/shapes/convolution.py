@@ -14,12 +14,12 @@ _SAME_PADS = (-233, -234)
 
 
 def _axes(layer: Layer) -> str:
-    """The axes that the layer slides over, by ncnn's names, outermost first."""
+    """Return the axes that the layer slides over, by ncnn's names, outermost first."""
     return "w" if layer.type.endswith("1D") else "dhw" if layer.type.endswith("3D") else "hw"
 
 
 def _positive(layer: Layer, name: str, axes: str) -> list[int]:
-    """A parameter for each axis; ncnn divides by strides, and reads beyond the blob with a kernel of 0."""
+    """Return a parameter for each axis; ncnn divides by strides, and reads beyond the blob with a kernel of 0."""
     values = [layer[f"{name}_{axis}"] for axis in axes]
     if min(values) < 1:
         fail(layer, f"a {name} of {values}")

@@ -31,19 +31,19 @@ _PER_SLICE = {
 
 @shape_of("Cast", "DeepCopy", "Normalize", "Packing")
 def same(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; `infer_shapes` knows that of elementwise layers."""
+    """Return the input's shape; `infer_shapes` knows that of elementwise layers."""
     return x
 
 
 @shape_of("Split")
 def split(layer: Layer, x: Shape) -> list[Output]:
-    """The input's shape for every output."""
+    """Return the input's shape for every output."""
     return [x] * len(layer.outputs)
 
 
 @shape_of("Noop", unknown_inputs=True)
 def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """The inputs; ncnn crashes on more outputs than inputs."""
+    """Return the inputs; ncnn crashes on more outputs than inputs."""
     if len(layer.outputs) > len(inputs):
         fail(layer, f"it has {len(inputs)} inputs for {len(layer.outputs)} outputs")
     return list(inputs[: len(layer.outputs)])
@@ -57,7 +57,7 @@ def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
 
 @shape_of(*_PER_SLICE)
 def per_slice(layer: Layer, x: Shape) -> Shape:
-    """The input's shape."""
+    """Return the input's shape."""
     for name in _PER_SLICE[layer.type]:
         if layer[name] > 1:
             equal(layer, layer[name], x[0], f"{name} and the outermost size")
@@ -66,14 +66,16 @@ def per_slice(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Bias")
 def bias(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; one value per channel, and ncnn uses only the first for 1-D and 2-D blobs."""
+    """Return the input's shape; one value per channel, and ncnn uses only the first for 1-D and 2-D blobs."""
     equal(layer, layer["bias_data_size"], x[0] if len(x) >= 3 else 1, "bias_data_size and the channels")
     return x
 
 
 @shape_of("BatchNorm", "InstanceNorm", "GroupNorm")
 def channel_norm(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; `channels` is the outermost size, but InstanceNorm takes 1-D and 2-D blobs as one channel."""
+    """Return the input's shape; `channels` is the outermost size, but InstanceNorm takes 1-D and 2-D blobs as one
+    channel.
+    """
     if layer.type != "InstanceNorm":
         equal(layer, layer["channels"], x[0], "channels and the outermost size")
     elif layer["affine"]:
@@ -85,7 +87,9 @@ def channel_norm(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("LayerNorm", "RMSNorm")
 def layer_norm(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; `affine_size` is a product of innermost sizes, never with the outermost one (unless 1-D)."""
+    """Return the input's shape; `affine_size` is a product of innermost sizes, never with the outermost one (unless
+    1-D).
+    """
     inner = [product(x[first:]) for first in range(min(1, len(x) - 1), len(x))]
     if all(differ(layer["affine_size"], size) for size in inner):
         fail(layer, f"affine_size {layer['affine_size']} is none of the inner sizes {', '.join(map(str, inner))}")
@@ -94,28 +98,28 @@ def layer_norm(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("LRN")
 def lrn(layer: Layer, x: Shape) -> Shape:
-    """The input's shape."""
+    """Return the input's shape."""
     need_rank(layer, x, 3)
     return x
 
 
 @shape_of("Softmax", "CumulativeSum")
 def along_axis(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; the axis must be one of it (ncnn leaves the blob unchanged otherwise)."""
+    """Return the input's shape; the axis must be one of it (ncnn leaves the blob unchanged otherwise)."""
     data_axis(layer, len(x))
     return x
 
 
 @shape_of("Flip")
 def flip(layer: Layer, x: Shape) -> Shape:
-    """The input's shape."""
+    """Return the input's shape."""
     positions(layer, layer["axes"], len(x))
     return x
 
 
 @shape_of("Scale")
 def scale(layer: Layer, x: Shape, by: Shape | None = None) -> Shape:
-    """The input's shape; one factor per slice of the outermost axis."""
+    """Return the input's shape; one factor per slice of the outermost axis."""
     size = layer["scale_data_size"]
     if size == -233:
         if by is None:
@@ -127,7 +131,7 @@ def scale(layer: Layer, x: Shape, by: Shape | None = None) -> Shape:
 
 @shape_of("Eltwise")
 def eltwise(layer: Layer, *inputs: Shape) -> Shape:
-    """The common shape of at least two inputs; nothing broadcasts."""
+    """Return the common shape of at least two inputs; nothing broadcasts."""
     if len(inputs) < 2:
         fail(layer, "it needs 2 inputs")
     result = inputs[0]
@@ -140,7 +144,7 @@ def eltwise(layer: Layer, *inputs: Shape) -> Shape:
 
 @shape_of("BinaryOp")
 def binary_op(layer: Layer, a: Shape, b: Shape | None = None) -> Shape:
-    """The broadcast shape: numpy's for equal ranks, aligned at the OUTERMOST axes otherwise.
+    """Return the broadcast shape: numpy's for equal ranks, aligned at the OUTERMOST axes otherwise.
 
     A 1-D blob is along the outermost axis where it has that size, else along w.
     """

@@ -73,7 +73,7 @@ def gemm(layer: Layer, *inputs: Shape) -> Shape:
 
 
 def _matrix(layer: Layer, x: Shape) -> Shape:
-    """A blob as Gemm reads it: a vector is one row, and the rows of a 3-D blob are along c."""
+    """Return a blob as Gemm reads it: a vector is one row, and the rows of a 3-D blob are along c."""
     need_rank(layer, x, 1, 2, 3)
     if len(x) == 1:
         return 1, x[0]
@@ -95,7 +95,9 @@ def _check_c(layer: Layer, c: Shape, result: Shape) -> None:
 
 @shape_of("Einsum")
 def einsum(layer: Layer, *inputs: Shape) -> Shape:
-    """The sizes of the letters on the right; the equation comes as character codes, with i, ij, ijk or ijkl there."""
+    """Return the sizes of the letters on the right; the equation comes as character codes, with i, ij, ijk or ijkl
+    there.
+    """
     equation = "".join(map(chr, layer["equation"]))
     if equation == "ii":
         need_rank(layer, inputs[0], 2)

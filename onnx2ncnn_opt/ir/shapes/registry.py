@@ -97,7 +97,7 @@ def _checked(layer: Layer, output: Output) -> tuple[Shape | None, Dim]:
 
 
 def text(shape: Shape | None) -> str:
-    """A shape as messages show it."""
+    """Return a shape as messages show it."""
     return "?" if shape is None else f"({', '.join(map(str, shape))})"
 
 
@@ -114,20 +114,20 @@ def need_rank(layer: Layer, shape: Shape, *ranks: int) -> None:
 
 
 def differ(a: Dim, b: Dim) -> bool:
-    """Whether two sizes surely differ: their difference is a constant other than 0."""
+    """Return whether two sizes surely differ: their difference is a constant other than 0."""
     difference = a - b
     return isinstance(difference, int) and difference != 0
 
 
 def equal(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """The size that a and b must have in common, a number if one is; fails where they surely differ."""
+    """Return the size that a and b must have in common, a number if one is; fails where they surely differ."""
     if differ(a, b):
         fail(layer, f"{what} must be equal, but are {a} and {b}")
     return b if isinstance(a, Sym) and isinstance(b, int) else a
 
 
 def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """The size of an axis where 1 fits everything; fails where neither is 1 and they surely differ.
+    """Return the size of an axis where 1 fits everything; fails where neither is 1 and they surely differ.
 
     Of two dynamic sizes it is the larger one: the other is as large at run time, or 1.
     """
@@ -138,19 +138,19 @@ def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
 
 
 def position(layer: Layer, axis: int, rank: int, name: str = "axis") -> int:
-    """The axis counted from 0; fails where the rank has no such axis."""
+    """Return the axis counted from 0; fails where the rank has no such axis."""
     if not -rank <= axis < rank:
         fail(layer, f"{name} {axis} is out of range for a {rank}-D blob")
     return axis % rank
 
 
 def positions(layer: Layer, axes: Sequence[int], rank: int, name: str = "axis") -> list[int]:
-    """The axes counted from 0."""
+    """Return the axes counted from 0."""
     return [position(layer, axis, rank, name) for axis in axes]
 
 
 def data_axis(layer: Layer, rank: int) -> int:
-    """The parameter `axis` counted from 0; on 1-D blobs ncnn does not even look at it."""
+    """Return the parameter `axis` counted from 0; on 1-D blobs ncnn does not even look at it."""
     return 0 if rank == 1 else position(layer, layer["axis"], rank)
 
 
@@ -162,7 +162,9 @@ def parts(layer: Layer, size: Dim, by: int, what: str) -> Dim:
 
 
 def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim] | None:
-    """The value of an expression parameter; most layers see the items of a batch one by one, so that n is 1 there."""
+    """Return the value of an expression parameter; most layers see the items of a batch one by one, so that n is 1
+    there.
+    """
     try:
         return evaluate(layer[name], [(blob.shape, blob.batch if whole_batch else 1) for blob in layer.inputs])
     except ShapeError as error:
@@ -170,5 +172,5 @@ def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim
 
 
 def named_sizes(shape: Shape) -> dict[str, Dim]:
-    """The sizes by ncnn's names of the axes, w h d c; 1 for those that the rank does not have."""
+    """Return the sizes by ncnn's names of the axes, w h d c; 1 for those that the rank does not have."""
     return {**dict.fromkeys("whdc", 1), **by_axis(shape)}

@@ -75,7 +75,7 @@ def reorg(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("ShuffleChannel")
 def shuffle_channel(layer: Layer, x: Shape) -> Shape:
-    """The input's shape."""
+    """Return the input's shape."""
     need_rank(layer, x, 3, 4)
     parts(layer, x[0], layer["group"], "channels")
     return x

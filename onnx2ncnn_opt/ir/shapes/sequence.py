@@ -104,7 +104,7 @@ def _check_mask(layer: Layer, mask: Shape, heads: Dim, queries: Dim, keys: Dim |
 
 @shape_of("RotaryEmbed")
 def rotary_embed(layer: Layer, x: Shape, cos: Shape, sin: Shape) -> Shape:
-    """The input's shape, (heads, length, size) or (length, size); cos and sin are (length, size / 2 or more)."""
+    """Return the input's shape, (heads, length, size) or (length, size); cos and sin are (length, size / 2 or more)."""
     need_rank(layer, x, 2, 3)
     for table in (cos, sin):
         need_rank(layer, table, 2, 3)

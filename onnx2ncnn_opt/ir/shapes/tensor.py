@@ -39,7 +39,7 @@ def input_(layer: Layer) -> list[Output]:
 
 @shape_of("MemoryData")
 def memory_data(layer: Layer) -> list[Output]:
-    """The stated shape."""
+    """Return the stated shape."""
     if layer["w"] < 1:
         fail(layer, "it has no size")
     return [_stated(layer)] * len(layer.outputs)
@@ -53,13 +53,13 @@ def _stated(layer: Layer) -> Shape | None:
 
 @shape_of("Flatten")
 def flatten(layer: Layer, x: Shape) -> Shape:
-    """All elements in one axis."""
+    """Return all elements in one axis."""
     return (product(x),)
 
 
 @shape_of("Reshape", unknown_inputs=True)
 def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Batched:
-    """The stated sizes, or those of the expression: 0 copies a size of the input, -1 is what remains.
+    """Return the stated sizes, or those of the expression: 0 copies a size of the input, -1 is what remains.
 
     0 copies the axis of the same NAME (w from w); with batch axes, that of the same position counting the batch. Unlike
     other layers, Reshape sees its whole batch at once: other inputs, read for their sizes only, may have another one.
@@ -90,7 +90,7 @@ def _plain_reshape(layer: Layer, x: Shape | None, wanted: Shape) -> Shape | None
 
 
 def _wanted(layer: Layer) -> Shape | None:
-    """The sizes as parameters or expression give them, outermost first."""
+    """Return the sizes as parameters or expression give them, outermost first."""
     if layer["shape_expr"]:
         sizes = evaluated(layer, "shape_expr", whole_batch=True)
         return None if sizes is None else tuple(reversed(sizes))
@@ -111,7 +111,7 @@ def _with_batch(layer: Layer, x: Shape, axis: int) -> Shape:
 
 
 def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape) -> Shape | None:
-    """The wanted sizes with 0 and -1 replaced; None where that takes an unknown input."""
+    """Return the wanted sizes with 0 and -1 replaced; None where that takes an unknown input."""
     if x is None or copies is None:
         return wanted if not any(size in (0, -1) for size in wanted) else None
     if wanted.count(-1) > 1:
@@ -141,7 +141,7 @@ def _sizes(shape: Shape) -> str:
 
 @shape_of("Permute")
 def permute(layer: Layer, x: Shape) -> Shape:
-    """The sizes in the order that order_type names."""
+    """Return the sizes in the order that order_type names."""
     try:
         return tuple(x[axis] for axis in permutation(layer["order_type"], len(x)))
     except GraphError as error:
@@ -173,7 +173,7 @@ def expand_dims(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Concat")
 def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
-    """The sum along the axis; everything else must be equal."""
+    """Return the sum along the axis; everything else must be equal."""
     axis = data_axis(layer, len(first))
     result = list(first)
     for other in others:
@@ -187,7 +187,7 @@ def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
 
 @shape_of("Slice")
 def slice_(layer: Layer, x: Shape) -> list[Output]:
-    """One piece per output: by sizes, where -233 shares the rest evenly, or by the indices between them."""
+    """Return one piece per output: by sizes, where -233 shares the rest evenly, or by the indices between them."""
     axis = data_axis(layer, len(x))
     size, count = x[axis], len(layer.outputs)
     sizes: list[Dim] = []
@@ -330,7 +330,7 @@ def reduction(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("MVN")
 def mean_variance_norm(layer: Layer, x: Shape) -> Shape:
-    """The input's shape; ncnn makes 1-D and 2-D blobs 3-D."""
+    """Return the input's shape; ncnn makes 1-D and 2-D blobs 3-D."""
     return (1,) * (3 - len(x)) + x
 
 
@@ -343,7 +343,7 @@ def glu(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Diag")
 def diag(layer: Layer, x: Shape) -> Output:
-    """The matrix with a vector on its diagonal, or a matrix's diagonal."""
+    """Return the matrix with a vector on its diagonal, or a matrix's diagonal."""
     need_rank(layer, x, 1, 2)
     offset = layer["diagonal"]
     if len(x) == 1:
@@ -357,7 +357,7 @@ def diag(layer: Layer, x: Shape) -> Output:
 
 @shape_of("CopyTo")
 def copy_to(layer: Layer, x: Shape, source: Shape) -> Shape:
-    """The first input's shape; the second must be inside it."""
+    """Return the first input's shape; the second must be inside it."""
     need_rank(layer, source, len(x))
     offsets: list[Dim] = [layer[f"{axis}offset"] for axis in AXES[len(x)]]
     if layer["starts"]:

@@ -16,17 +16,17 @@ Bound: TypeAlias = Callable[[Inputs, Attributes], int]
 
 
 def first(inputs: Inputs, _: Attributes) -> Any:
-    """As many elements as the first input."""
+    """Return as many elements as the first input."""
     return inputs[0].size
 
 
 def total(inputs: Inputs, _: Attributes) -> Any:
-    """As many as all inputs have."""
+    """Return as many as all inputs have."""
     return sum(x.size for x in inputs)
 
 
 def broadcast(inputs: Inputs, _: Attributes) -> Any:
-    """The inputs, broadcast."""
+    """Return the inputs, broadcast."""
     return _broadcast_size(*(x.shape for x in inputs if x is not None))
 
 
@@ -37,27 +37,27 @@ def _broadcast_size(*shapes: Sequence[int]) -> int:
 
 
 def rank(inputs: Inputs, _: Attributes) -> Any:
-    """A dimension each."""
+    """Return a dimension each."""
     return inputs[0].ndim
 
 
 def one(_: Inputs, __: Attributes) -> Any:
-    """One, or no more than the model has."""
+    """Return one, or no more than the model has."""
     return 1
 
 
 def sizes(inputs: Inputs, _: Attributes) -> Any:
-    """The product of the first input's numbers."""
+    """Return the product of the first input's numbers."""
     return math.prod(inputs[0].tolist())
 
 
 def expand(inputs: Inputs, _: Attributes) -> Any:
-    """The first input, broadcast to the second one's numbers."""
+    """Return the first input, broadcast to the second one's numbers."""
     return _broadcast_size(inputs[0].shape, inputs[1].tolist())
 
 
 def tile(inputs: Inputs, _: Attributes) -> Any:
-    """The first input, times the second one's numbers."""
+    """Return the first input, times the second one's numbers."""
     return inputs[0].size * math.prod(inputs[1].tolist())
 
 
@@ -68,7 +68,7 @@ def arange(inputs: Inputs, _: Attributes) -> Any:
 
 
 def pad(inputs: Inputs, attributes: Attributes) -> Any:
-    """The first input and its padding."""
+    """Return the first input and its padding."""
     pads = list(attributes["pads"]) if "pads" in attributes else inputs[1].tolist()
     data = inputs[0]
     axes = inputs[3].tolist() if len(inputs) > 3 and inputs[3] is not None else range(data.ndim)
@@ -79,20 +79,20 @@ def pad(inputs: Inputs, attributes: Attributes) -> Any:
 
 
 def gather(inputs: Inputs, attributes: Attributes) -> Any:
-    """A slice for each index."""
+    """Return a slice for each index."""
     data, indices = inputs
     return indices.size * (data.size // max(1, data.shape[attributes["axis"]]))
 
 
 def gather_nd(inputs: Inputs, attributes: Attributes) -> Any:
-    """A slice for each row of indices."""
+    """Return a slice for each row of indices."""
     data, indices = inputs
     picked = indices.shape[-1] + attributes.get("batch_dims", 0)
     return (indices.size // max(1, indices.shape[-1])) * math.prod(data.shape[picked:])
 
 
 def second(inputs: Inputs, _: Attributes) -> Any:
-    """As many elements as the second input."""
+    """Return as many elements as the second input."""
     return inputs[1].size
 
 
@@ -102,7 +102,7 @@ def one_hot(inputs: Inputs, _: Attributes) -> Any:
 
 
 def matmul(inputs: Inputs, _: Attributes) -> Any:
-    """The product's shape."""
+    """Return the product's shape."""
     a, b = inputs
     return (
         _broadcast_size(a.shape[:-2], b.shape[:-2]) * math.prod(a.shape[-2:-1]) * math.prod(b.shape[-1:][b.ndim < 2 :])
@@ -116,7 +116,7 @@ def gemm(inputs: Inputs, attributes: Attributes) -> Any:
 
 
 def non_zero(inputs: Inputs, _: Attributes) -> Any:
-    """An index for each axis of each element."""
+    """Return an index for each axis of each element."""
     return inputs[0].size * max(1, inputs[0].ndim)
 
 

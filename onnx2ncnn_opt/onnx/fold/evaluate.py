@@ -36,7 +36,7 @@ class TooLarge(CannotFold):
 def evaluate_node(
     node: onnx_ir.Node, inputs: Inputs, opset: int, bound: Bound | None, *, limit: int = LIMIT
 ) -> list[Array]:
-    """The results of a node with constant inputs (None for an input that is left out), at the model's opset.
+    """Return the results of a node with constant inputs (None for an input that is left out), at the model's opset.
 
     `bound` is None for an operator that does not fold.
 
@@ -72,7 +72,9 @@ def evaluate_node(
 
 
 def _with_numpy(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> Any | None:
-    """The result of an operator of `_NUMPY`; None where it is none, or where its inputs are not the usual ones."""
+    """Return the result of an operator of `_NUMPY`; None where it is none, or where its inputs are not the
+    usual ones.
+    """
     function = _NUMPY.get(operator)
     given = [array for array in inputs if array is not None]
     if function is None or len(given) < len(inputs) or not all(array.dtype in _USUAL for array in given):
@@ -83,7 +85,7 @@ def _with_numpy(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) ->
 
 
 def _axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[int, ...]:
-    """The axes of Squeeze and Unsqueeze, which became an input."""
+    """Return the axes of Squeeze and Unsqueeze, which became an input."""
     return tuple(inputs[1].tolist() if len(inputs) > 1 else attributes["axes"])
 
 
@@ -122,7 +124,7 @@ def _slice(inputs: Sequence[Any], _: Mapping[str, Any]) -> Any | None:
 
 
 def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
-    """The inputs; the axis of CumSum is a scalar, for which torch and ONNX Runtime also take a vector of one."""
+    """Return the inputs; the axis of CumSum is a scalar, for which torch and ONNX Runtime also take a vector of one."""
     if node.op_type != "CumSum":
         return list(inputs)
     x, axis = inputs
@@ -130,7 +132,9 @@ def _scalars(node: onnx_ir.Node, inputs: Inputs) -> list[Array | None]:
 
 
 def _with_defaults(node: onnx_ir.Node, opset: int) -> tuple[onnx.NodeProto, dict[str, Any]]:
-    """The node with its opset's defaults filled in (onnx.reference would take the newest ones), and all attributes."""
+    """Return the node with its opset's defaults filled in (onnx.reference would take the newest ones), and all
+    attributes.
+    """
     proto = onnx_ir.serde.serialize_node(node)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
     given = {attribute.name for attribute in proto.attribute}

@@ -87,7 +87,7 @@ def _require_small(shape: Shape) -> None:
 
 
 def _shapes(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> list[tuple[int, ...]]:
-    """The shapes of the node's results, those that ONNX can tell."""
+    """Return the shapes of the node's results, those that ONNX can tell."""
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for value, operand in zip(node.inputs, operands, strict=True):

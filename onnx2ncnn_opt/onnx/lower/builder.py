@@ -71,7 +71,7 @@ class Builder:
         return blob
 
     def refuse(self, reason: str, hint: str = "") -> Refusal:
-        """The exception to raise where the node has no exact form: why, and what the user can do."""
+        """Return the exception to raise where the node has no exact form: why, and what the user can do."""
         return Refusal(reason, hint)
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
@@ -139,7 +139,8 @@ class Builder:
     # ---- layouts
 
     def mat(self, x: Value, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> Blob:
-        """The tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch` axes.
+        """Return the tensor as a Mat whose dims, outermost first, hold these axes each, and whose batch the `batch`
+        axes.
 
         Axes of size 1 may be left out; an empty group is a dim of size 1.
         """
@@ -147,7 +148,7 @@ class Builder:
         return self.in_layout(x, Layout(tuple(map(tuple, dims)), tuple(batch))).blob
 
     def in_layout(self, x: Tensor, layout: Layout) -> Tensor:
-        """The tensor in a layout, by as few layers as possible; every layout of a blob is made once."""
+        """Return the tensor in a layout, by as few layers as possible; every layout of a blob is made once."""
         return self.in_mat(x, *layout.atoms(x.view))
 
     def cost(self, x: Tensor, layout: Layout) -> int:
@@ -164,18 +165,22 @@ class Builder:
         return 0
 
     def in_mat(self, x: Tensor, dims: Dims, batch: Atoms) -> Tensor:
-        """The tensor in a Mat of these dims and batch, in terms of its view's atoms; see `in_layout` for axes."""
+        """Return the tensor in a Mat of these dims and batch, in terms of its view's atoms; see `in_layout` for
+        axes.
+        """
         blob = x.blob
         for step in plan(x.view, dims, batch):
             blob = self._step(blob, step)
         return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
 
     def channels(self, x: Value) -> Blob:
-        """The tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
+        """Return the tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
         return self.mat(x, self._channel_dims(x), [0])
 
     def channel_dims(self, x: Tensor) -> list[list[int]]:
-        """The dims of `channels`; axis 1 alone for an image of one pixel stored so: for layers that take rows too."""
+        """Return the dims of `channels`; axis 1 alone for an image of one pixel stored so: for layers that take rows
+        too.
+        """
         every = self._channel_dims(x)
         if all(size == 1 for size in x.shape[2:]) and not self.cost(x, Layout(((1,),), (0,))):
             return every[:1]
@@ -187,7 +192,7 @@ class Builder:
         return [[axis] for axis in range(1, x.rank)]
 
     def along(self, x: Value, axes: Sequence[int]) -> Tensor:
-        """The tensor in a layout in which each of these axes is a Mat dim of its own (see `View.dim_of`).
+        """Return the tensor in a layout in which each of these axes is a Mat dim of its own (see `View.dim_of`).
 
         Axes of size 1 are ignored.
         """
@@ -215,7 +220,7 @@ class Builder:
         return self.in_mat(x, dims, batch)
 
     def settled(self, x: Tensor) -> Tensor:
-        """The tensor in its own order, with nothing left of what its axes were made of.
+        """Return the tensor in its own order, with nothing left of what its axes were made of.
 
         For operands whose axes are made of factors that have nothing in common.
         """
@@ -231,7 +236,7 @@ class Builder:
         return self._layouts[key]
 
     def _taken(self, blob: Blob, step: Step) -> Blob:
-        """The layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
+        """Return the layer that takes a step; several dynamic sizes are computed from other blobs' sizes."""
         if isinstance(step, Regroup):
             dynamic = sum(isinstance(size, Sym) for size in step.whole)
             if len(step.whole) > MAX_DIMS or dynamic > 1:
@@ -242,7 +247,9 @@ class Builder:
         return self.layer(kind, blob, **params)
 
     def _row_major(self, x: Tensor, dims: Sequence[Dim]) -> Blob:
-        """The tensor's elements in its own order, as a Mat of `dims`, or of one dim where those are more than four."""
+        """Return the tensor's elements in its own order, as a Mat of `dims`, or of one dim where those are more than
+        four.
+        """
         atoms = flat(x.view.axes)
         if len(dims) > MAX_DIMS or not dims:
             dims = [product(dims)]
@@ -258,7 +265,7 @@ class Builder:
     # ---- tensors
 
     def tensor(self, x: Value) -> Tensor:
-        """The value as a tensor of the running net; a constant becomes MemoryData."""
+        """Return the value as a tensor of the running net; a constant becomes MemoryData."""
         if isinstance(x, Tensor):
             return x
         array = x.array
@@ -277,7 +284,7 @@ class Builder:
         batch: Sequence[int] = (),
         dtype: Any = np.float32,
     ) -> Tensor:
-        """A layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
+        """Return a layer's output as the ONNX tensor of `shape`, whose axes are the Mat's dims and batch as given."""
         view = View.of(shape, dims, batch)
         mat = blob.shape, blob.batch
         expected = view.mat_shape, product(atom.size for atom in view.batch)
@@ -286,11 +293,11 @@ class Builder:
         return Tensor(blob, view, np.dtype(dtype))
 
     def like(self, x: Tensor, blob: Blob) -> Tensor:
-        """An elementwise layer's output, in its operand's layout."""
+        """Return an elementwise layer's output, in its operand's layout."""
         return Tensor(blob, x.view, x.dtype)
 
     def unary(self, x: Value, kind: str, /, weights: Mapping[str, Array] | None = None, **params: Any) -> Tensor:
-        """An elementwise layer on the tensor in its present layout."""
+        """Return an elementwise layer on the tensor in its present layout."""
         x = self.tensor(x)
         made = self.like(x, self.layer(kind, x.blob, weights=weights, **params))
         if weights is None:
@@ -298,7 +305,7 @@ class Builder:
         return made
 
     def apply(self, x: Value, operation: UnaryOp | BinaryOp, number: float | None = None) -> Tensor:
-        """A UnaryOp on the tensor, or a BinaryOp with a number, in its present layout."""
+        """Return a UnaryOp on the tensor, or a BinaryOp with a number, in its present layout."""
         if number is None:
             return self.unary(x, "UnaryOp", op_type=operation)
         return self.unary(x, "BinaryOp", op_type=operation, with_scalar=1, b=number)
@@ -313,7 +320,7 @@ class Builder:
         return operands if view == x.view else None
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        """The tensor under another shape of the same size; a layer only where its factors do not regroup."""
+        """Return the tensor under another shape of the same size; a layer only where its factors do not regroup."""
         if isinstance(x, Constant):
             return Constant(x.array.reshape(known(shape)))
         view = x.view.reshape(shape)
@@ -324,13 +331,13 @@ class Builder:
         return self.wrap(self._row_major(x, [shape[a] for a in kept]), shape, dims, dtype=x.dtype)
 
     def regrouped(self, blob: Blob, dims: Shape) -> Blob:
-        """A Reshape layer."""
+        """Return a Reshape layer."""
         return self._taken(blob, Regroup(dims))
 
     # ---- dynamic sizes
 
     def ones(self, size: Sym) -> Tensor:
-        """A row of as many ones as a dynamic size says."""
+        """Return a row of as many ones as a dynamic size says."""
         if size not in self._ones:
             [text], others = self.stated([(size, 1)])
             one = self.memory(np.ones(1, np.float32))
@@ -371,14 +378,14 @@ class Builder:
     # ---- constants
 
     def empty(self, shape: Sequence[Dim | None], dtype: np.dtype[np.generic]) -> Constant:
-        """A tensor without elements: known now, whatever the net computes. Concat leaves it out."""
+        """Return a tensor without elements: known now, whatever the net computes. Concat leaves it out."""
         fixed = [size for size in shape if isinstance(size, int)]
         if len(fixed) < len(shape):
             raise self.refuse("it is empty, and has a dynamic dimension", "bind it with --shape")
         return Constant(np.zeros(fixed, dtype.type))
 
     def memory(self, array: Array) -> Blob:
-        """A constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
+        """Return a constant as blob with the array's own shape (rank 1 to 4); equal constants share one."""
         if not array.size:
             raise self.refuse("a tensor is empty, and ncnn has no empty tensors", "remove it from the model")
         data = self.i32(array) if np.issubdtype(array.dtype, np.integer) else self.f32(array)
@@ -394,14 +401,14 @@ class Builder:
         return self._memory[key]
 
     def spread(self, array: Array, shape: Sequence[int]) -> Array:
-        """The constant broadcast to a shape; refused where it does not broadcast so."""
+        """Return the constant broadcast to a shape; refused where it does not broadcast so."""
         fits = zip(reversed(array.shape), reversed(shape), strict=False)
         if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
             raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
         return np.broadcast_to(array, shape)
 
     def f32(self, array: Array) -> Array:
-        """The constant as float32; refused where a finite number would overflow."""
+        """Return the constant as float32; refused where a finite number would overflow."""
         if array.dtype in (np.float32, np.int32):
             return array
         if array.dtype.kind not in "iub" and not is_float(array.dtype):
@@ -413,7 +420,7 @@ class Builder:
         return result
 
     def i32(self, array: Array) -> Array:
-        """The constant as int32; refused where a number does not fit."""
+        """Return the constant as int32; refused where a number does not fit."""
         limits = np.iinfo(np.int32)
         if array.size and (array.min() < limits.min or array.max() > limits.max):
             raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
@@ -427,5 +434,7 @@ def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]
 
 
 def _differ(a: Shape, b: Shape) -> bool:
-    """Whether shapes surely differ: dynamic sizes may be equal by what ONNX demands of them, and not by their names."""
+    """Return whether shapes surely differ: dynamic sizes may be equal by what ONNX demands of them, and not by their
+    names.
+    """
     return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))

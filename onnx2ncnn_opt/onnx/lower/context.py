@@ -39,7 +39,7 @@ class ImportContext(Builder, ABC):
         return self._model.opsets.get("", 1)
 
     def axis(self, axis: int, rank: int) -> int:
-        """An axis counted from the front; refused where a tensor of `rank` has none of that number."""
+        """Return an axis counted from the front; refused where a tensor of `rank` has none of that number."""
         if not -rank <= axis < rank:
             raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
         return axis % rank
@@ -93,14 +93,14 @@ class ImportContext(Builder, ABC):
         return len(self._node.outputs)
 
     def is_used(self, output: int) -> bool:
-        """Whether the node has this output, and somebody reads it."""
+        """Return whether the node has this output, and somebody reads it."""
         if output >= self.output_count:
             return False
         value = self._node.outputs[output]
         return bool(value.name and (value.uses() or value.is_graph_output()))
 
     def readers(self) -> Sequence[onnx_ir.Node]:
-        """The nodes that read the node's first output."""
+        """Return the nodes that read the node's first output."""
         return self._node.outputs[0].consumers()
 
     def is_result(self) -> bool:
@@ -121,7 +121,9 @@ class ImportContext(Builder, ABC):
         return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
-        """The inputs that a value is computed from; none where one is not a flag, or a subgraph is on the way."""
+        """Return the inputs that a value is computed from; none where one is not a flag, or a subgraph is on
+        the way.
+        """
         inputs = {info.name: info for info in self._model.inputs}
         found: set[str] = set()
         seen, left = {value}, [value]
@@ -143,7 +145,7 @@ class ImportContext(Builder, ABC):
         return [name for name in inputs if name in found]
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
-        """The shape that the model declares for a value; None where it declares none.
+        """Return the shape that the model declares for a value; None where it declares none.
 
         A size that is not said in sizes of the model's inputs is None.
         """
@@ -157,16 +159,18 @@ class ImportContext(Builder, ABC):
         return tuple(dim if isinstance(dim, int) else parsed_size(dim.value or "", named) for dim in value.shape)
 
     def tensor(self, x: Operand) -> Tensor:
-        """The value as a tensor of the running net; a constant becomes MemoryData, a symbolic tensor is computed."""
+        """Return the value as a tensor of the running net; a constant becomes MemoryData, a symbolic tensor is
+        computed.
+        """
         return self.computed(x) if isinstance(x, SymbolicTensor) else super().tensor(x)
 
     @abstractmethod
     def computed(self, x: SymbolicTensor) -> Tensor:
-        """A symbolic tensor, computed at run time."""
+        """Return a symbolic tensor, computed at run time."""
 
     @abstractmethod
     def inlined(self, graph: onnx_ir.Graph, *operands: Item, iterations: int | None = None) -> tuple[Item, ...]:
-        """The outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
+        """Return the outputs of a graph in an attribute for these inputs, its nodes imported in the node's place.
 
         `iterations` is how often that is meant to happen, for the message that refuses a loop that is too long.
         Raises Incomplete where some of its nodes were refused.
@@ -174,7 +178,7 @@ class ImportContext(Builder, ABC):
 
 
 def _is_flag(info: InputInfo) -> bool:
-    """Whether an input may well be a flag, a threshold or a size: one number, or a few integers."""
+    """Return whether an input may well be a flag, a threshold or a size: one number, or a few integers."""
     shape = [size for size in info.shape if isinstance(size, int)]
     most = 1 if info.dtype.is_floating_point() else MOST_FLAGS
     return len(shape) == len(info.shape) and math.prod(shape) <= most

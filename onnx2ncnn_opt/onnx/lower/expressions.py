@@ -24,7 +24,7 @@ class SizeWriter:
         self.others: list[Blob] = []
 
     def text(self, size: Dim) -> str:
-        """The expression of a size."""
+        """Return the expression of a size."""
         if isinstance(size, int):
             return str(size)
         direct = _ratio(size, self._own)
@@ -73,7 +73,7 @@ def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
 
 
 def _ratio(size: Sym, tokens: Mapping[Dim, str]) -> str | None:
-    """A size as one of those of tokens, as a part of it, or a multiple."""
+    """Return a size as one of those of tokens, as a part of it, or a multiple."""
     if size in tokens:
         return tokens[size]
     for other, token in tokens.items():

@@ -27,7 +27,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(view: View) -> Layout | None:
-    """The present layout of a tensor; None where a dim holds only a part of an axis."""
+    """Return the present layout of a tensor; None where a dim holds only a part of an axis."""
     batch, dims = _axes_of(view, view.batch), [_axes_of(view, group) for group in view.dims]
     if batch is None or any(group is None for group in dims):
         return None
@@ -35,7 +35,7 @@ def layout_of(view: View) -> Layout | None:
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
-    """The axes that atoms are, one after the other; None where they are only parts of one."""
+    """Return the axes that atoms are, one after the other; None where they are only parts of one."""
     found: list[int] = []
     while atoms:
         axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
@@ -47,7 +47,7 @@ def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
 
 
 def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View], list[int]] | None:
-    """The views over finer axes on which they agree, and for each fine axis the axis it came from.
+    """Return the views over finer axes on which they agree, and for each fine axis the axis it came from.
 
     All views must have the same number of axes; on each axis they have the same size, or size 1. The axes of `whole`
     are not cut, and may have any size. None where two views' factors of an axis have no common refinement.
@@ -90,7 +90,7 @@ def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
 
 
 def meeting(axes: Sequence[Atoms]) -> Atoms:
-    """The axis to which axes of at most one atom each broadcast."""
+    """Return the axis to which axes of at most one atom each broadcast."""
     held = [atoms for atoms in axes if atoms]
     size: Dim = 1
     for [atom] in held:
@@ -101,7 +101,7 @@ def meeting(axes: Sequence[Atoms]) -> Atoms:
 def common_layout(
     views: Sequence[View], origin: Sequence[int], costs: Sequence[Cost | None], whole: int | None = None
 ) -> Layout | None:
-    """The layout that all aligned views reach with the fewest layers; of several the tidiest.
+    """Return the layout that all aligned views reach with the fewest layers; of several the tidiest.
 
     `views` and `origin` are as `align` gives them. A dim that is one axis, and all of it, is what others will ask for.
     `costs` tell for each view how many layers a layout takes; None for a constant, which takes any layout for free, but
@@ -164,7 +164,7 @@ def _candidates(
 
 
 def _with_dim(layout: Layout, axis: int) -> Iterator[Layout]:
-    """The layout with an axis of size 1 as a dim of its own: an empty dim, or a new one."""
+    """Yield the layout with an axis of size 1 as a dim of its own: an empty dim, or a new one."""
     for i, group in enumerate(layout.dims):
         if not group:
             yield Layout((*layout.dims[:i], (axis,), *layout.dims[i + 1 :]), layout.batch)
@@ -188,7 +188,7 @@ def _merged(axes: list[int], present: list[tuple[bool | int, ...]], whole: int |
 
 
 def combined(axes: Sequence[Atoms], origin: Sequence[int], rank: int, layout: Layout) -> View:
-    """The view of a layer's result of `rank` axes, made of fine `axes` of several operands, in `layout`.
+    """Return the view of a layer's result of `rank` axes, made of fine `axes` of several operands, in `layout`.
 
     Its atoms are new: operands may share theirs, and then one atom would stand for two axes of the result.
     """
@@ -212,7 +212,7 @@ def separations(view: View, axes: Sequence[int]) -> Iterator[tuple[Dims, Atoms]]
 
 
 def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
-    """The dims with as many neighbours merged, the innermost first, as leaves four; none of `kept` is merged."""
+    """Return the dims with as many neighbours merged, the innermost first, as leaves four; none of `kept` is merged."""
     while len(dims) > MAX_DIMS:
         i = next((i for i in range(len(dims) - 1, 0, -1) if dims[i - 1] not in kept and dims[i] not in kept), 0)
         if not i:

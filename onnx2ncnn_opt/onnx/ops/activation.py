@@ -251,5 +251,5 @@ def dropout12(
 
 
 def _all(x: Value, number: Array) -> Operand:
-    """A tensor of the operand's shape, of which every element is the number."""
+    """Return a tensor of the operand's shape, of which every element is the number."""
     return decided(SymbolicTensor(number.reshape((1,) * x.rank), x.shape, number.dtype))

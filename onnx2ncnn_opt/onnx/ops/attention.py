@@ -28,7 +28,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def _attended(seen: Seen) -> int:
-    """All operands may have items; a mask of fewer axes would have something else in front."""
+    """Let all operands have items; a mask of fewer axes would have something else in front."""
     if seen.axis(3) is not None and len(seen.shape(3)) != 4:
         raise Mixed
     items.batch(*range(len(seen.operands)))(seen)

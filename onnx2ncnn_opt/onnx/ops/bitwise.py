@@ -96,7 +96,7 @@ def _common(im: ImportContext, a: Value, b: Value) -> Value:
 
 
 def _bits(im: ImportContext, x: Value, width: int, *, signed: bool) -> list[Value]:
-    """The bits of a number, the lowest first; the sign's is -1."""
+    """Return the bits of a number, the lowest first; the sign's is -1."""
     bits: list[Value] = []
     while len(bits) < width - signed:
         above = im.apply(binary(im, BinaryOp.MUL, x, number(0.5)), UnaryOp.FLOOR)
@@ -126,7 +126,7 @@ def _masked(im: ImportContext, x: Value, mask: int) -> Value:
 
 
 def _cleared(im: ImportContext, x: Value, bits: int) -> Value:
-    """The number with its lowest bits cleared."""
+    """Return the number with its lowest bits cleared."""
     if not bits:
         return x
     quotient = im.apply(binary(im, BinaryOp.MUL, x, number(2.0**-bits)), UnaryOp.FLOOR)

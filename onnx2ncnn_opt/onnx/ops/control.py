@@ -54,7 +54,7 @@ def _trip_count(im: ImportContext, m: Item) -> int:
 
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
-    """Whether a condition is true, which began as this operand of the node."""
+    """Return whether a condition is true, which began as this operand of the node."""
     if isinstance(condition, SymbolicTensor):
         raise im.refuse("its condition depends on a dynamic dimension", "bind it with --shape")
     if not isinstance(condition, Constant):

@@ -56,7 +56,7 @@ def _is_whole(b: Constant) -> bool:
 
 
 def _is_rounding_scale(im: ImportContext) -> bool:
-    """Whether the quotient is what others are divided by before they are rounded."""
+    """Return whether the quotient is what others are divided by before they are rounded."""
     return any(
         reader.op_type == "QuantizeLinear" or (reader.op_type == "Div" and _are_rounding(reader.outputs[0].consumers()))
         for reader in im.readers()
@@ -68,7 +68,9 @@ onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="each", fold
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:
-    """Whether one of the nodes rounds to whole numbers, or one a few steps of elementwise arithmetic after it."""
+    """Return whether one of the nodes rounds to whole numbers, or one a few steps of elementwise arithmetic
+    after it.
+    """
     return any(
         node.op_type in _ROUNDS
         or (node.op_type == "Cast" and onnx_ir.DataType(node.attributes["to"].as_int()).numpy().kind in "iu")

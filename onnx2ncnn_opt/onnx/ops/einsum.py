@@ -69,7 +69,7 @@ def einsum(im: ImportContext, *xs: Value, equation: str) -> Value:
 
 
 def _parse(im: ImportContext, equation: str, xs: Sequence[Value]) -> tuple[list[_Axes], _Axes]:
-    """The axes of each operand and of the result."""
+    """Return the axes of each operand and of the result."""
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(xs) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", t) for t in (*terms, right)):
@@ -136,7 +136,7 @@ def _summed(im: ImportContext, x: Value, axes: _Axes, wanted: set[str]) -> tuple
 def _product(
     im: ImportContext, left: tuple[Value, _Axes], right: tuple[Value, _Axes], wanted: set[str]
 ) -> tuple[Tensor, _Axes]:
-    """The sum of products over the axes that both have and nobody wants."""
+    """Return the sum of products over the axes that both have and nobody wants."""
     a, axes_a = _summed(im, *left, wanted | set(right[1]))
     b, axes_b = _summed(im, *right, wanted | set(left[1]))
     batch = [axis for axis in axes_a if axis in axes_b and axis in wanted]

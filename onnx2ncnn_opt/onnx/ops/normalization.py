@@ -18,12 +18,12 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def per_channel(im: ImportContext, param: Value, rank: int) -> Value:
-    """A vector as it broadcasts along axis 1 of a tensor of `rank`."""
+    """Return a vector as it broadcasts along axis 1 of a tensor of `rank`."""
     return im.reshape(param, (*param.shape, *(1,) * (rank - 2)))
 
 
 def _affine(im: ImportContext, x: Value, scale: Value, bias: Value) -> Value:
-    """A factor and an offset per channel."""
+    """Return a factor and an offset per channel."""
     factor, offset = (per_channel(im, param, x.rank) for param in (scale, bias))
     return binary(im, BinaryOp.ADD, binary(im, BinaryOp.MUL, x, factor), offset)
 
@@ -142,7 +142,7 @@ def group_norm(
 
 
 def _of_each(im: ImportContext, param: Value, count: int) -> Value:
-    """A vector with each element so many times."""
+    """Return a vector with each element so many times."""
     (size,) = param.shape
     return im.reshape(spread(im, im.reshape(param, (size, 1)), (size, count)), (size * count,))
 

@@ -111,10 +111,10 @@ def qlinear_matmul(
 
 
 def _kernel(im: ImportContext, w: Value, zero_point: Value | None) -> Value:
-    """The weight of a convolution minus its zero point, which there may be for each kernel."""
+    """Return the weight of a convolution minus its zero point, which there may be for each kernel."""
     return centred(im, w, None if zero_point is None else beside(im, w, zero_point, 0))
 
 
 def _whole(x: Value) -> Value:
-    """A result of whole numbers, as integers."""
+    """Return a result of whole numbers, as integers."""
     return Tensor(x.blob, x.view, held_as_float(np.dtype(np.int32))) if isinstance(x, Tensor) else x

@@ -51,7 +51,7 @@ _RNN = _Kind("RNN", (0,), ("tanh",))
 
 
 def _states(seen: Seen) -> tuple[int, ...]:
-    """The batch axis of the operand and the initial states, then that of the results."""
+    """Return the batch axis of the operand and the initial states, then that of the results."""
     outer, outputs = (0, (0, 0, 0)) if seen.number("layout", 0) else (1, (2, 1, 1))
     initial = [i for i in (5, 6) if i < len(seen.operands)]
     seen.only(0, *initial)
@@ -229,7 +229,7 @@ class _Node:
         )
 
     def layer(self, states: list[Operand | None]) -> tuple[Tensor, ...]:
-        """The outputs of ncnn's layer."""
+        """Return the outputs of ncnn's layer."""
         im, x, count, hidden = self.im, self.x, self.count, self.r.shape[-1]
         time, batch = (1, 0) if self.given.layout else (0, 1)
         weights = self._weights()
@@ -273,7 +273,7 @@ class _Node:
         return {**matrices, "bias_c_data": bias}
 
     def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
-        """The initial states as Mats (directions, hidden size); none where all of them are 0."""
+        """Return the initial states as Mats (directions, hidden size); none where all of them are 0."""
         kept = self._nonzero(states)
         if all(state is None for state in kept):
             return []
@@ -282,7 +282,7 @@ class _Node:
         return [self.im.memory(zeros) if state is None else self.im.mat(state, dims, batch) for state in kept]
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """The initial states that are not all 0; refused where one has another shape."""
+        """Return the initial states that are not all 0; refused where one has another shape."""
         items, count, hidden = self.x.shape[0 if self.given.layout else 1], self.count, self.r.shape[-1]
         expected = (items, count, hidden) if self.given.layout else (count, items, hidden)
         for state in states:
@@ -311,7 +311,7 @@ class _Node:
         return self.x.viewed(self.x.view.transpose((1, 0, 2))) if self.given.layout else self.x
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """The states as in layout 0; None for one of zeros."""
+        """Return the states as in layout 0; None for one of zeros."""
         return [None if state is None else self._turned(state, (1, 0, 2)) for state in self._nonzero(states)]
 
     def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:

@@ -152,7 +152,7 @@ def _region(im: ImportContext, rank: int, which: Sequence[int], roi: Array | Non
 
 
 def _in_proportion(im: ImportContext, x: Tensor, which: Sequence[int], sizes: Sizes, policy: str) -> list[_Axis]:
-    """All axes by one scale, at which none gets larger (or none smaller) than its size."""
+    """Return all axes by one scale, at which none gets larger (or none smaller) than its size."""
     limit = {"not_larger": min, "not_smaller": max}.get(policy)
     if limit is None:
         raise im.invalid(f"keep_aspect_ratio_policy {policy} is not known")
@@ -273,7 +273,9 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
 
 
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
-    """Whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn computes with."""
+    """Return whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn computes
+    with.
+    """
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
         if axis.size == 1:
             return True
@@ -294,14 +296,16 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
 
 
 def _is_stable(scale: float) -> bool:
-    """Whether ``floor(i * (1 / scale))`` is that of ``i / scale`` in float32, for every element of the longest axis."""
+    """Return whether ``floor(i * (1 / scale))`` is that of ``i / scale`` in float32, for every element of the longest
+    axis.
+    """
     ratio, index = Fraction(scale), np.arange(_LONGEST)
     product = index.astype(np.float32) * (np.float32(1) / np.float32(scale))
     return bool(np.array_equal(np.floor(product), index * ratio.denominator // ratio.numerator))
 
 
 def _leads_to_size(axis: _Axis) -> bool:
-    """Whether the scale of the coordinates is that of the sizes."""
+    """Return whether the scale of the coordinates is that of the sizes."""
     if axis.scale is None:
         return True
     if isinstance(axis.size, int) and isinstance(axis.out, int):
@@ -346,7 +350,7 @@ def _places(axis: _Axis, sampling: _Sampling) -> Array:
 
 
 def _product(im: ImportContext, x: Tensor, axis: _Axis, sampling: _Sampling) -> Tensor:
-    """The axis resized by a constant matrix [out, in]."""
+    """Return the axis resized by a constant matrix [out, in]."""
     assert isinstance(axis.size, int)
     assert isinstance(axis.out, int)
     require_room(axis.size * axis.out, "a matrix")

@@ -87,7 +87,7 @@ def _grid_sample(im: ImportContext, x: Tensor, grid: Value, mode: str, given: _G
 
 
 def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -> Value:
-    """The grid moved to whole pixels, halves to even ones as in ONNX: ncnn rounds them up.
+    """Return the grid moved to whole pixels, halves to even ones as in ONNX: ncnn rounds them up.
 
     `sizes` are those of the axes that the coordinates x, y(, z) go along.
     """
@@ -116,7 +116,7 @@ def _whole(im: ImportContext, x: Value) -> Value:
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
-    """The grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
+    """Return the grid between -1 and 1, reflected as often as it takes: ncnn reflects once."""
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, position, number(4)), number(4))
     apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, position, turns), number(2))
@@ -201,7 +201,7 @@ def deform_conv(
 
 
 def _part(im: ImportContext, x: Tensor, which: int, count: int) -> Tensor:
-    """One of equal groups of channels."""
+    """Return one of equal groups of channels."""
     if count == 1:
         return x
     (channels,) = fixed(im, x.shape[1:2])
@@ -276,7 +276,7 @@ def roi_align16(
 def _largest(
     im: ImportContext, x: Tensor, images: Array, ends: Array, size: tuple[int, int], ratio: int, *, is_centred: bool
 ) -> Tensor:
-    """The largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
+    """Return the largest in each cell of each region, as ONNX Runtime has it: of weighted pixels, not of samples."""
     if not all(isinstance(n, int) for n in x.shape):
         raise im.refuse("mode max in an image of dynamic size", "bind them with --shape")
     batch, channels, height, width = known(x.shape)
@@ -311,7 +311,7 @@ def _widened(x: Array, width: int) -> Array:
 def _around(
     begin: np.float32, end: np.float32, length: int, cells: int, ratio: int, *, is_centred: bool
 ) -> tuple[Array, Array]:
-    """The pixels around the samples of each cell along an axis, and their weights: [cells, 2 * samples]."""
+    """Return the pixels around the samples of each cell along an axis, and their weights: [cells, 2 * samples]."""
     # In float32, and in ONNX Runtime's order of operations, that the same samples are outside.
     extent = end - begin if is_centred else max(end - begin, np.float32(1))
     cell = extent / np.float32(cells)

@@ -212,7 +212,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
 
 
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
-    """The reduction of data [rows, elements, size] and of the updates [rows, count, size] for each element."""
+    """Return the reduction of data [rows, elements, size] and of the updates [rows, count, size] for each element."""
     combine = _REDUCTIONS[reduction]
     count = _size(im, updates, 1)
     new = im.reshape(updates, (*updates.shape[:2], 1, *updates.shape[2:]))
@@ -258,7 +258,7 @@ def _equal(im: ImportContext, x: Tensor, numbers: Array) -> Tensor:
 
 
 def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inner: Shape, reduction: str) -> Value:
-    """The reduction of rows and updates, several updates for one row one after the other."""
+    """Return the reduction of rows and updates, several updates for one row one after the other."""
     order = np.argsort(targets, kind="stable")
     turn = np.empty_like(targets)
     turn[order] = np.arange(targets.size) - np.searchsorted(targets[order], targets[order])
@@ -365,7 +365,7 @@ def cumprod(im: ImportContext, x: Tensor, axis: Ints, *, exclusive: int = 0, rev
 
 
 def _shifted(im: ImportContext, x: Tensor, axis: int, shift: int, *, fill: float) -> Tensor:
-    """The elements of an axis moved towards its end, after as many of `fill`."""
+    """Return the elements of an axis moved towards its end, after as many of `fill`."""
     pads = [0] * 2 * x.rank
     pads[axis] = shift
     return crop(im, im.tensor(pad(im, x, pads=tuple(pads), value=fill)), axis, 0, -shift)

@@ -83,7 +83,7 @@ def top_k11(
 
 
 def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
-    """Whether rounds take less than half the time of comparisons of all with all, or are all there is.
+    """Return whether rounds take less than half the time of comparisons of all with all, or are all there is.
 
     By measured nanoseconds; only half, as they are more layers.
     """
@@ -93,7 +93,7 @@ def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
 
 
 def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: int) -> tuple[Value, ...]:
-    """The first of the largest numbers, then the first of the largest that are left, and so on.
+    """Return the first of the largest numbers, then the first of the largest that are left, and so on.
 
     Infinite numbers are made finite, as their difference is NaN: a quarter of each number is exact, leaves room for
     them above the others, and below them for those that were taken.

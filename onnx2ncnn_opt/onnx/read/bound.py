@@ -69,7 +69,7 @@ def _may_have(declared: onnx_ir.Shape | None, shape: tuple[int, ...]) -> bool:
 
 
 def _shaped(array: Array, info: InputInfo) -> Array:
-    """The array in the input's shape."""
+    """Return the array in the input's shape."""
     shape = tuple(size for size in info.shape if isinstance(size, int))
     if len(shape) < len(info.shape):
         names = ", ".join(str(size) for size in info.shape if isinstance(size, Sym))
@@ -84,7 +84,7 @@ def _shaped(array: Array, info: InputInfo) -> Array:
 
 
 def _typed(array: Array, info: InputInfo) -> np.dtype[Any]:
-    """The input's type, if it holds the value."""
+    """Return the input's type, if it holds the value."""
     dtype = np.dtype(info.dtype.numpy())
     if dtype.kind in "biu":
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))

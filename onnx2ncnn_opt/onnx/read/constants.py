@@ -69,7 +69,7 @@ class _Files:
         self._maps: dict[str, mmap.mmap] = {}
 
     def map(self, path: str, tensor: str, location: str) -> mmap.mmap:
-        """The file's bytes; ModelError where it is not a plain non-empty file of one link."""
+        """Return the file's bytes; ModelError where it is not a plain non-empty file of one link."""
         if path not in self._maps:
             try:
                 with open(path, "rb", opener=_open_plain) as file:
@@ -112,7 +112,9 @@ def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _Files) -> onnx_
 
 
 def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProtocol:
-    """A tensor inside the model file. Sub-byte types are compared first: onnx_ir pads what is missing with zeros."""
+    """Return a tensor inside the model file. Sub-byte types are compared first: onnx_ir pads what is missing with
+    zeros.
+    """
     nbytes, proto = _check_dims(tensor, where), tensor.raw
     if proto.HasField("raw_data"):
         raw = proto.raw_data
@@ -176,7 +178,7 @@ def _map(tensor: onnx_ir.ExternalTensor, where: str, files: _Files) -> onnx_ir.T
 def _tensor(
     data: bytes | mmap.mmap, offset: int, nbytes: int, tensor: onnx_ir.TensorProtocol
 ) -> onnx_ir.TensorProtocol:
-    """The tensor as a view of raw little-endian data."""
+    """Return the tensor as a view of raw little-endian data."""
     raw: Array = np.frombuffer(data, np.uint8, nbytes, offset)
     dims = tensor.shape.numpy()
     if tensor.dtype.bitwidth < 8:
@@ -189,7 +191,7 @@ def _tensor(
 
 
 def _inside(location: str, folder: str, where: str) -> str:
-    """The real path of a data file; ModelError unless that lies in the folder."""
+    """Return the real path of a data file; ModelError unless that lies in the folder."""
     fix = "save the model again with its data file beside it (onnx.save, save_as_external_data=True)"
     if not location:
         raise ModelError(f"{where} is external data without a location; {fix}")

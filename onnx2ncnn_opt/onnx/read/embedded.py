@@ -44,7 +44,7 @@ class Embedded(NamedTuple):
 
     @classmethod
     def of(cls, data: Bytes) -> Embedded:
-        """The message as it is where it cannot be read here: protobuf will say why."""
+        """Return the message as it is where it cannot be read here: protobuf will say why."""
         location = f"embedded:{os.urandom(16).hex()}"
         try:
             return cls(_without_tensors(data, 0, len(data), "model", location, _DEEPEST, _MESSAGES), data, location)
@@ -53,7 +53,7 @@ class Embedded(NamedTuple):
 
 
 def without_weights(path: Path) -> bytes:
-    """The message of a model's file without its large initializers: they are external data in that file itself.
+    """Return the message of a model's file without its large initializers: they are external data in that file itself.
 
     ONNX Runtime reads them there, if it is told the file's folder. A link's folder is another one: it is read whole.
     """
@@ -84,7 +84,7 @@ def _without_tensors(
 
 
 def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
-    """A tensor, as it is unless it has raw data, once, and no other data's location."""
+    """Return a tensor, as it is unless it has raw data, once, and no other data's location."""
     kept, raw = bytearray(), []
     for number, first, body, after in _fields(data, start, end):
         if number == _EXTERNAL_DATA or (number == _DATA_LOCATION and data[body:after] != b"\0"):

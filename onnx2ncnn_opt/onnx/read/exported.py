@@ -20,12 +20,12 @@ _NEEDED = ("torch", "onnxscript")
 
 
 def is_pt2(path: Path) -> bool:
-    """Whether a file is meant to be one of PyTorch's, by its name."""
+    """Return whether a file is meant to be one of PyTorch's, by its name."""
     return path.suffix == ".pt2"
 
 
 def exported(model: Any, inputs: Sequence[Any] | Mapping[str, Any] | None = None, dynamic_shapes: Any = None) -> Any:
-    """The torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
+    """Return the torch.onnx.ONNXProgram of a PyTorch model; any other model as it is.
 
     `inputs` are example inputs of an nn.Module, in order or by name; `dynamic_shapes` says which of their dimensions
     are dynamic, as torch.export.export takes it. An ExportedProgram and a .pt2 file have both.
@@ -84,7 +84,7 @@ def is_pytorch(model: Any) -> bool:
 
 
 def reference(model: Any) -> Path | bytes:
-    """The model as ONNX Runtime takes it."""
+    """Return the model as ONNX Runtime takes it."""
     if isinstance(model, (str, os.PathLike)):
         return Path(model)
     if isinstance(model, (bytes, bytearray, memoryview)):
@@ -102,7 +102,7 @@ def reference(model: Any) -> Path | bytes:
 
 
 def no_model(source: object) -> UsageError:
-    """The error for what is not a model."""
+    """Return the error for what is not a model."""
     known = "a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
     return UsageError(f"a {type(source).__name__} is not a model; give {known}")
 

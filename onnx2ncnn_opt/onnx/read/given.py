@@ -32,7 +32,9 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
 
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
-    """A size that is said in others, as torch says it: ``((h + 1)//2)``. None where one of those is not known."""
+    """Return a size that is said in others, as torch says it: ``((h + 1)//2)``. None where one of those is not
+    known.
+    """
     if text in sizes:
         return sizes[text]
     tree = _tree(text)
@@ -68,7 +70,7 @@ class Equations:
         self.values: dict[str, Dim] = dict(values)
 
     def resolved(self, size: Dim) -> Dim:
-        """The size with symbols replaced by what is known of them."""
+        """Return the size with symbols replaced by what is known of them."""
         while isinstance(size, Sym) and not size.names().isdisjoint(self.values):
             size = size.subs(self.values)
         return size

@@ -99,7 +99,7 @@ class _Copy:
         return data
 
     def _graph(self, key: str, value: Any) -> Any:
-        """A part of the graph, as it is where that is plain data, without comments and guards."""
+        """Return a part of the graph, as it is where that is plain data, without comments and guards."""
         if isinstance(value, dict):
             for name in value:
                 if name in ("as_operator", "as_custom_obj", "custom_obj") or len(name) > _LONGEST:

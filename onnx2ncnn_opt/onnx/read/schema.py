@@ -63,7 +63,8 @@ def _port_misfit(
 
 @cache
 def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
-    """An operator's schema, its attributes, and of each input its name, whether it is required, and whether a bool.
+    """Return an operator's schema, its attributes, and of each input its name, whether it is required, and whether a
+    bool.
 
     onnx makes them anew whenever it is asked.
     """

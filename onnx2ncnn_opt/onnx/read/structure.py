@@ -349,7 +349,7 @@ def _lost(graph: onnx_ir.Graph, chosen: Iterable[onnx_ir.Value]) -> tuple[str, .
 
 
 def root_cause(error: BaseException) -> str:
-    """The message of the error that began it, short; onnx_ir prints whole graphs around it."""
+    """Return the message of the error that began it, short; onnx_ir prints whole graphs around it."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__

@@ -26,12 +26,12 @@ class Undecided(Exception):
 
 
 def as_symbolic(x: Known) -> SymbolicTensor:
-    """A constant as a symbolic tensor."""
+    """Return a constant as a symbolic tensor."""
     return x if isinstance(x, SymbolicTensor) else SymbolicTensor(x.array, x.shape, x.dtype)
 
 
 def decided(x: SymbolicTensor) -> Known:
-    """A constant, where nothing is open about it."""
+    """Return a constant, where nothing is open about it."""
     if not all(isinstance(size, int) for size in x.shape) or any(isinstance(cell, Sym) for cell in x.cells.flat):
         return x
     shape = known(x.shape)
@@ -39,7 +39,7 @@ def decided(x: SymbolicTensor) -> Known:
 
 
 def vector(sizes: Sequence[Dim]) -> SymbolicTensor:
-    """A tensor of rank 1 with these elements."""
+    """Return a tensor of rank 1 with these elements."""
     cells = np.empty(len(sizes), dtype=object)
     cells[:] = sizes
     return SymbolicTensor(cells, (len(sizes),), INT)
@@ -51,7 +51,7 @@ def plain(cell: Any) -> Any:
 
 
 def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
-    """The elements of a tensor that is a list of sizes; None where its length is open, or very large."""
+    """Return the elements of a tensor that is a list of sizes; None where its length is open, or very large."""
     whole: SymbolicTensor | None = x
     for axis in range(x.rank):
         whole = whole and materialised_or_none(whole, axis)
@@ -59,7 +59,7 @@ def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
 
 
 def numbers(x: SymbolicTensor) -> list[Dim]:
-    """The elements of a tensor that is a list of sizes."""
+    """Return the elements of a tensor that is a list of sizes."""
     found = sizes_of(x)
     if found is None:
         raise Undecided
@@ -67,7 +67,7 @@ def numbers(x: SymbolicTensor) -> list[Dim]:
 
 
 def whole_numbers(x: SymbolicTensor) -> list[int]:
-    """The elements of a tensor that is a list of numbers."""
+    """Return the elements of a tensor that is a list of numbers."""
     found = numbers(x)
     if any(isinstance(n, Sym) for n in found):
         raise Undecided
@@ -75,7 +75,7 @@ def whole_numbers(x: SymbolicTensor) -> list[int]:
 
 
 def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
-    """The cells with axis indices replaced, given by axes counted from the last one."""
+    """Return the cells with axis indices replaced, given by axes counted from the last one."""
     names = {str(axis_index(axis)): value for axis, value in values.items()}
     if cells.dtype != object:
         return cells
@@ -83,7 +83,7 @@ def replaced(cells: Array, values: Mapping[int, Dim]) -> Array:
 
 
 def each(function: Callable[..., Any], *cells: Array) -> Array:
-    """A function of elements, on arrays that broadcast."""
+    """Return a function of elements, on arrays that broadcast."""
     if np.broadcast(*cells).size > MOST_CELLS:
         raise Undecided
     result = np.frompyfunc(function, len(cells), 1)(*(x.astype(object) for x in cells))
@@ -91,7 +91,9 @@ def each(function: Callable[..., Any], *cells: Array) -> Array:
 
 
 def moved(x: SymbolicTensor, axes: Sequence[int | None]) -> SymbolicTensor:
-    """A tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; axes that are left out have size 1."""
+    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; axes that are left out have size
+    1.
+    """
     last, rank = len(axes) - 1, x.rank
     values = {rank - 1 - old: axis_index(last - new) for new, old in enumerate(axes) if old is not None}
     gone = {rank - 1 - old: 0 for old in range(rank) if old not in axes}
@@ -103,7 +105,7 @@ def moved(x: SymbolicTensor, axes: Sequence[int | None]) -> SymbolicTensor:
 
 
 def materialised(x: SymbolicTensor, axis: int) -> SymbolicTensor:
-    """The symbolic tensor with a cell for every element along an axis."""
+    """Return the symbolic tensor with a cell for every element along an axis."""
     size = x.shape[axis]
     if not isinstance(size, int) or size > MOST_CELLS:
         raise Undecided
@@ -123,14 +125,14 @@ def materialised_or_none(x: SymbolicTensor, axis: int) -> SymbolicTensor | None:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front."""
     if not -rank <= axis < rank:
         raise Undecided
     return axis % rank
 
 
 def axes_of(x: Sequence[SymbolicTensor], attributes: Attributes) -> list[int] | None:
-    """The operand `axes` of newer opsets, or the attribute of older ones."""
+    """Return the operand `axes` of newer opsets, or the attribute of older ones."""
     if len(x) > 1:
         return whole_numbers(x[1])
     given = attributes.get("axes")
@@ -138,7 +140,7 @@ def axes_of(x: Sequence[SymbolicTensor], attributes: Attributes) -> list[int] | 
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape to which shapes broadcast, as far as their sizes tell."""
+    """Return the shape to which shapes broadcast, as far as their sizes tell."""
     shape = broadcast_shape(shapes, lambda a, b: b if a == 1 else a if b == 1 else fitting(a, b))
     if shape is None:
         raise Undecided
@@ -146,7 +148,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
-    """The shape with another size of one axis."""
+    """Return the shape with another size of one axis."""
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 

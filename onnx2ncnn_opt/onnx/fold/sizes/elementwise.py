@@ -31,7 +31,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 def _elementwise(function: Callable[..., Any], dtype: np.dtype[np.generic] | None = None, source: int = 0) -> Any:
-    """An operator that broadcasts; its result is of the type of operand `source`, if no other is said."""
+    """Return an operator that broadcasts; its result is of the type of operand `source`, if no other is said."""
 
     def operator(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
         shape = broadcast([operand.shape for operand in x])

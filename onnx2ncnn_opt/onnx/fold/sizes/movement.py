@@ -41,7 +41,7 @@ def _reshape(x: Sequence[SymbolicTensor], attributes: Attributes) -> SymbolicTen
 
 
 def _reshaped(x: SymbolicTensor, shape: Shape) -> SymbolicTensor:
-    """The symbolic tensor in another shape."""
+    """Return the symbolic tensor in another shape."""
     kept = [axis for axis, size in enumerate(x.shape) if size != 1]
     if [x.shape[axis] for axis in kept] == [size for size in shape if size != 1]:
         axes = iter(kept)
@@ -170,12 +170,14 @@ def _cut(x: SymbolicTensor, axis: int, start: Dim, end: Dim, step: int) -> Symbo
 
 
 def taken(size: int, start: int, end: int, step: int) -> range:
-    """The indices that a slice takes; backwards from before the axis it is the first one, where Python takes none."""
+    """Return the indices that a slice takes; backwards from before the axis it is the first one, where Python takes
+    none.
+    """
     return range(size)[0 if step < 0 and start < -size else start : end : step]
 
 
 def _progression(cells: Array, axis: int, first: Dim) -> Array:
-    """The one cell that numbers of equal distance along an axis make, from `first` on: for ``positions[:n]``."""
+    """Return the one cell that numbers of equal distance along an axis make, from `first` on: for ``positions[:n]``."""
     if cells.dtype == object or cells.dtype.kind not in "iub":
         raise Undecided
     head = np.take(cells, [0], axis)
@@ -222,7 +224,7 @@ def _range(x: Sequence[SymbolicTensor], _: Attributes) -> SymbolicTensor:
 
 
 def _number(x: SymbolicTensor) -> Dim:
-    """A number of type float that is whole."""
+    """Return a number of type float that is whole."""
     cell = x.cells.reshape(-1)[0]
     check_whole(cell)
     return cell if isinstance(cell, Sym) else int(cell)

@@ -83,7 +83,7 @@ def with_past(
 
 
 def lengthened(im: ImportContext, mask: Value | None, length: Dim) -> Value | None:
-    """A mask that is shorter than the keys hides the last of them."""
+    """Return a mask that is shorter than the keys hides the last of them."""
     if mask is None or mask.rank == 0 or not isinstance(length, int) or not isinstance(mask.shape[-1], int):
         return mask
     missing = length - mask.shape[-1]
@@ -109,7 +109,7 @@ def split_heads(im: ImportContext, x: Value, count: int | None) -> Tensor:
 
 
 def merge_heads(im: ImportContext, x: Tensor) -> Value:
-    """The inverse of `split_heads`."""
+    """Return the inverse of `split_heads`."""
     batch, heads, length, size = x.shape
     return im.reshape(x.viewed(x.view.transpose(_HEADS)), (batch, length, heads * size))
 
@@ -120,7 +120,7 @@ def concat_heads(im: ImportContext, parts: Sequence[Tensor]) -> Tensor:
 
 
 def bias(im: ImportContext, mask: Value | None) -> Value | None:
-    """A mask as what is added to the scores: 0 and -inf for a bool."""
+    """Return a mask as what is added to the scores: 0 and -inf for a bool."""
     if mask is None or mask.dtype != np.bool_:
         return mask
     zero, low = (Constant(np.array(n, np.float32)) for n in (0, -np.inf))
@@ -130,7 +130,7 @@ def bias(im: ImportContext, mask: Value | None) -> Value | None:
 
 
 def added(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """The sum of two masks, each of which may be absent."""
+    """Return the sum of two masks, each of which may be absent."""
     return _sum(im, a, b) if a is not None and b is not None else b if a is None else a
 
 
@@ -192,7 +192,9 @@ def capped(
 
 
 def finite(im: ImportContext, mask: Value) -> Value:
-    """The mask as Softmax takes it, which makes NaN of rows that are -inf altogether, on Vulkan of -1e8 as well."""
+    """Return the mask as Softmax takes it, which makes NaN of rows that are -inf altogether, on Vulkan of -1e8
+    as well.
+    """
     if isinstance(mask, Constant):
         return Constant(np.maximum(mask.array, np.float32(_HIDDEN)))
     return binary(im, BinaryOp.MAX, mask, number(_HIDDEN))
@@ -216,7 +218,7 @@ def _check_heads(im: ImportContext, heads: Sequence[Tensor]) -> None:
 
 
 def _mask_blob(im: ImportContext, mask: Value, q: Tensor, k: Tensor) -> Blob:
-    """The mask with its rows and columns in full, for each head and each item where it has them."""
+    """Return the mask with its rows and columns in full, for each head and each item where it has them."""
     full = (*q.shape[:3], k.shape[2])
     if broadcast_shape(im, mask.shape, (1, 1, 1, 1)) != mask.shape:
         shape = (1,) * (4 - mask.rank) + mask.shape

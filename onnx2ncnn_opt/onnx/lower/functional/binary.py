@@ -71,7 +71,7 @@ def binary(im: ImportContext, op_type: BinaryOp, a: Operand, b: Operand) -> Valu
 
 
 def number(value: float) -> Constant:
-    """A scalar operand."""
+    """Return a scalar operand."""
     return Constant(np.array(value, np.float32))
 
 
@@ -83,7 +83,9 @@ def arithmetic(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Valu
 
 
 def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
-    """A symbolic tensor, computed; not repeated along axes on which it is constant and the other has its size."""
+    """Return a symbolic tensor, computed; not repeated along axes on which it is constant and the other has its
+    size.
+    """
     if not isinstance(x, SymbolicTensor):
         return x
     rank = x.rank
@@ -95,7 +97,9 @@ def _beside(im: ImportContext, x: Operand, other: Shape) -> Value:
 
 
 def _without_batch(x: Value, other: Value) -> Value:
-    """A constant that is the same for each item of the other operand's batch, as initial states are, for one item."""
+    """Return a constant that is the same for each item of the other operand's batch, as initial states are, for one
+    item.
+    """
     if isinstance(x, Constant) and isinstance(other, Tensor) and other.view.batch in other.view.axes:
         axis = other.view.axes.index(other.view.batch) - other.rank
         if other.view.batch and -axis <= x.rank and x.shape[axis] == other.shape[axis]:
@@ -105,13 +109,13 @@ def _without_batch(x: Value, other: Value) -> Value:
 
 
 def _varies(x: SymbolicTensor, axis: int) -> bool:
-    """Whether elements differ along an axis, counted from the end."""
+    """Return whether elements differ along an axis, counted from the end."""
     name = str(axis_index(-1 - axis))
     return x.cells.shape[axis] != 1 or any(name in cell.names() for cell in x.cells.flat if isinstance(cell, Sym))
 
 
 def spread(im: ImportContext, x: Value, shape: Shape) -> Value:
-    """The value repeated to a shape that it broadcasts to; along dynamic axes as a product with ones."""
+    """Return the value repeated to a shape that it broadcasts to; along dynamic axes as a product with ones."""
     if isinstance(x, Constant):
         fixed = [1 if isinstance(size, Sym) else size for size in shape]
         x = Constant(np.broadcast_to(x.array, fixed))
@@ -136,7 +140,9 @@ def _cost(im: ImportContext, x: Value, view: View) -> Cost | None:
 
 
 def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blob | None = None) -> tuple[Blob, View]:
-    """An operand in the common layout; inner dims of size 1 are cut off where `other` broadcasts them all the same."""
+    """Return an operand in the common layout; inner dims of size 1 are cut off where `other` broadcasts them all the
+    same.
+    """
     dims, batch = layout.atoms(view)
     if isinstance(x, Tensor):
         trimmed = dims
@@ -160,7 +166,7 @@ def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blo
 
 
 def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
-    """A 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
+    """Return a 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
     mine, others = x.known_shape, other.known_shape
     ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
     if not ambiguous and not _needs_rank(mine, others):
@@ -169,7 +175,8 @@ def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:
-    """Whether a Mat of two and more dims has to have as many as the other: unless it has the sizes of the outer ones.
+    """Return whether a Mat of two and more dims has to have as many as the other: unless it has the sizes of the outer
+    ones.
 
     Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
     """
@@ -185,7 +192,7 @@ def _padded(view: View, rank: int) -> View:
 
 
 def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
-    """The shape that shapes broadcast to; refused where they do not."""
+    """Return the shape that shapes broadcast to; refused where they do not."""
     result = dim.broadcast_shape(shapes)
     if result is None:
         columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
@@ -195,7 +202,7 @@ def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
 
 
 def expand(im: ImportContext, x: Tensor, shape: Shape) -> Value:
-    """The tensor repeated to what its shape and another one broadcast to."""
+    """Return the tensor repeated to what its shape and another one broadcast to."""
     wanted = dim.broadcast_shape((x.shape, shape))
     if wanted is None:
         raise im.refuse(f"{shape_text(x.shape)} cannot be expanded to {shape_text(shape)}", "bind sizes with --shape")
@@ -215,15 +222,15 @@ def mul(im: ImportContext, a: Operand, b: Operand) -> Value:
 
 
 def within_type(im: ImportContext, x: Value) -> Value:
-    """The result of an operator on integers, within the bounds of its type."""
+    """Return the result of an operator on integers, within the bounds of its type."""
     return turned_over(im, x) if isinstance(x, Tensor) else x
 
 
 def maximum(im: ImportContext, *xs: Value) -> Value:
-    """A chain of BinaryOp max."""
+    """Return a chain of BinaryOp max."""
     return reduce(lambda a, b: binary(im, BinaryOp.MAX, a, b), xs)
 
 
 def minimum(im: ImportContext, *xs: Value) -> Value:
-    """A chain of BinaryOp min."""
+    """Return a chain of BinaryOp min."""
     return reduce(lambda a, b: binary(im, BinaryOp.MIN, a, b), xs)

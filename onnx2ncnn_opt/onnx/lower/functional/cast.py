@@ -25,7 +25,7 @@ LARGEST_EXACT = 2**24
 
 
 def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
-    """The tensor as one of another type, with ONNX's rounding; refused where float32 would lose numbers."""
+    """Return the tensor as one of another type, with ONNX's rounding; refused where float32 would lose numbers."""
     if target == np.bool_:
         return x if x.dtype == np.bool_ else Tensor(nonzero(im, x).blob, x.view, BOOL)
     if is_float(target) and target.itemsize >= 2:
@@ -42,7 +42,7 @@ def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tenso
 
 
 def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
-    """Whether numbers below 0 would become such that float32 does not hold."""
+    """Return whether numbers below 0 would become such that float32 does not hold."""
     return dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
 
 
@@ -59,7 +59,7 @@ def turned_over(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def as_float(im: ImportContext, x: Tensor) -> Tensor:
-    """The numbers of a tensor of any type as float32; integers are rounded beyond 2**24, as ONNX does."""
+    """Return the numbers of a tensor of any type as float32; integers are rounded beyond 2**24, as ONNX does."""
     if is_float(x.dtype):
         return x
     if is_held_as_float(x.dtype):
@@ -71,19 +71,21 @@ def as_float(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def as_numbers(im: ImportContext, x: Tensor) -> Tensor:
-    """The tensor with numbers that ncnn can compare: integers that were fed become such that are held as float32."""
+    """Return the tensor with numbers that ncnn can compare: integers that were fed become such that are held as
+    float32.
+    """
     if is_float(x.dtype) or is_held_as_float(x.dtype):
         return x
     return Tensor(as_float(im, x).blob, x.view, held_as_float(x.dtype))
 
 
 def number_value(im: ImportContext, x: Value) -> Value:
-    """An operand of any type with numbers that ncnn can compute with; see `as_numbers` and `float_value`."""
+    """Return an operand of any type with numbers that ncnn can compute with; see `as_numbers` and `float_value`."""
     return as_numbers(im, x) if isinstance(x, Tensor) else float_value(im, x)
 
 
 def float_value(im: ImportContext, x: Value) -> Value:
-    """An operand of any type as floats that are equal if and only if the operand's numbers are."""
+    """Return an operand of any type as floats that are equal if and only if the operand's numbers are."""
     if isinstance(x, Tensor):
         return as_float(im, x)
     if not is_float(x.dtype) and x.array.size and np.abs(x.array.astype(np.float64)).max() > LARGEST_EXACT:

@@ -114,7 +114,7 @@ def conv_transpose(
 def _of_computed_weights(
     im: ImportContext, kind: str, x: Tensor, w: Tensor, b: Value | None, outputs: Dim, params: dict[str, Any]
 ) -> Value:
-    """The layer with its weight, in ONNX's order, and bias as further inputs."""
+    """Return the layer with its weight, in ONNX's order, and bias as further inputs."""
     if kind.endswith("3D"):
         raise im.refuse(
             "a 3-D kernel that is computed at run time: ncnn takes constant ones only", "make the kernel a constant"
@@ -129,7 +129,7 @@ def _of_computed_weights(
 
 
 def _biased(im: ImportContext, y: Value, b: Value) -> Value:
-    """A number for each channel."""
+    """Return a number for each channel."""
     return binary(im, BinaryOp.ADD, y, im.reshape(b, (*b.shape, *(1,) * (y.rank - 2))))
 
 
@@ -141,7 +141,7 @@ def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) 
 
 
 def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes) -> tuple[int, ...]:
-    """The kernel's sizes; refused where operands and attributes do not fit together."""
+    """Return the kernel's sizes; refused where operands and attributes do not fit together."""
     n = w.rank - 2
     if not 1 <= n <= 3:
         raise im.refuse(

@@ -69,7 +69,7 @@ def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
 
 
 def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tensor:
-    """The elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
+    """Return the elements from `start` to before `end` (negative: from the end, -233: to the end) of an axis."""
     if not x.view.axes[axis]:
         return x  # a size of 1: all there is
     if isinstance(start, int) and isinstance(end, int):
@@ -86,14 +86,14 @@ def crop(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim) -> Tenso
 
 
 def flip(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """The axis backwards."""
+    """Return the axis backwards."""
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
     return x if dim is None else im.like(laid_out, im.layer("Flip", laid_out.blob, axes=(dim,)))
 
 
 def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
-    """Every `step`-th element, the first included: a max pooling over windows of one element."""
+    """Return every `step`-th element, the first included: a max pooling over windows of one element."""
     x = as_numbers(im, x)
     before = [a for a in range(axis) if x.view.axes[a]]
     after = [a for a in range(axis + 1, x.rank) if x.view.axes[a]]
@@ -106,7 +106,7 @@ def _every(im: ImportContext, x: Tensor, axis: int, step: int) -> Tensor:
 
 
 def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) -> tuple[Tensor, int, int]:
-    """A layout in which an axis is a Mat dim; that dim, and how many of its elements are one of the axis.
+    """Return a layout in which an axis is a Mat dim; that dim, and how many of its elements are one of the axis.
 
     To take `is_single` elements, after which the axis is gone, it may also be the outer part of a dim: each of its
     elements is a run there, and no Reshape is needed.
@@ -123,7 +123,7 @@ def sliceable(im: ImportContext, x: Tensor, axis: int, is_single: bool = False) 
 
 
 def resized(view: View, axis: int, size: Dim) -> View:
-    """The view after a layer has changed the size of an axis that is a Mat dim, or the outer part of one."""
+    """Return the view after a layer has changed the size of an axis that is a Mat dim, or the outer part of one."""
     old, new = view.axes[axis], View.of((size,), [[0]]).axes[0]
     dims = (new + group[len(old) :] if group[: len(old)] == old else group for group in view.dims)
     return View(view.batch, tuple(dims), tuple(new if i == axis else group for i, group in enumerate(view.axes)))

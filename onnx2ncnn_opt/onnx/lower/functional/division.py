@@ -49,7 +49,8 @@ def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operan
 
 
 def infinite_at_zero(im: ImportContext, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
-    """A quotient that a factor makes infinite where the divisor is 0, and NaN of 0 / 0, if the model makes use of that.
+    """Return a quotient that a factor makes infinite where the divisor is 0, and NaN of 0 / 0, if the model makes use
+    of that.
 
     -0.0 counts as 0.
     """
@@ -81,14 +82,14 @@ def _is_zero(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
-    """Whether the model asks in one whether a number is NaN or infinite: then it does not matter which."""
+    """Return whether the model asks in one whether a number is NaN or infinite: then it does not matter which."""
     readers = [reader for test in tests for reader in test.outputs[0].consumers()]
     both = sorted(test.op_type for test in tests) == ["IsInf", "IsNaN"] and not any(test.attributes for test in tests)
     return both and len(readers) == 2 and readers[0] is readers[1] and readers[0].op_type == "Or"
 
 
 def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
-    """A divisor that is not 0, where all that reads the quotient has reached its limit long before.
+    """Return a divisor that is not 0, where all that reads the quotient has reached its limit long before.
 
     x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays what it is.
     """
@@ -142,7 +143,7 @@ def _limit(node: onnx_ir.Node, side: int) -> float | None:
 
 
 def _bound(node: onnx_ir.Node, name: str, at: int) -> float | None:
-    """A constant bound of a Clip, which was an attribute once."""
+    """Return a constant bound of a Clip, which was an attribute once."""
     if name in node.attributes:
         return node.attributes[name].as_float()
     return _scalar(node.inputs[at]) if len(node.inputs) > at else None
@@ -189,7 +190,7 @@ def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
 
 
 def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
-    """One or two numbers of 12 bits, whose sum is x."""
+    """Return one or two numbers of 12 bits, whose sum is x."""
     if isinstance(x, Constant):
         mantissa, exponent = np.frexp(x.array)
         upper = np.ldexp(np.rint(mantissa * 2.0**_HALF_BITS), exponent - _HALF_BITS)
@@ -201,13 +202,15 @@ def _parts(im: ImportContext, x: Value) -> Sequence[Value]:
 
 
 def truncated(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """The whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole numbers."""
+    """Return the whole part of a / b of integers: of a ratio that is a little too large, so that it reaches whole
+    numbers.
+    """
     larger = arithmetic(im, BinaryOp.MUL, number_value(im, a), number(1 + 2.0**-21))
     return im.apply(_ratio(im, larger, b), UnaryOp.TRUNC)
 
 
 def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """The next whole number below a / b of integers: of a ratio half way between two that it may be."""
+    """Return the next whole number below a / b of integers: of a ratio half way between two that it may be."""
     half = arithmetic(im, BinaryOp.MUL, applied(im, b, UnaryOp.SIGN, np.sign), number(0.5))
     return im.apply(_ratio(im, arithmetic(im, BinaryOp.ADD, number_value(im, a), half), b), UnaryOp.FLOOR)
 

@@ -108,7 +108,9 @@ def _sizes(im: ImportContext, *sizes: Dim) -> Value:
 
 
 def _coordinates(im: ImportContext, size: int, rows: int) -> tuple[Array, Array]:
-    """The factor and the summand that turn indices in a row into x and y from -1 to 1 between the outer borders."""
+    """Return the factor and the summand that turn indices in a row into x and y from -1 to 1 between the outer
+    borders.
+    """
     if size * rows > _LARGEST_IMAGE:
         raise im.refuse(
             f"a lookup in {rows} times {size} elements, whose indices float32 cannot tell apart",
@@ -124,7 +126,7 @@ def pixels(im: ImportContext, image: Blob, grid: Blob, padding: SamplePadding = 
 
 
 def _image(im: ImportContext, data: Value, *dims: list[int]) -> Blob:
-    """The operand as a Mat of three dims, as numbers."""
+    """Return the operand as a Mat of three dims, as numbers."""
     if isinstance(data, Tensor):
         return im.mat(as_numbers(im, data), dims)
     sizes = [math.prod(data.array.shape[axis] for axis in group) for group in dims]
@@ -138,7 +140,7 @@ def _floats(im: ImportContext, array: Array) -> Array:
 
 
 def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
-    """The indices as floats, negative ones counted from the front of axes of these sizes."""
+    """Return the indices as floats, negative ones counted from the front of axes of these sizes."""
     indices = as_numbers(im, indices)
     if not np.issubdtype(indices.dtype, np.signedinteger):
         return indices
@@ -153,7 +155,7 @@ def check_indices(im: ImportContext, indices: Tensor) -> None:
 
 
 def _type(data: Value) -> np.dtype[np.generic]:
-    """The type of what is looked up."""
+    """Return the type of what is looked up."""
     return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
 
 
@@ -285,7 +287,7 @@ def _runs(indices: Array) -> int:
 
 
 def _lines(indices: Sequence[Array]) -> list[Array] | None:
-    """The indices of each axis, where the k-th ones change along axis k only: a grid of rows and columns."""
+    """Return the indices of each axis, where the k-th ones change along axis k only: a grid of rows and columns."""
     grid = np.broadcast_arrays(*indices)
     if grid[0].ndim != len(grid):
         return None
@@ -313,7 +315,7 @@ def _looked_up_along(im: ImportContext, data: Tensor, axis: int, places: Array) 
 
 
 def fixed(im: ImportContext, shape: Shape) -> tuple[int, ...]:
-    """The shape of an operand, none of whose sizes is dynamic."""
+    """Return the shape of an operand, none of whose sizes is dynamic."""
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the operand has dynamic dimensions", "bind them with --shape")
     return known(shape)

@@ -80,7 +80,7 @@ def _run(cell: object, rank: int) -> _Run | None:
 
 
 def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: SymbolicTensor) -> Tensor:
-    """The elements of a run; ONNX demands that the axis has them."""
+    """Return the elements of a run; ONNX demands that the axis has them."""
     size, count = x.shape[axis], 1 if run.axis is None else indices.shape[run.axis]
     start = run.start
     if not at_least(start, 0):
@@ -96,7 +96,7 @@ def _cropped(im: ImportContext, x: Tensor, axis: int, run: _Run, indices: Symbol
 
 
 def _placed(groups: Sequence[Atoms], runs: Sequence[_Run], rank: int) -> list[Atoms]:
-    """The axes of the indices, each that of the run along it."""
+    """Return the axes of the indices, each that of the run along it."""
     return [
         next((group for group, run in zip(groups, runs, strict=True) if run.axis == axis), ()) for axis in range(rank)
     ]

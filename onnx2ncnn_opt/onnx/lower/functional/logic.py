@@ -38,13 +38,13 @@ def bools(im: ImportContext, x: Value) -> Tensor:
 
 
 def _below(limit: float) -> float:
-    """The next smaller float32; ncnn takes denormal numbers for 0."""
+    """Return the next smaller float32; ncnn takes denormal numbers for 0."""
     below = float(np.nextafter(np.float32(limit), np.float32(-np.inf)))
     return -FLT_MIN if limit == 0 else 0.0 if abs(below) < FLT_MIN else below
 
 
 def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
-    """Whether a > b, or a >= b with `equal`."""
+    """Return whether a > b, or a >= b with `equal`."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
     if isinstance(b, Constant) and b.scalar is not None and np.isfinite(b.scalar) and isinstance(a, Tensor):
@@ -109,5 +109,5 @@ def and_(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 
 def ranked(x: Tensor, rank: int) -> Tensor:
-    """The tensor with leading axes of size 1."""
+    """Return the tensor with leading axes of size 1."""
     return x.viewed(x.view.with_axes(((),) * (rank - x.rank) + x.view.axes))

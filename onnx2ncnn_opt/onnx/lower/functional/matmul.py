@@ -90,7 +90,7 @@ def _orders(groups: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
 
 
 def _groups(left: View, right: View, axes: list[int]) -> list[tuple[int, ...]]:
-    """The outer axes as few dims: neighbours that the same operands have go together."""
+    """Return the outer axes as few dims: neighbours that the same operands have go together."""
     groups: list[tuple[int, ...]] = []
     last: tuple[bool | int, ...] | None = None
     for axis in axes:
@@ -151,7 +151,7 @@ def _in_order(im: ImportContext, x: Tensor, inputs: int, outputs: int) -> Tensor
 
 
 def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
-    """The weight with its columns in the order of the operand's elements."""
+    """Return the weight with its columns in the order of the operand's elements."""
     if logical == memory:
         return weight
     parts = weight.reshape(-1, *known(atom.size for atom in logical))
@@ -159,7 +159,7 @@ def _columns(weight: Array, logical: Atoms, memory: Atoms) -> Array:
 
 
 def _with_last(x: Tensor, blob: Blob, outer: Dims, size: int) -> Tensor:
-    """The layer's result: the operand's view with a last axis, and last dim, of another size."""
+    """Return the layer's result: the operand's view with a last axis, and last dim, of another size."""
     made = View.of((size,), [[0]]).axes[0]
     return Tensor(blob, View(x.view.batch, (*outer, made), (*x.view.axes[:-1], made)), x.dtype)
 

@@ -75,7 +75,9 @@ def rms_norm(
 
 
 def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int, ...]) -> Array | None:
-    """A constant as one row for the `inner` axes, whose sizes are `shape`; None where it is none, or not one row."""
+    """Return a constant as one row for the `inner` axes, whose sizes are `shape`; None where it is none, or not one
+    row.
+    """
     if not isinstance(param, Constant):
         return None
     outer = param.array.reshape(-1, *param.shape[max(0, param.rank - inner) :])
@@ -83,7 +85,7 @@ def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int
 
 
 def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
-    """The sizes of the axes that are normalised; refused where they are not fixed."""
+    """Return the sizes of the axes that are normalised; refused where they are not fixed."""
     shape = x.shape[axis:]
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the normalised axes are dynamic", "bind them with --shape")

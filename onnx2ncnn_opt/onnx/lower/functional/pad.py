@@ -87,7 +87,7 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
 
 
 def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
-    """The axis between all that can be reflected of it, and a Crop of what is too much."""
+    """Return the axis between all that can be reflected of it, and a Crop of what is too much."""
     laid_out, size = im.along(x, [axis]), x.shape[axis]
     dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: there is nothing to reflect
@@ -104,7 +104,7 @@ def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) ->
 
 
 def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> Tensor:
-    """The last elements of an axis before it, and the first ones after it."""
+    """Return the last elements of an axis before it, and the first ones after it."""
     size = x.shape[axis]
     laid_out = im.along(x, [axis])
     dim = laid_out.view.dim_of(axis)
@@ -123,7 +123,7 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
-    """One Padding layer where the axes fit into a Mat of which it pads up to three dims (of four: all but c)."""
+    """Return one Padding layer where the axes fit into a Mat of which it pads up to three dims (of four: all but c)."""
     batch = batch_beside(x, amounts)
     dims = dims_around(x, amounts, batch)
     if len(amounts) > 3 or not _can_pad(dims, amounts):

@@ -122,7 +122,7 @@ def _pool(im: ImportContext, x: Tensor, kind: int, window: _Window, *, count_inc
 
 
 def _dilated_max(im: ImportContext, x: Tensor, window: _Window) -> Tensor:
-    """The largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
+    """Return the largest of windows without gaps, of the largest of shifted Crops along each axis with gaps."""
     n = len(window.kernel)
     kernel, around = list(window.kernel), list(window.around)
     for i, dilation in enumerate(window.dilations):

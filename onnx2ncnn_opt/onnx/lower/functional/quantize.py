@@ -86,7 +86,9 @@ def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
 
 
 def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0) -> Value:
-    """A scale or zero point as it broadcasts beside x: one for all, for each index of an axis, or for each block."""
+    """Return a scale or zero point as it broadcasts beside x: one for all, for each index of an axis, or for each
+    block.
+    """
     if all(size == 1 for size in param.shape):
         return im.reshape(param, ())
     axis = im.axis(axis, x.rank)
@@ -104,7 +106,7 @@ def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0)
 
 
 def type_of(zero_point: Value | None) -> np.dtype[np.generic]:
-    """The type that a tensor is quantised to: that of its zero point."""
+    """Return the type that a tensor is quantised to: that of its zero point."""
     return _UINT8 if zero_point is None else zero_point.dtype
 
 
@@ -162,5 +164,5 @@ def sums_of(im: ImportContext, a: Value, a_zero_point: Value | None, b: Value, b
 
 
 def per_row(im: ImportContext, a: Value, param: Value) -> Value:
-    """A scale or zero point of the left matrix: one for all, or for each row."""
+    """Return a scale or zero point of the left matrix: one for all, or for each row."""
     return im.reshape(param, (*param.shape, 1)) if param.rank == 1 < a.rank else param

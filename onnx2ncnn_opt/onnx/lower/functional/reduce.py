@@ -54,7 +54,7 @@ def _reduce(im: ImportContext, x: Tensor, name: str, axes: Ints | None, keepdims
 
 
 def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdims: bool) -> Tensor:
-    """The tensor with these axes, which are not of size 1, reduced to size 1."""
+    """Return the tensor with these axes, which are not of size 1, reduced to size 1."""
     laid_out = im.separated(x, axes)
     if laid_out is None:  # they are in too many dims: all of them as one
         kept = tuple(axis for axis in range(x.rank) if axis not in axes)
@@ -80,7 +80,7 @@ def _reduced(im: ImportContext, x: Tensor, name: str, axes: list[int], *, keepdi
 def reduction(
     im: ImportContext, blob: Blob, dims: Sequence[int], operation: Reduction, *, keepdims: bool = True
 ) -> Blob:
-    """A Reduction layer over dims of the Mat."""
+    """Return a Reduction layer over dims of the Mat."""
     return im.layer(
         "Reduction", blob, operation=operation, reduce_all=0, axes=tuple(dims), keepdims=int(keepdims), fixbug0=1
     )

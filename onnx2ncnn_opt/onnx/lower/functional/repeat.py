@@ -33,7 +33,7 @@ def repeated(im: ImportContext, x: Tensor, repeats: Sequence[int]) -> Tensor:
 
 
 def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
-    """An axis of size 1 repeated, as a dim of a Mat in which all else stays in order."""
+    """Return an axis of size 1 repeated, as a dim of a Mat in which all else stays in order."""
     before = set(flat(x.view.axes[:axis]))
     atoms = flat(x.view.dims)
     cut = next((i for i, atom in enumerate(atoms) if atom not in before), len(atoms))
@@ -48,12 +48,14 @@ def _spread(im: ImportContext, x: Tensor, axis: int, count: int) -> Tensor:
 
 
 def batch_beside(x: Tensor, axes: Collection[int]) -> list[int]:
-    """The axis that is the Mat's batch, where it can stay so while layers work on `axes`; none otherwise."""
+    """Return the axis that is the Mat's batch, where it can stay so while layers work on `axes`; none otherwise."""
     return [a for a in range(x.rank) if x.view.batch and x.view.axes[a] == x.view.batch and a not in axes]
 
 
 def dims_around(x: Tensor, axes: Collection[int], batch: Collection[int]) -> list[tuple[int, ...]]:
-    """All axes as dims: each of `axes` one of its own, and where that gives more than four, the others merged."""
+    """Return all axes as dims: each of `axes` one of its own, and where that gives more than four, the others
+    merged.
+    """
     dims: list[tuple[int, ...]] = [(a,) for a in range(x.rank) if a not in batch and (x.shape[a] != 1 or a in axes)]
     if len(dims) <= MAX_DIMS:
         return dims

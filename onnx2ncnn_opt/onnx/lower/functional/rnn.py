@@ -72,7 +72,7 @@ class Unrolled:
         return size
 
     def lstm(self, x: Tensor, states: Sequence[Value | None], p: Value | None) -> tuple[Value, ...]:
-        """The outputs of an LSTM, with peepholes `p` [directions, 3 * hidden]."""
+        """Return the outputs of an LSTM, with peepholes `p` [directions, 3 * hidden]."""
         im = self.im
 
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
@@ -90,7 +90,7 @@ class Unrolled:
         return self._run(x, states, self._bias(), step)
 
     def gru(self, x: Tensor, states: Sequence[Value | None], linear_before_reset: int) -> tuple[Value, ...]:
-        """The outputs of a GRU."""
+        """Return the outputs of a GRU."""
         im, count = self.im, 3
 
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
@@ -112,7 +112,7 @@ class Unrolled:
         return self._run(x, states, self._bias(count - 1 if linear_before_reset else count), step)
 
     def rnn(self, x: Tensor, states: Sequence[Value | None]) -> tuple[Value, ...]:
-        """The outputs of an RNN."""
+        """Return the outputs of an RNN."""
 
         def step(direction: int, products: list[Value], before: list[Value]) -> list[Value]:
             return [self._gate(self._functions[direction], products[0], *self._products(before[0], direction))]
@@ -133,12 +133,14 @@ class Unrolled:
         return lambda x: function(self.im, x, *params)
 
     def _gate(self, function: Callable[[Tensor], Value], *terms: Value | None) -> Value:
-        """An activation of the clipped sum."""
+        """Return an activation of the clipped sum."""
         x = self.im.tensor(_total(self.im, *terms))
         return function(x if self.clip is None else self.im.unary(x, "Clip", min=-self.clip, max=self.clip))
 
     def _bias(self, inner: int | None = None) -> Value | None:
-        """The biases of W and R added, [directions, 1, gates * hidden]; of R only those of the first `inner` gates."""
+        """Return the biases of W and R added, [directions, 1, gates * hidden]; of R only those of the first `inner`
+        gates.
+        """
         if self.b is None:
             return None
         pieces = self._columns(self.b)
@@ -153,14 +155,14 @@ class Unrolled:
         return concat(self.im, *(piece for piece in both if piece is not None), axis=1)
 
     def _products(self, state: Value, direction: int) -> list[Value | None]:
-        """A state times each gate's matrix; None for a state of zeros."""
+        """Return a state times each gate's matrix; None for a state of zeros."""
         product = _product(self.im, state, _part(self.im, self.r, direction))
         gates = self.r.shape[1]
         assert isinstance(gates, int)
         return [None] * (gates // self.hidden) if product is None else [*self._columns(product)]
 
     def _columns(self, x: Value) -> list[Value]:
-        """The last axis in parts of the size of a state."""
+        """Return the last axis in parts of the size of a state."""
         return _split(self.im, x, x.rank - 1, self.hidden)
 
     def _run(
@@ -200,7 +202,7 @@ class Unrolled:
 
 
 def _kept(im: ImportContext, alive: Array | None, new: Value, old: Value) -> Value:
-    """The new state of the items that still have steps, and the old of the others."""
+    """Return the new state of the items that still have steps, and the old of the others."""
     if alive is None or alive.all():
         return new
     if not alive.any():
@@ -218,7 +220,7 @@ def _rows(im: ImportContext, x: Value, size: int) -> list[Value]:
 
 
 def _split(im: ImportContext, x: Value, axis: int, size: int) -> list[Value]:
-    """An axis in parts of a size."""
+    """Return an axis in parts of a size."""
     length = x.shape[axis]
     assert isinstance(length, int)
     if isinstance(x, Constant):
@@ -240,7 +242,7 @@ def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
 
 
 def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Value:
-    """The sum of what there is."""
+    """Return the sum of what there is."""
     for other in others:
         first = _sum(im, first, other)
     assert first is not None

@@ -50,7 +50,7 @@ def log_softmax(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 
 def back(im: ImportContext, result: Tensor, x: Tensor) -> Tensor:
-    """The result for a `coerced` operand in that operand's shape."""
+    """Return the result for a `coerced` operand in that operand's shape."""
     shaped = im.reshape(result, x.shape)
     assert isinstance(shaped, Tensor)
     return shaped

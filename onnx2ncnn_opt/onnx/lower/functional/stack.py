@@ -14,7 +14,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """The pieces of a tensor along an axis."""
+    """Return the pieces of a tensor along an axis."""
     if isinstance(x, Tensor):
         return split(im, x, axis, tuple(sizes))
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
@@ -23,7 +23,7 @@ def parts(im: ImportContext, x: Value, axis: int, sizes: Sequence[int]) -> tuple
 
 
 def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
-    """The slices of a tensor along an axis whose size is fixed, without the axis."""
+    """Return the slices of a tensor along an axis whose size is fixed, without the axis."""
     if isinstance(x, Constant):
         return tuple(Constant(x.array.take(i, axis)) for i in range(x.array.shape[axis]))
     size = x.shape[axis]
@@ -34,7 +34,7 @@ def unstacked(im: ImportContext, x: Value, axis: int) -> tuple[Value, ...]:
 
 
 def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """The tensors one after the other along an axis."""
+    """Return the tensors one after the other along an axis."""
     if not xs:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     constants = [x.array for x in xs if isinstance(x, Constant)]
@@ -44,7 +44,7 @@ def joined(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
 
 
 def stacked(im: ImportContext, xs: Sequence[Value], axis: int) -> Value:
-    """The tensors one after the other along a new axis."""
+    """Return the tensors one after the other along a new axis."""
     if not xs:
         raise im.refuse("the sequence is empty, and ncnn has no empty tensors", "remove the node")
     shape = xs[0].shape

@@ -17,7 +17,9 @@ from onnx2ncnn_opt.onnx.value import Constant, SymbolicTensor, Tensor, Value, he
 
 
 def computed(im: ImportContext, x: SymbolicTensor) -> Tensor:
-    """A symbolic tensor computed: the sum of its cells' terms, each a constant times a product of indices and sizes."""
+    """Return a symbolic tensor computed: the sum of its cells' terms, each a constant times a product of indices and
+    sizes.
+    """
     value = spread(im, _sum(im, x), x.shape)
     result = im.tensor(value)
     dtype = x.dtype if is_float(x.dtype) else held_as_float(x.dtype)
@@ -85,7 +87,7 @@ def _placed(im: ImportContext, size: Dim, axis: int, rank: int) -> Value:
 
 
 def _number(im: ImportContext, size: Sym) -> Tensor:
-    """A dynamic size as the one element of a tensor: so many ones added up."""
+    """Return a dynamic size as the one element of a tensor: so many ones added up."""
     if not at_least(size, 0):
         raise im.refuse(f"it computes with {size}, which may be below 0", "bind sizes with --shape")
     more = 0 if at_least(size, 1) else 1

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Tensor, Value
 
 
 def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
-    """The tensor with the axes from `axis` on as the innermost dim of the Mat, in as few layers as possible."""
+    """Return the tensor with the axes from `axis` on as the innermost dim of the Mat, in as few layers as possible."""
     inner = tuple(range(axis, x.rank))
     atoms = tuple(atom for a in inner for atom in x.view.axes[a])
     if x.view.dims[-1] == atoms:
@@ -25,7 +25,7 @@ def rows(im: ImportContext, x: Tensor, axis: int) -> Tensor:
 
 
 def transposed(x: Value) -> Value:
-    """The last two axes exchanged."""
+    """Return the last two axes exchanged."""
     if x.rank < 2:
         return x
     order = (*range(x.rank - 2), x.rank - 1, x.rank - 2)

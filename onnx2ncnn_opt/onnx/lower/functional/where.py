@@ -52,7 +52,7 @@ def where(im: ImportContext, condition: Value, a: Value, b: Value) -> Value:
 
 
 def _spread(im: ImportContext, x: Value, shape: Shape) -> Value:
-    """The operand broadcast to a shape."""
+    """Return the operand broadcast to a shape."""
     x = x if isinstance(x, Constant) else ranked(x, len(shape))
     return x if x.shape == shape else spread(im, x, shape)
 
@@ -111,7 +111,7 @@ def _of_constants(im: ImportContext, first: Mask, a: Constant, b: Constant) -> V
 
 
 def _or_constant(im: ImportContext, first: Mask, x: Value, other: Constant) -> Value:
-    """An ordinary x where `first` is 1, a constant elsewhere."""
+    """Return an ordinary x where `first` is 1, a constant elsewhere."""
     if isinstance(first, Constant):
         chosen = binary(im, BinaryOp.MUL, x, first)
         added = np.where(first.array != 0, np.float32(0), other.array.astype(np.float32))
@@ -182,7 +182,7 @@ def _replacements(count: int) -> list[tuple[tuple[int, ...], float]]:
 
 
 def _again(im: ImportContext, layer: Layer, operands: Sequence[Value]) -> Value:
-    """The same function of other operands."""
+    """Return the same function of other operands."""
     if len(operands) == 2:
         return binary(im, layer["op_type"], *operands)
     params = {str(name): value for name, value in layer.params.items()}
@@ -193,7 +193,7 @@ def _again(im: ImportContext, layer: Layer, operands: Sequence[Value]) -> Value:
 
 
 def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[str, Any]] | None:
-    """The activation of a that a choice between it and a function of it is, where a > t decides."""
+    """Return the activation of a that a choice between it and a function of it is, where a > t decides."""
     compared = mask.blob.producer
     if compared is None or compared.type != "Threshold" or not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return None
@@ -215,7 +215,7 @@ def _activation(mask: Tensor, a: Value, b: Value) -> Tensor | tuple[str, dict[st
 
 
 def _factor(layer: Layer) -> tuple[float, Blob | None]:
-    """A number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
+    """Return a number, and the blob that a layer multiplies by it: its own output by 1, where it does not."""
     if layer.computes(BinaryOp.MUL, scalar=True):
         return float(layer["b"]), layer.input
     return 1.0, layer.output
@@ -248,7 +248,7 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
 
 
 def _checked_for_nan(mask: Tensor) -> Blob | None:
-    """The blob of which a mask says where it is NaN; see IsNaN."""
+    """Return the blob of which a mask says where it is NaN; see IsNaN."""
     layer = mask.blob.producer
     for kind in ("BinaryOp", "Threshold"):
         if layer is None or layer.type != kind:
@@ -262,7 +262,7 @@ def _checked_for_nan(mask: Tensor) -> Blob | None:
 
 
 def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
-    """A Softmax whose rows are 0 where all scores are -infinity."""
+    """Return a Softmax whose rows are 0 where all scores are -infinity."""
     scores, axis = softmax.input, softmax["axis"]
     bounded = im.layer("Clip", scores, min=_MASKED_AS_A_WHOLE)
     chances = im.layer("Softmax", bounded, axis=axis, fixbug0=1)
@@ -303,7 +303,7 @@ def _sides(shape: Shape) -> tuple[Dim, Dim]:
 
 
 def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
-    """The operand broadcast, in rows and columns, as a Mat of four dims."""
+    """Return the operand broadcast, in rows and columns, as a Mat of four dims."""
     return im.mat(im.reshape(_spread(im, x, shape), sides), _PLANE)
 
 
@@ -325,13 +325,13 @@ def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) 
 
 
 def _middles(size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The middles of so many pixels between -1 and 1."""
+    """Return the middles of so many pixels between -1 and 1."""
     middles: np.ndarray[tuple[int], np.dtype[np.float64]] = (2 * np.arange(size) + 1) / size - 1
     return middles
 
 
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
-    """The middles of pixels along one of two axes, of which one is not fixed."""
+    """Return the middles of pixels along one of two axes, of which one is not fixed."""
     if isinstance(size, Sym):
         cells = np.array([[axis_index(1 - axis)]], dtype=object)
     else:

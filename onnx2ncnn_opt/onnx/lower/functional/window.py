@@ -57,7 +57,7 @@ def same_pads(
     dilation: Sequence[int],
     stride: Sequence[int],
 ) -> tuple[int, ...]:
-    """The explicit pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11)."""
+    """Return the explicit pads that `auto_pad` stands for, for an operand of spatial `shape` (ONNX Conv, opset 11)."""
     n = len(kernel)
     if auto_pad in ("NOTSET", ""):
         if any(p < 0 for p in pads):

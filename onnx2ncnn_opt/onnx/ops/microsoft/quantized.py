@@ -75,7 +75,7 @@ def _between(
     y_scale: Value,
     y_zero_point: Value | None,
 ) -> Value:
-    """A function of floats, between DequantizeLinear and QuantizeLinear."""
+    """Return a function of floats, between DequantizeLinear and QuantizeLinear."""
     y = function(im.tensor(dequantize_linear(im, x, x_scale, x_zero_point)))
     return quantize_linear(im, y, y_scale, y_zero_point)
 
@@ -272,7 +272,7 @@ def matmul_nbits(
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
-    """The numbers of which each byte holds several along the last axis, the lowest bits first."""
+    """Return the numbers of which each byte holds several along the last axis, the lowest bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return parts.reshape(*packed.shape[:-1], -1).astype(np.float32)
