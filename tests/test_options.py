@@ -160,14 +160,6 @@ def test_types_of_other_functions(function: Any, args: tuple[Any, ...], said: st
         function(*args)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"seed": -1}, "seed has to be"),
-        ({"feeds": 3}, "feeds has to be a dict"),
-        ({"seconds": "x"}, "seconds has to be"),
-    ],
-)
-def test_types_of_benchmark(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        lower(model(), shapes={"x": (1, 4)}).benchmark(**options)
+def test_types_of_benchmark() -> None:
+    with pytest.raises(UsageError, match="seconds has to be"):
+        lower(model(), shapes={"x": (1, 4)}).benchmark(seconds="x")  # type: ignore[arg-type]

@@ -125,8 +125,7 @@ def report_conversion(
     announce("converting the model without passes")
     before, manifest, model = unoptimised(conversion).graph, conversion.manifest(), conversion.model
     run = LayerRun({})
-    with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
-        files = conversion.save(Path(folder) / "net")
+    with conversion.staged_in_temporary_folder() as files:
         after = read_net(files.param, files.bin, entry_points.layer_types()).graph
         if verified is not None:
             names = {clean_name(blob.name): blob.name for layer in conversion.graph for blob in layer.outputs}

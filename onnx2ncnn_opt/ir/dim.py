@@ -93,7 +93,7 @@ class Sym:
 
     def subs(self, values: Mapping[Any, Dim]) -> Dim:
         """Return the size with symbols, or calls in its terms, replaced by numbers or by other sizes."""
-        total: Dim = 0
+        found: list[Dim] = []
         for factors, k in self.terms.items():
             term: Dim = k
             for factor in factors:
@@ -102,8 +102,8 @@ class Sym:
                 else:
                     a, b = (size.subs(values) if isinstance(size, Sym) else size for size in (factor.a, factor.b))
                     term = term * _CALLS[factor.operator](a, b)
-            total = total + term
-        return total
+            found.append(term)
+        return sum_of(found)
 
 
 Dim: TypeAlias = int | Sym

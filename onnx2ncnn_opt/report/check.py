@@ -26,7 +26,7 @@ def check_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 def model_line(model: Mapping[str, Any]) -> str:
     """Return one model as soon as it is done, for a log."""
-    return f"{model['name']}: {_verdict(model)} ({model['seconds']:.0f} s)"
+    return f"{model['name']}: {_verdict(model)}, {model['seconds']:.0f} s"
 
 
 Form = Callable[[str, float, float | None], str]

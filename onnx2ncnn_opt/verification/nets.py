@@ -298,8 +298,8 @@ class Boxes:
                 for name, origin in self.outputs.items()
             ]
         found = found or [replace(wrong[0], name=name, blob=names[name]) for name in self.outputs]
-        merged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
-        return (*(report for report in reports if report not in inputs), *merged)
+        judged = [replace(merged([report, *inputs]), name=report.name, blob=report.blob) for report in found]
+        return (*(report for report in reports if report not in inputs), *judged)
 
 
 def _judge_boxes(

@@ -8,6 +8,7 @@ import onnx.parser
 import pytest
 
 import onnx2ncnn_opt
+from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.api.report import make_report, report_conversion, report_optimized
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.report.record import NetRecord
@@ -84,15 +85,15 @@ def test_dynamic_sizes_are_those_of_the_run(model: Path) -> None:
 
 
 def test_a_conversion_that_is_not_verified_is_not_run(model: Path) -> None:
-    net = report_conversion(onnx2ncnn_opt.convert(model, shapes={"x": [2, 3, 8, 8]}))
+    net = report_conversion(lower(model, shapes={"x": [2, 3, 8, 8]}))
     assert (net.verdict, net.outputs, net.modes, net.timing) == ("unverified", (), (), "")
     assert net.after[1].macs == 2 * 6 * 64
     assert net.after[1].seconds is None
-    of_one = report_conversion(onnx2ncnn_opt.convert(model))
+    of_one = report_conversion(lower(model))
     assert of_one.notes == ("N is open: costs and memory are those of one item of the batch",)
     assert of_one.after[1].macs == 6 * 64
     text = '<ir_version: 8, opset_import: ["" : 18]> g ' + SMALL.replace("8, 8]", "H, 8]")
-    unknown = report_conversion(onnx2ncnn_opt.convert(onnx.parser.parse_model(text), shapes={"x": [1, 3, "H", 8]}))
+    unknown = report_conversion(lower(onnx.parser.parse_model(text), shapes={"x": [1, 3, "H", 8]}))
     assert unknown.memory == (None, None)
     assert (unknown.after[1].blob_bytes, unknown.after[1].macs) == (None, None)
 

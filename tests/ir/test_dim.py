@@ -173,8 +173,7 @@ def test_divisions_that_are_no_sizes() -> None:
     h = symbol("h")
     with pytest.raises(ZeroDivisionError):
         h // 0
-    with pytest.raises(TypeError, match="constant divided by a symbolic size"):
-        6 // h
+    assert str(6 // h) == "((6)//(h))"
     assert exact_div(6, 4) is None
     assert exact_div(6, 0) is None
     assert exact_div(h + 1, 2) is None

@@ -132,7 +132,7 @@ def declare(result: onnx.ModelProto, name: str, size: str | None) -> onnx.ModelP
         ("H", "H"),
         ("Op/Op_output_0_dim_2", "a.2"),  # TorchScript's name for any size
         ("Max(1, H)", "a.2"),
-        ("-H", "a.2"),
+        ("-H", str(-H)),
         ("H//0", "a.2"),
         ("1.5*H", "a.2"),
         ("s0", "a.2"),
