@@ -13,19 +13,19 @@ _COLLECT_AFTER = 500_000  # objects
 
 
 def prepare() -> None:
-    """What a process of its own does before it imports anything large."""
+    """Prepare a new process before it imports anything large."""
     # What is made lives as long as the process as a rule: looking for garbage in it takes a tenth of the time.
     gc.set_threshold(_COLLECT_AFTER)
     defer_imports()
 
 
 def command() -> NoReturn:
-    """Run a command line, and end the process at once: to take all apart first would be a tenth of a small model."""
+    """Run a command line, and end the process at once: teardown would take 10 % of a small conversion."""
     prepare()
     from onnx2ncnn_opt.cli.main import interrupted, main  # which imports click
 
     def ignored(unraisable: "sys.UnraisableHookArgs") -> None:
-        """Let a signal end the process that comes in a destructor, whose exceptions Python drops."""
+        """Let a signal that comes in a destructor end the process, although Python drops exceptions there."""
         error = unraisable.exc_value
         if isinstance(error, KeyboardInterrupt):
             _end(interrupted())

@@ -1,4 +1,4 @@
-"""What other installed packages add by entry points: passes, importers, custom layers (see docs/plugins.md)."""
+"""Additions of other installed packages by entry points: passes, importers, custom layers (see docs/plugins.md)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def installed_layers() -> tuple[LayerSpec, ...]:
 
 @cache
 def installed_ops() -> tuple[OnnxOp, ...]:
-    """Return the importers of installed packages, which loading them registers. Raises UsageError as above."""
+    """Return the importers of installed packages; loading registers them. Raises UsageError as above."""
     found: dict[tuple[str, int], OnnxOp] = {}
     for point, item in _items(OPS_GROUP):
         ops = registered(item)
@@ -73,9 +73,7 @@ def installed_ops() -> tuple[OnnxOp, ...]:
 
 
 def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpec]:
-    """Return the table of layers with those of installed packages and those declared here, which win (see
-    `ir.custom`).
-    """
+    """Return the table of layers with those of installed packages and those declared here, which win (`ir.custom`)."""
     declared = [custom_layer(item) if isinstance(item, str) else item for item in custom]
     for item in declared:
         if not isinstance(item, LayerSpec):
@@ -84,7 +82,7 @@ def layer_types(custom: Iterable[str | LayerSpec] = ()) -> Mapping[str, LayerSpe
 
 
 def pipeline() -> tuple[Pass, ...]:
-    """Return all passes. Those of other packages are asked first: who installs one wants its pattern to win."""
+    """Return all passes. Those of other packages run first, because the user installed them to match their patterns."""
     return (*installed_passes(), *passes.PASSES)
 
 
@@ -100,7 +98,7 @@ def select(only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Pass
 
 @cache
 def _declared() -> Any:
-    """Return the entry points of all packages, which are read once: that takes a part of a small model's time."""
+    """Return the entry points of all packages. They are read once, because that takes part of a small model's time."""
     return entry_points()
 
 

@@ -1,6 +1,6 @@
 """Every error this package raises on purpose.
 
-Error                     what the command line prints as one message
+Error                     the command line prints it as one message
 ├── UsageError            the caller asked for something that cannot be meant        (exit 2)
 │   └── PatternError      a pass looks for a layer type or parameter that ncnn lacks
 ├── ConversionError       the model cannot be expressed, or cannot be read           (exit 1)
@@ -28,7 +28,7 @@ _MOST_LINES, _LONGEST_LINE, _KEPT_END = 200, 500, 100
 
 
 class Error(Exception):
-    """Base of the tree; `exit_code` is what the command line ends with. As text it is bounded, whatever a file says."""
+    """The base of the tree; `exit_code` is the command line's. Its text has a limited length, for any file."""
 
     exit_code = 1
 
@@ -37,11 +37,11 @@ class Error(Exception):
 
 
 class Stop(SystemExit):
-    """The process was told to stop: no failure of whatever was running."""
+    """The request to stop the process; it is no failure of the running code."""
 
 
 def bounded(text: str) -> str:
-    """Return a message of a length that can be read: the ends of long lines, and not too many of them."""
+    """Return a message of readable length: the ends of long lines, and a limited number of lines."""
     begin = _LONGEST_LINE - _KEPT_END
     lines = [
         line if len(line) <= _LONGEST_LINE else f"{line[:begin]} ... {line[-_KEPT_END:]}"
@@ -71,7 +71,7 @@ class ModelError(ConversionError):
 
 @dataclass(frozen=True)
 class Unsupported:
-    """One ONNX node that cannot be expressed: where it is, why, and what helps."""
+    """One ONNX node that ncnn cannot express: its place, the reason, and a hint."""
 
     node: str
     operator: str
@@ -100,7 +100,7 @@ _MOST_NAMED = 3  # nodes of one reason
 
 
 def lines_by_reason(nodes: Sequence[Unsupported]) -> list[str]:
-    """Return a line for each reason, up to the names, numbers and shapes in it."""
+    """Return a line for each reason; reasons that differ in names, numbers and shapes share one."""
     groups: dict[tuple[str, str], list[Unsupported]] = {}
     for node in nodes:
         groups.setdefault((re.sub(_DETAILS, "", node.reason), node.hint), []).append(node)
@@ -119,7 +119,7 @@ _DETAILS = r"\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?"
 
 
 def check_options(**options: object) -> None:
-    """UsageError for an option from Python that is of another type than `_OPTIONS` says: a str is not a list."""
+    """Raise UsageError for an option from Python with another type than `_OPTIONS` says: a str is not a list."""
     for name, value in options.items():
         kind, is_optional = _OPTIONS[name]
         if not (is_optional and value is None):
@@ -143,7 +143,7 @@ _OPTIONS: Mapping[str, tuple[str, bool]] = {
 
 
 def check_option(kind: str, name: str, value: object) -> None:
-    """UsageError for a value that is not of this kind, by the name of the option or of a part of it."""
+    """Raise UsageError for a value that is not of this kind, by the name of the option or of a part of it."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind in ("list", "names"):
         if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
@@ -170,7 +170,7 @@ class ParamError(ConversionError):
 
 
 class BinError(ConversionError):
-    """A .bin file that does not hold what its .param asks for."""
+    """A .bin file that does not hold the weights that its .param needs."""
 
 
 class GraphError(ConversionError):
@@ -178,7 +178,7 @@ class GraphError(ConversionError):
 
 
 class PluginError(ConversionError):
-    """Code of another package, or a pass, raised something or gave what makes no sense."""
+    """An error of another package's code, or of a pass: an exception, or an invalid result."""
 
 
 @contextmanager
@@ -194,11 +194,11 @@ def plugged(what: str, *passing: type[BaseException]) -> Iterator[None]:
 
 
 class ShapeError(ConversionError):
-    """A layer whose output shape cannot be known, or that cannot take its inputs."""
+    """A layer whose output shape is unknown, or that cannot take its inputs."""
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Return the interrupt that an error comes from: Python 3.11 makes a RuntimeError of one while a class is made."""
+    """Return the interrupt behind an error: Python 3.11 turns one into a RuntimeError while it creates a class."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | Stop):
         cause = cause.__cause__

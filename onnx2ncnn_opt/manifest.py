@@ -1,4 +1,4 @@
-"""PREFIX.ncnn.json: how the arrays of the ONNX model go into and come out of the ncnn net beside it."""
+"""PREFIX.ncnn.json: the way of the ONNX model's arrays into and out of the ncnn net next to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELEMENTS = ("float32", "int32")
 
 @dataclass(frozen=True)
 class Image:
-    """What the net does to pixels of 0..255 before the model: ``(pixel - mean) / std``, each number per channel.
+    """The net's arithmetic on pixels of 0..255 before the model: ``(pixel - mean) / std``, each number per channel.
 
     `mean` and `std` are in the model's order of channels, one number for all of them or one for each; with `bgr` the
     pixels have the other order. Arrays are [N, C, H, W] or [C, H, W].
@@ -31,13 +31,13 @@ class Image:
     bgr: bool = False
 
     def pixels(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the pixels that lead to an array of the model's."""
+        """Return the pixels from which the net computes the model's array."""
         mean, std = self._columns()
         found = array.astype(np.float64) * std + mean
         return np.ascontiguousarray(np.flip(found, -3) if self.bgr else found).astype(np.float32)
 
     def normalized(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """What the model gets for pixels."""
+        """Return the model's input for these pixels."""
         mean, std = self._columns()
         return np.asarray(((np.flip(pixels, -3) if self.bgr else pixels).astype(np.float64) - mean) / std)
 
@@ -49,10 +49,10 @@ class Image:
 class Tensor:
     """An input or output of the model and the blob that carries it.
 
-    `shape` and `dtype` (numpy's name) are ONNX's; a size that is known only at run time is a string, or None where it
-    has no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None where the array
-    goes in as it is. `element` is the type of the Mat's elements, "float32" or "int32": what is fed as integers or
-    bools is int32, and so is what comes out of the net as it was fed; what the net computes is float32, integers too.
+    `shape` and `dtype` (numpy's name) are ONNX's; a size that is known only at run time is a string, or None if it has
+    no name. `batch_axis` is the ONNX axis that is not in the Mat's dims but its batch count n; None if the array goes
+    in as it is. `element` is the type of the Mat's elements, "float32" or "int32". Integer and bool inputs are int32,
+    and so are outputs that the net passes on unchanged. Numbers that the net computes are float32, integers too.
     `image` says that the net takes pixels instead of the model's input.
     """
 
@@ -86,7 +86,7 @@ class Bound:
         return cls(name, array.dtype.name, _frozen(plain.tolist()))
 
     def array(self) -> NDArray[Any]:
-        """Return the value as an array; the type is the input's, which the model knows."""
+        """Return the value as an array; its type is the input's, which only the model has."""
         return np.asarray(self.value)
 
 
@@ -112,9 +112,9 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class Masked:
-    """A layer of the net with a feature mask (parameter 31) that this tool gave it, and why.
+    """A layer of the net to which this tool gave a feature mask (parameter 31), and the reason.
 
-    `largest` is the largest number that was seen there, None where nothing was run.
+    `largest` is the largest number seen there, None if nothing was run.
     """
 
     layer: str
@@ -170,7 +170,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class _Reader:
-    """Takes values out of parsed JSON, and says where in which file one is not what it has to be."""
+    """A reader of parsed JSON; its errors name the file and the place of a value that is not as required."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -255,7 +255,7 @@ class _Reader:
         return {size: self.check(least, f"minimum.{size}", int) for size, least in sizes.items()}
 
     def optional(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:
-        """As `items`; nothing where a file of an older version has no such list."""
+        """Return items as `items` does; none if a file of an older version has no such list."""
         return self.items(data, where, *kinds) if where in data else ()
 
     def items(self, data: Any, where: str, *kinds: type) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What became of a net and its outputs: what verification finds out, and what reports and commands show."""
+"""The results for a net and its outputs: verification makes them, reports and commands show them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Status = Literal["ok", "unproven", "mismatch", "nan", "shape", "missing", "refus
 
 @dataclass(frozen=True)
 class OutputReport:
-    """One output of the model: what became of it in the net.
+    """One output of the model, and its counterpart in the net.
 
-    `max_abs`, `max_rel` and `cosine` are those of `verification.compare`, None where nothing could be compared.
-    `message` says what is wrong, and is empty where nothing is. `blob` is None where the net has none for it. `mode` is
-    how ncnn was told to compute: "fp32", "fp16" or "bf16".
+    `max_abs`, `max_rel` and `cosine` are those of `verification.compare`, None if nothing could be compared. `message`
+    says what is wrong, and is empty if nothing is. `blob` is None if the net has none for it. `mode` is ncnn's number
+    format: "fp32", "fp16" or "bf16".
 
-    `rounding` is how far ONNX Runtime's float32 is from float64, `bits` how much 16 or 8 bits explain, `allowed` what
-    the output may be off by, all in units of its largest value, and `cause` where the error comes from. They are None
-    and empty where that was not asked for, or could not be found out.
+    `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that 16 or 8 bits explain,
+    `allowed` the error that the output may have, all in units of its largest value, and `cause` the cause of the error.
+    They are None and empty if not requested, or unknown.
     """
 
     name: str
@@ -43,9 +43,9 @@ class OutputReport:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of the fastest run of a net and of what it is held against; `ratio` is the median of net / other.
+    """Milliseconds of the fastest run of a net and of the other one; `ratio` is the median of net / other.
 
-    It is CPU time, so that whatever else the machine does counts little; on a GPU it is time. `turns` had each.
+    It is CPU time, so that other work on the machine counts little; on a GPU it is elapsed time. `turns` had each.
     """
 
     net: float

@@ -1,6 +1,6 @@
-"""Nets that take pixels of 0..255: what an app would do to an image before the model becomes a part of the net.
+"""Nets that take pixels of 0..255: an app's arithmetic on an image becomes a part of the net.
 
-This runs before the passes. They fold what it adds into the first convolution, where that is exact.
+This runs before the passes. They fold the added layers into the first convolution, if that is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORM = "mean=123.7,116.3,103.5:std=58.4,57.1,57.4, with ':bgr' for pixels in th
 
 
 def parse_image(name: str, image: Image | str) -> Image:
-    """What is done to the pixels of an input; raises UsageError for text that does not say it."""
+    """Parse the arithmetic on an input's pixels; raises UsageError for text in another form."""
     if isinstance(image, Image):
         return _checked(name, image)
     if not isinstance(image, str):
@@ -53,7 +53,7 @@ def _checked(name: str, image: Image) -> Image:
 def take_pixels(net: Imported, images: Mapping[str, Image]) -> None:
     """Let inputs of a net take pixels.
 
-    Raises UsageError where one is not an image, or has another number of channels.
+    Raises UsageError if one is not an image, or has another number of channels.
     """
     ports = {port.name: port for port in net.inputs}
     for name, image in images.items():

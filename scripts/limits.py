@@ -1,4 +1,4 @@
-"""What importers refuse, for docs/ops.md: from their signatures, the fixtures' cases and the conformance suite."""
+"""Refusals of importers, for docs/ops.md: from their signatures, the fixtures' cases and the conformance suite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def constant_inputs(op: OnnxOp) -> list[str]:
 
 
 def refusals() -> Mapping[str, Sequence[str]]:
-    """By operator, the reasons for refusing models that ONNX Runtime runs; of those that are alike the first."""
+    """Return by operator the reasons for refusing models that ONNX Runtime runs; only the first of similar ones."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for operator, reason in (*_of_fixtures(), *_of_conformance()):
         if not any(general in reason for general in _GENERAL):
@@ -50,7 +50,7 @@ def _of_fixtures() -> Iterable[tuple[str, str]]:
 
 
 def _runs(case: Case) -> bool:
-    """Return whether ONNX Runtime takes the model: what it refuses as well is not a limit of ours."""
+    """Return True if ONNX Runtime runs the model. A model that it refuses too shows no limit of this package."""
     model = case.model()
     if not all(dim.dim_value or dim.dim_param for x in model.graph.input for dim in x.type.tensor_type.shape.dim):
         return False  # empty tensors, which ncnn does not have

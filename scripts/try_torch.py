@@ -1,4 +1,4 @@
-"""Convert what torch itself has: modules, exported programs and .pt2 files. Needs torch and onnxscript, unlike tests.
+"""Convert torch's own formats: modules, exported programs and .pt2 files. Needs torch and onnxscript, unlike tests.
 
     python -m scripts.try_torch
 

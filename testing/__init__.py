@@ -1,1 +1,1 @@
-"""What tests/ and scripts/ share: cases, random nets and models, comparison, files."""
+"""Common parts of tests/ and scripts/: cases, random nets and models, comparison, files."""

@@ -1,4 +1,4 @@
-"""Whether ncnn's arrays are those of a reference: the package's comparison, with a tolerance for each element."""
+"""Comparison of ncnn's arrays with a reference: the package's own, with a tolerance for each element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE = Tolerance(relative=0.0, absolute=0.0, steps=0, slices=False)
 
 
 def first_difference(actual: Sequence[Array], reference: Sequence[Any], relative: float = RELATIVE) -> str:
-    """Where the outputs differ, in words; empty if nowhere."""
+    """Return the first difference of the outputs, in words; empty if there is none."""
     for i, (a, b) in enumerate(zip(actual, reference, strict=True)):
         found = difference(a, np.asarray(b), relative)
         if found:
@@ -34,7 +34,7 @@ def difference(
     of_largest: float = OF_LARGEST,
     absolute: float = ABSOLUTE,
 ) -> str:
-    """How an output of ncnn differs from its reference; empty if it does not."""
+    """Return the difference of ncnn's output from its reference, in words; empty if there is none."""
     if actual.shape != (reference.shape or (1,)):
         return f"shape {list(actual.shape)} for {list(reference.shape)}"
     size = np.abs(reference.astype(np.float64))

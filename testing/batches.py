@@ -1,4 +1,4 @@
-"""Models with a dynamic batch: what the importer proves of its items, held against ONNX Runtime item by item."""
+"""Models with a dynamic batch: the importer's proofs about their items, compared with ONNX Runtime item by item."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ REFUSED = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImple
 
 
 def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelProto:
-    """Return the model with a dynamic dimension in place of these axes of its inputs, and without the shapes of
-    outputs.
-    """
+    """Return the model with a dynamic dimension on these axes of its inputs, and without the shapes of outputs."""
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for value in changed.graph.input:
@@ -36,7 +34,7 @@ def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelPro
 
 
 def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
-    """Axes that may be a batch: of one input, and of all that have as many."""
+    """Yield axes that may be a batch: of one input, and of all that have as many."""
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.input}
     for axis in range(max(ranks.values(), default=0)):
         long = [name for name, rank in ranks.items() if axis < rank]
@@ -46,9 +44,7 @@ def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
 
 
 def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port, ...] | None:
-    """Return the outputs of a model whose batch is no part of the net; None where it is, or where the model is
-    refused.
-    """
+    """Return the outputs of a model whose batch is no part of the net; None if it is, or if the model is refused."""
     try:
         imported = import_model(load_model(model.SerializeToString()), batch_axes=axes)
     except Error:
@@ -69,10 +65,10 @@ def mixed_outputs(
     *,
     rel: float = 1e-5,
 ) -> list[str] | None:
-    """Return the outputs of which an item is not what ONNX Runtime makes of that item alone, though it was proved.
+    """Return the outputs with an item that differs from ONNX Runtime's result for it alone, against the proof.
 
-    `feeds` are inputs with `ITEMS` items. Sums in another order may differ by `rel`. None where nothing was proved, or
-    where ONNX Runtime does not take the model.
+    `feeds` are inputs with `ITEMS` items. Sums in another order may differ by `rel`. Return None if nothing was proved,
+    or if ONNX Runtime does not take the model.
     """
     changed = with_batch(model, axes)
     outputs = free_outputs(changed, axes)

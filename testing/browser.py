@@ -90,13 +90,13 @@ class Page:
         self.settle()
 
     def run(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression, after its promise is kept if it is one."""
+        """Return the value of a JavaScript expression; if it is a promise, wait for its value."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def settle(self) -> None:
-        """Until all that is waiting to be drawn has been."""
+        """Wait until the browser has drawn everything."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
 
     def key(self, name: str, *, times: int = 1) -> None:
@@ -114,7 +114,7 @@ class Page:
 
 @contextmanager
 def browser(program: str) -> Iterator[Page]:
-    """A tab of a Chromium of its own, which ends with the block."""
+    """Open a tab in a new Chromium, which ends with the block."""
     ours, theirs = os.pipe(), os.pipe()  # what it reads, what it writes
 
     def connect() -> None:

@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "onnx2ncnn_opt")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """The end of a command, and its output."""
 
     code: int
     out: str
@@ -33,11 +33,10 @@ class Ended:
 
 
 def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
-    """Run ``onnx2ncnn-opt ARGS`` in a folder; it has to end by itself and without a traceback. Reports
-    of long work, which a busy machine gives rise to, are left out.
+    """Run ``onnx2ncnn-opt ARGS`` in a folder, and leave out its progress reports, which depend on the machine's load.
 
-    It is a fork of `fork_server`; but with variables of an `environment` that Python reads when it starts, it starts as
-    a user's command does.
+    The command must not crash, and must not print a traceback. It is a fork of `fork_server`. With variables of an
+    `environment` that Python reads at its start, it starts as a user's command does.
     """
     words = [*map(str, args)]
     if not environment.keys() <= {"PYTHONPATH"}:
@@ -59,7 +58,7 @@ def run(folder: Path, *args: str | Path, **environment: str) -> Ended:
 
 
 def without_progress(err: str) -> str:
-    """Return what a command says on stderr without its reports of long work, such as `converting: ... (2 s)`."""
+    """Return a command's stderr without its progress reports, such as `converting: ... (2 s)`."""
     return re.sub(r"^.* \(\d+ s\)\n", "", err, flags=re.MULTILINE)
 
 
@@ -99,12 +98,12 @@ def write_model(folder: Path, graph: str, name: str = "model.onnx", functions: s
 
 
 def names(folder: Path) -> set[str]:
-    """Everything in a folder, hidden files too."""
+    """Return everything in a folder, hidden files too."""
     return {path.name for path in folder.iterdir()}
 
 
 def net_files(stem: str) -> set[str]:
-    """What `convert` writes."""
+    """Return the names of the files that `convert` writes."""
     return {f"{stem}.ncnn.{suffix}" for suffix in ("param", "bin", "json")}
 
 

@@ -74,7 +74,7 @@ def compare_nodes(
     rel: float = 1e-5,
     **options: Any,
 ) -> Conversion:
-    """`compare` for nodes and arrays."""
+    """Call `compare` for nodes and arrays."""
     nodes = [nodes] if isinstance(nodes, onnx.NodeProto) else nodes
     return compare(model_of(nodes, inputs, constants, **options), inputs, rel=rel)
 

@@ -1,4 +1,4 @@
-"""ONNX's own conformance suite: its cases, and what becomes of each in the real ncnn."""
+"""ONNX's own conformance suite: its cases, and the outcome of each in the real ncnn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case, and why."""
+    """The outcome of a case, and the reason."""
 
     kind: str
     reason: str = ""
@@ -70,8 +70,9 @@ def collect() -> list[Case]:
 
 
 def _array(data: Any) -> Any:
-    """Return the suite writes element types that numpy does not have as TensorProto, scalars as such, sequences as
-    lists.
+    """Return data of the suite as an array.
+
+    The suite writes element types that numpy does not have as TensorProto, scalars as such, sequences as lists.
     """
     if isinstance(data, onnx.TensorProto):
         return numpy_helper.to_array(data)
@@ -79,9 +80,7 @@ def _array(data: Any) -> Any:
 
 
 def with_initializers(case: Case) -> Iterator[Case]:
-    """Yield the case with its integer inputs, and its float inputs after the first, as initializers; none if it has
-    none.
-    """
+    """Yield the case with its integer inputs, and floats after the first, as initializers; nothing without any."""
     floats = [name for name, array in case.feeds.items() if isinstance(array, np.ndarray) and array.dtype.kind in "fV"]
     fixed = [
         name
@@ -154,7 +153,7 @@ class Harness:
 
 
 def attempt(model: onnx.ModelProto, *, optimize: bool = True) -> Conversion | Outcome:
-    """Return the conversion, or what is to be said of its failure."""
+    """Return the conversion, or the outcome if it failed."""
     try:
         return lower(model, optimize=optimize)
     except UnsupportedError as error:
@@ -170,7 +169,7 @@ def _last_lines() -> str:
 
 
 def references(case: Case) -> Iterator[tuple[Sequence[Any], float]]:
-    """ONNX Runtime's outputs, if it takes the model, and the suite's, each with its tolerance."""
+    """Return ONNX Runtime's outputs, if it takes the model, and the suite's, each with its tolerance."""
     try:
         results = OrtRunner(case.model.SerializeToString()).run(case.feeds)
         yield list(results.values()), RELATIVE

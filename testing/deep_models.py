@@ -1,4 +1,4 @@
-"""Deep models of small images, of which `scripts.fuzz.faults` makes nets of 10 to 1,000 layers.
+"""Deep models of small images; `scripts.fuzz.faults` makes nets of 10 to 1,000 layers from them.
 
     python -m testing.deep_models FOLDER 2 8 30 90 180 250
 

@@ -1,4 +1,4 @@
-"""Faults planted in right nets, one at a time: what verification and bisection make of them."""
+"""Faults planted in right nets, one at a time, and their detection by verification and bisection."""
 
 from __future__ import annotations
 
@@ -414,14 +414,14 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _deletable(graph: Graph) -> list[Blob]:
-    """Outputs that a net can lack and still have others."""
+    """Return outputs that can be deleted from a net that has others."""
     # What a Reshape alone gives has the same numbers before it, under a name that is as good to other converters.
     alone = [b for b in graph.outputs if b.producer and len(b.producer.outputs) == 1 and b.producer.type != "Reshape"]
     return alone if len(graph.outputs) > 1 else []
 
 
 def _shared(graph: Graph) -> list[Blob]:
-    """What a Split gives to several layers."""
+    """Return the blobs that a Split gives to several layers."""
     return [blob for layer in graph for blob in layer.outputs if len(blob.users) > 1 and not blob.is_output]
 
 
@@ -435,7 +435,7 @@ BROKEN: dict[str, tuple[Callable[[Graph], list[Blob]], Callable[[Graph, Blob], C
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault in a net of so many layers: of which class, at which layer, what became of it, and if it was `named`."""
+    """A fault in a net of so many layers: its class, its layer, its outcome, and whether it was `named`."""
 
     kind: str
     net: str
@@ -527,7 +527,7 @@ class Subject:
 
 
 def converted(name: str, model: Any, folder: Path, worker: NcnnWorker) -> Subject | None:
-    """Our net of a model, if it is right."""
+    """Return our net of a model, if it is right."""
     conversion = lower(model)
     files, manifest = conversion.save(folder / "right"), conversion.manifest()
     source = reference(conversion.source)
@@ -539,7 +539,7 @@ _PNNX_TYPES = {"float32": "f32", "int64": "i64", "int32": "i32"}
 
 
 def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, pnnx: Path) -> Subject | None:
-    """pnnx's net of a model, if it makes a right one."""
+    """Return pnnx's net of a model, if it makes a right one."""
     path = model if isinstance(model, Path) else folder / "model.onnx"
     if path is not model:
         onnx.save(model, path)
@@ -568,7 +568,7 @@ def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, p
 def verified(
     subject: Subject, param: Path, bin: Path, worker: NcnnWorker, on: str | None = None, mode: str = "fp32"
 ) -> VerifyReport:
-    """What verification says about a net of the subject's model."""
+    """Verify a net of the subject's model."""
     return verify_net(
         subject.model,
         param,
@@ -580,7 +580,7 @@ def verified(
 
 
 def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:
-    """What a fault that was missed changes on other inputs."""
+    """Judge a missed fault by its effect on other inputs."""
     manifest = subject.slots
     worst = 0.0
     sizes = {str(dim): 5 for info in subject.loaded.inputs for dim in info.shape if not isinstance(dim, int)}
@@ -631,7 +631,7 @@ def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numb
 
 @dataclass(frozen=True)
 class Campaign:
-    """How faults are planted: up to `each` of a class in a net, up to `most` in a net, of classes whose names match.
+    """The plan for faults: up to `each` of a class in a net, up to `most` in a net, of classes whose names match.
 
     `bisects` says that the faulty layer has to be named as well; `on` is the device for DEVICE_FAULTS, and `pnnx` makes
     the nets. `keep` is a folder for all nets and an ncnn-check.toml about them: `check` fails all but "right_...".
@@ -648,7 +648,7 @@ class Campaign:
     keep: Path | None = None
 
     def run(self, chosen: Iterable[tuple[str, Any]]) -> Iterator[Planted]:
-        """Plant faults in the nets of models, and yield what becomes of each."""
+        """Plant faults in the nets of models, and yield the outcome of each."""
         for name, model in chosen:
             with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
                 try:
@@ -681,7 +681,7 @@ class Campaign:
         return converted_by_pnnx(name, model, folder, self.worker, self.pnnx)
 
     def faults(self, subject: Subject, folder: Path) -> Iterator[Planted]:
-        """Yield all faults of a net; where there is a limit, of classes in a random order."""
+        """Yield all faults of a net; if there is a limit, of classes in a random order."""
         kinds = [
             *FAULTS,
             *ADDED,
@@ -700,7 +700,7 @@ class Campaign:
                     yield planted
 
     def fault(self, subject: Subject, folder: Path, kind: str, place: int, rng: Rng) -> Planted | None:
-        """Plant one fault, and see whether it is caught; None where it can be none in this net."""
+        """Plant one fault, and check whether it is caught; return None if it cannot be a fault in this net."""
         graph, paths = _graph(subject), (folder / "wrong.param", folder / "wrong.bin")
         layers = sum(layer.type not in ("Input", "Split") for layer in graph)
         on, mode = (self.on, DEVICE_FAULTS[kind][0]) if kind in DEVICE_FAULTS else (None, "fp32")
@@ -747,7 +747,7 @@ class Campaign:
 
 
 def _named(found: Bisection, blamed: set[str]) -> str:
-    """Return whether bisection named one of the layers that are to blame."""
+    """Return True if bisection named one of the layers to blame."""
     located = found.located
     if located is not None and blamed.issuperset(ref.name for ref in located.suspects):
         return "named"

@@ -1,4 +1,4 @@
-"""Runs command lines in forks of one process that has imported what they need: imports are most of a command's time.
+"""Forks of one process run command lines: it has imported their modules, because imports take most of a command's time.
 
 A line of JSON on stdin asks for a command, a line on stdout tells its exit code, negative for a signal.
 """
@@ -16,7 +16,7 @@ _SECONDS = 120
 
 
 def _become(folder: str, args: list[str], paths: str, out: str, err: str) -> None:
-    """Make of a fork what a new process would be."""
+    """Give a fork the state of a new process."""
     signal.alarm(_SECONDS)
     os.chdir(folder)
     sys.path[:1] = [folder, *filter(None, paths.split(os.pathsep))]

@@ -43,14 +43,14 @@ Array = Any
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a model, and why."""
+    """The outcome of a model, and the reason."""
 
     kind: str
     reason: str = ""
 
     @property
     def is_bad(self) -> bool:
-        """Whether it may never be."""
+        """True if the outcome is never allowed."""
         return self.kind.isupper()
 
 
@@ -61,7 +61,7 @@ class Fuzzer:
         self._folder, self._worker, self._is_verified = folder, worker, is_verified
 
     def judge(self, model: RandomModel) -> Outcome:
-        """What becomes of a model without passes and with them."""
+        """Convert a model without passes and with them, and return its outcome."""
         proto = model.proto()
         for passes, packing in ((False, True), (True, False), (True, True)):
             try:
@@ -78,7 +78,7 @@ class Fuzzer:
         return self._verified(conversion) if self._is_verified and outcome.kind == "right" else outcome
 
     def _verified(self, conversion: Conversion) -> Outcome:
-        """Return what `verify` says of a net that is right."""
+        """Return the outcome of `verify` for a right net."""
         bad = [output for output in conversion.verify(worker=self._worker).outputs if output.status != "ok"]
         kind = "right" if not bad else "unproven" if all(o.status == "unproven" for o in bad) else "ALARM"
         return Outcome(kind, " & ".join(f"{output.name} {output.status}: {output.message}" for output in bad))
@@ -127,7 +127,7 @@ class Fuzzer:
 
 
 def difference(result: Array, expected: Array) -> str:
-    """How an output differs from what is expected; empty if it does not."""
+    """Return the difference of an output from the expected one, in words; empty if there is none."""
     if result.shape != (expected.shape or (1,)):
         return f"shape {list(result.shape)} for {list(expected.shape)}"
     found = compare(result.reshape(expected.shape), expected)
@@ -135,13 +135,13 @@ def difference(result: Array, expected: Array) -> str:
 
 
 def _is_as_runtime(model: RandomModel, run: int, name: str, result: Array) -> bool:
-    """Return whether ONNX Runtime says the same of the whole model, although not of its nodes one by one."""
+    """Return True if ONNX Runtime gives this result for the whole model, although not for its nodes one by one."""
     whole = OrtRunner(model.proto().SerializeToString()).run(model.feeds()[run])
     return not difference(result, whole[name])
 
 
 def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
-    """Return whether rounding within the model changes an output by a third of what it differs by."""
+    """Return True if rounding within the model changes an output by a third of its error."""
     expected = model.values[name][run]
     if result.shape != (expected.shape or (1,)):
         return False
@@ -157,14 +157,12 @@ def moves(model: RandomModel, run: int, name: str, result: Array) -> bool:
 
 
 def _distance(a: Array, b: Array) -> float:
-    """Return the largest difference; infinite where one is NaN, as powers of a negative base are beside a whole
-    exponent.
-    """
+    """Return the largest difference; infinite if one is NaN, as powers of a negative base are near a whole exponent."""
     return float(np.nan_to_num(np.abs(a.astype(np.float64) - b), nan=np.inf, posinf=np.inf).max())
 
 
 def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
-    """Return the values of a model whose every rounded number is another one nearby, and whose zeros have no sign."""
+    """Return the values of a model with every rounded number replaced by one nearby, and zeros without a sign."""
     rng = np.random.default_rng(seed)
     feeds = model.feeds()[run]
     known: dict[str, Array] = {
@@ -182,7 +180,7 @@ def noisy(model: RandomModel, run: int, seed: int) -> dict[str, Array]:
 
 
 def guarded(fuzzer: Fuzzer, model: RandomModel) -> Outcome:
-    """Return the outcome within the time that a model may take."""
+    """Return the outcome of a model, within its time limit."""
 
     def too_long(*_: object) -> None:
         raise TimeoutError
@@ -204,7 +202,7 @@ def guarded(fuzzer: Fuzzer, model: RandomModel) -> Outcome:
 
 
 def shrunk(fuzzer: Fuzzer, model: RandomModel, kind: str) -> RandomModel:
-    """Return the smallest part of a model, between values made inputs and one output, of which the same becomes."""
+    """Return the smallest part of a model, between values made inputs and one output, that has the same outcome."""
 
     def fails(part: RandomModel) -> bool:
         return bool(part.nodes) and guarded(fuzzer, part).kind == kind

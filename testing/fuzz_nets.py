@@ -1,4 +1,4 @@
-"""Random nets optimised, run and held against what they were."""
+"""Random nets optimised, run and compared with the original."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_net(rng: Random, kind: int, folder: Path) -> tuple[NetFiles, dict[str, 
 
 
 def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
-    """Return one net; returns how it went."""
+    """Optimise and compare one net; return the outcome."""
     rng = Random(f"{seed} {number}")
     kind = (0, 0, 1, 2)[number % 4]
     source, shapes = make_net(rng, kind, folder)
@@ -87,7 +87,7 @@ def trial(number: int, seed: int, folder: Path, worker: NcnnWorker) -> str:
 
 
 def packing(result: Optimized, files: NetFiles, names: Mapping[Blob, str], worker: NcnnWorker) -> str:
-    """What is wrong with the net when ncnn packs, and uses winograd and the like; empty if nothing is."""
+    """Return the error of a net when ncnn packs, and uses winograd and other fast kernels; empty if there is none."""
     wanted = {blob.name: names[blob] for blob in result.graph.outputs if not blob.is_input}
     paths = (result.source, result.source, files)
     plain, before, after = (
@@ -116,9 +116,7 @@ def packing(result: Optimized, files: NetFiles, names: Mapping[Blob, str], worke
 
 
 def is_ill_conditioned(result: Optimized, worker: NcnnWorker, found: float) -> bool:
-    """Return whether errors in the last bits of the original's blobs change its outputs by a tenth of what was
-    found.
-    """
+    """Return True if errors in the last bits of the original's blobs change its outputs by a tenth of `found`."""
     graph = read_net(result.source.param, result.source.bin).graph
     for _, drawn in draw_runs(graph, result.shapes):
         feeds = {blob: Feed(array) for blob, array in drawn.items()}

@@ -1,4 +1,4 @@
-"""Nets written by hand: what runtime/ and verification/ are tested on does not come from the rest of this package."""
+"""Nets written by hand, so that tests of runtime/ and verification/ do not depend on the rest of this package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write_net(folder: Path, *lines: str, weights: bytes = b"", stem: str = "net") -> tuple[Path, Path]:
-    """Return a .param of these layer lines, with the header's counts, and a .bin; returns both paths."""
+    """Write a .param of these layer lines, with the header's counts, and a .bin; return both paths."""
     blobs = {name for line in lines for name in line.split()[4 : 4 + sum(map(int, line.split()[2:4]))]}
     param, bin = folder / f"{stem}.param", folder / f"{stem}.bin"
     param.write_text(f"7767517\n{len(lines)} {len(blobs)}\n" + "\n".join(lines) + "\n")
@@ -17,10 +17,10 @@ def write_net(folder: Path, *lines: str, weights: bytes = b"", stem: str = "net"
 
 
 def raw(*values: object) -> bytes:
-    """float32 weights without a tag, as biases and MemoryData are stored."""
+    """Return float32 weights without a tag, as biases and MemoryData are stored."""
     return b"".join(np.asarray(value, np.float32).tobytes() for value in values)
 
 
 def tagged(*values: object) -> bytes:
-    """float32 weights after the tag of uncompressed data, as kernels are stored."""
+    """Return float32 weights after the tag of uncompressed data, as kernels are stored."""
     return b"".join(bytes(4) + np.asarray(value, np.float32).tobytes() for value in values)

@@ -58,7 +58,7 @@ def saturated(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def tied(rng: np.random.Generator, seed: int) -> bytes:
-    """Choices among sums that are mathematically equal, or computed to a few levels."""
+    """Return a model with choices among sums that are mathematically equal, or computed to a few levels."""
     rows, count, levels = int(rng.integers(2, 9)), int(rng.integers(6, 40)), float(rng.integers(1, 6))
     twice = _normal(rng, 12, count)
     twice[:, count // 2 :] = twice[:, : count - count // 2]
@@ -84,7 +84,7 @@ def tied(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def tiny_variances(rng: np.random.Generator, seed: int) -> bytes:
-    """Normalisations of numbers that hardly differ."""
+    """Return a model with normalisations of numbers that hardly differ."""
     offset, scale = 10.0 ** rng.integers(0, 4), 10.0 ** -rng.integers(0, 4)
     nodes = (
         "y = LayerNormalization<axis = -1>(b, g, h)",
@@ -103,7 +103,7 @@ def tiny_variances(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def long_sums(rng: np.random.Generator, seed: int) -> bytes:
-    """Sums of thousands of terms that cancel."""
+    """Return a model with sums of thousands of terms that cancel."""
     count = int(rng.integers(500, 6000))
     nodes = (
         "y = MatMul(x, w)",
@@ -126,7 +126,7 @@ def long_sums(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def quantised(rng: np.random.Generator, seed: int) -> bytes:
-    """Convolutions with 8 bits before and after each, or products of integers."""
+    """Return a model with convolutions that have 8 bits before and after each, or with products of integers."""
     if seed % 4 == 3:
         weights = {"w": rng.integers(-128, 128, (48, 24)).astype(np.int8), "s": np.float32(0.01)}
         integers = "q, qs, qz = DynamicQuantizeLinear(x) m = MatMulInteger(q, w, qz) f = Cast<to = 1>(m) y = Mul(f, s)"
@@ -151,7 +151,7 @@ def quantised(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def float16(rng: np.random.Generator, seed: int) -> bytes:
-    """Layers whose weights and numbers are float16 in the model."""
+    """Return a model whose weights and numbers are float16."""
     inner = (
         "a = MatMul(h, w) b = Relu(a) y = MatMul(b, v)",
         "a = MatMul(h, w) b = Softmax<axis = -1>(a) y = MatMul(b, v)",
@@ -166,7 +166,7 @@ def float16(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def chaotic(rng: np.random.Generator, seed: int) -> bytes:
-    """Loops that double an error at each step."""
+    """Return a model with loops that double an error at each step."""
     gain = rng.uniform(0.5, 1.0)
     if seed % 4 < 3:
         name, gates, options = (("RNN", 1, ""), ("GRU", 3, ", linear_before_reset = 1"), ("LSTM", 4, ""))[seed % 4]
@@ -189,7 +189,7 @@ def chaotic(rng: np.random.Generator, seed: int) -> bytes:
 
 
 def decided(rng: np.random.Generator, seed: int) -> bytes:
-    """Return the nearest pixel, the largest element, or a whole number: the last bit decides."""
+    """Return a model whose last bit decides: the nearest pixel, the largest element, or a whole number."""
     kinds = (
         "o = Conv<pads = [1, 1, 1, 1]>(x, g) t = Transpose<perm = [0, 2, 3, 1]>(o) h = Tanh(t) "
         'y = GridSample<mode = "nearest", align_corners = 0>(x, h)',

@@ -33,7 +33,7 @@ class Case:
 
     @property
     def result(self) -> str:
-        """The expected result as it stands in the file; empty where there is none yet."""
+        """The expected result in the file; empty if there is none yet."""
         found = _RESULT.search(self.text)
         return found.group(0) if found else ""
 
@@ -49,7 +49,7 @@ class Case:
         return [{name: int(size) for name, size in (pair.split("=") for pair in run.split())} for run in runs]
 
     def model(self) -> onnx.ModelProto:
-        """Return the model; declared tensors that nothing makes are weights, random ones."""
+        """Return the model; declared tensors without a producer are random weights."""
         found = _MODEL.search(self.text)
         assert found, f"{self} has no model"
         opset, body = found.group(1).split("\n", 1)
@@ -65,7 +65,7 @@ class Case:
         return model
 
     def feeds(self, model: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, Any]:
-        """Inputs: normal random numbers, integers and bools 0 and 1; or the numbers of the case over and over."""
+        """Return inputs: normal random numbers, integers and bools 0 and 1; or the numbers of the case, repeated."""
         rng = np.random.default_rng(3)
         return {value.name: self._feed(rng, value, sizes) for value in model.graph.input}
 

@@ -20,7 +20,7 @@ HOSTILE = (
 
 
 def record(layers: int, *, name: str = "") -> NetRecord:
-    """Return a net of so many layers after, each of two before; every tenth is read by one that is far away too."""
+    """Return the record of a net of so many layers after, each of two before; every tenth has a distant reader, too."""
     errors = {"fp32": LayerError("right", 1e-6, "", "value"), "fp16": LayerError("wrong", float("inf"), "off", "value")}
     before = tuple(
         LayerRow("ReLU" if n % 2 else "Convolution", f"{name}layer{n}", "", (n - 1,) if n else (), (f"b{n} [8]",))

@@ -41,12 +41,12 @@ class Case:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the net stays as it is."""
+        """True if the net stays as it is."""
         return _UNCHANGED.search(self.text) is not None
 
     @property
     def refusal(self) -> str | None:
-        """The reason that the pass gives; None where it changes the net, or finds nothing to refuse."""
+        """The reason that the pass gives; None if it changes the net, or finds nothing to refuse."""
         found = _UNCHANGED.search(self.text)
         return found.group(2) if found and found.group(1) == "refused" else None
 
@@ -77,9 +77,7 @@ class Case:
         return net.graph
 
     def feeds(self, graph: Graph) -> dict[str, Array]:
-        """Return an array for every Input of its net before: of the sizes that the case gives, or of the
-        Input's own.
-        """
+        """Return an array for every Input of its net before: of the case's sizes, or of the Input's own."""
         given = dict(line.split() for line in self.blocks.get("feeds", "").splitlines())
         rng = np.random.default_rng(1)
         feeds = {}
@@ -117,9 +115,9 @@ def updated(case: Case, after: str | None, refusal: str | None) -> str:
 
 
 def fill_weights(graph: Graph, given: str = "") -> None:
-    """Random weights of the sizes in the layer table.
+    """Set random weights of the sizes in the layer table.
 
-    `given` has lines ``layer.weight what``, where `what` is a number for all elements, an encoding, or the axes of a
+    `given` has lines ``layer.weight what``; `what` is a number for all elements, an encoding, or the axes of a
     MemoryData along which its elements are equal.
     """
     wanted = dict(line.split() for line in given.splitlines())

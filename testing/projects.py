@@ -29,7 +29,7 @@ def write_model(path: Path, graph: str = MODEL) -> Path:
 
 
 def write_project(folder: Path, text: str, **models: str) -> Path:
-    """ncnn-check.toml with this text, and models/NAME.onnx for each model."""
+    """Write ncnn-check.toml with this text, and models/NAME.onnx for each model."""
     for name, graph in models.items():
         write_model(folder / "models" / f"{name}.onnx", graph)
     file = folder / "ncnn-check.toml"
@@ -38,7 +38,7 @@ def write_project(folder: Path, text: str, **models: str) -> Path:
 
 
 def write_right_net(folder: Path, name: str, model: Path, *, storage: str | None = None) -> Graph:
-    """FOLDER/NAME.param, .bin and .json for a model; returns the graph that is in them."""
+    """Write FOLDER/NAME.param, .bin and .json for a model; return the graph in them."""
     folder.mkdir(parents=True, exist_ok=True)
     files = lower(model, storage=storage).save(folder / "net")
     for path, suffix in ((files.param, ".param"), (files.bin, ".bin"), (files.manifest, ".json")):
@@ -62,7 +62,7 @@ def by_name(result: CheckResult) -> dict[str, ModelResult]:
 
 
 def failed(result: ModelResult) -> list[str]:
-    """What failed."""
+    """Return the measurements that failed."""
     return [measurement.name for measurement in result.failures]
 
 

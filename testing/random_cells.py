@@ -53,7 +53,7 @@ class Parts:
 
 
 def _sum(parts: Parts, width: int, hidden: int, size: int) -> Callable[[str, str | None], str]:
-    """W @ x + U @ h + b, as two products or as one of the concatenated operands."""
+    """Return W @ x + U @ h + b, as two products or as one of the concatenated operands."""
     b = parts.b
     w, u, outer, inner = parts.matrix(width, size), parts.matrix(hidden, size), parts.bias(size), parts.bias(size)
     is_gemm, is_one, keeps = b.chance(0.4), b.chance(0.3), b.chance(0.5)
@@ -72,7 +72,7 @@ def _sum(parts: Parts, width: int, hidden: int, size: int) -> Callable[[str, str
 
 
 def _gates(parts: Parts, count: int, width: int, hidden: int) -> Callable[[str, str | None], list[str]]:
-    """Return the sums of some gates, as one product that is split, or each of its own."""
+    """Return the sums of some gates, as one product that is split, or as one product each."""
     is_split = count > 1 and parts.b.chance(0.5)
     sums = [_sum(parts, width, hidden, hidden * (count if is_split else 1)) for _ in range(1 if is_split else count)]
     lengths = parts.b.ints(*(hidden,) * count)
@@ -85,7 +85,7 @@ def _gates(parts: Parts, count: int, width: int, hidden: int) -> Callable[[str, 
 
 
 def _lstm(parts: Parts, width: int, hidden: int) -> Cell:
-    """Return an LSTM of which any gate may be missing, or coupled with another one."""
+    """Return an LSTM; any gate may be missing, or coupled with another one."""
     b = parts.b
     is_input, is_output, is_tanh = b.chance(0.8), b.chance(0.8), b.chance(0.8)
     forget = b.choice(("own", "own", "own", "coupled", "none"))
@@ -168,7 +168,7 @@ def _state(b: Builder, shape: tuple[int, ...], like: str, axis: int) -> str | No
 
 
 def written(b: Builder, x: str, time: int) -> str:
-    """Return a cell written out over the steps of an axis; returns the last state, or all."""
+    """Write out a cell over the steps of an axis; return the last state, or all."""
     length, width, hidden = b.shape(x)[time], b.shape(x)[2], b.number(1, 5)
     if any(array.shape[time] != length for array in b.values[x]):
         raise NoFit
@@ -199,7 +199,7 @@ def _index(b: Builder, value: int) -> str:
 
 
 def node(b: Builder, x: str, time: int) -> str:
-    """Return an LSTM, GRU or RNN without some of its optional inputs; returns one of its outputs."""
+    """Add an LSTM, GRU or RNN without some of its optional inputs; return one of its outputs."""
     if time == 1:
         x = b.node("Transpose", x, perm=[1, 0, 2])
     length, batch, width = b.shape(x)
@@ -225,7 +225,7 @@ def node(b: Builder, x: str, time: int) -> str:
 
 
 def random_cells(seed: int, number: int) -> RandomModel:
-    """Model `number` of a seed: one or two cells; the sizes of every third are open, as far as the cells can be."""
+    """Return model `number` of a seed: one or two cells; the sizes of every third are dynamic, if the cells allow."""
     rng = np.random.default_rng([seed, number, 1])
     while True:
         b = Builder(rng, int(rng.choice([13, 17, 18, 23])))

@@ -22,7 +22,7 @@ class CnnBuilder:
         self.blobs = [self.add("Input", w=6, h=5, c=4)]
 
     def build(self, steps: Sequence[Step], outputs: Sequence[int]) -> Graph:
-        """Return the net of these steps; its outputs are the blobs that nobody uses, and some that somebody uses."""
+        """Return the net of these steps; its outputs are the blobs without consumers, and some with consumers."""
         for kind, which, variant in steps:
             rule = RULES[kind % len(RULES)]
             x = self.blobs[-1 - (0, 0, 0, 0, 0, 1, 1, 2)[which % 8] % len(self.blobs)]
@@ -33,7 +33,7 @@ class CnnBuilder:
         return self.graph
 
     def add(self, type: str, *inputs: Blob, tops: int = 1, **params: Any) -> Blob:
-        """Return a layer with random weights; returns its first output."""
+        """Add a layer with random weights; return its first output."""
         name = f"{type.lower()}_{len(self.graph)}"
         outputs = [Blob(f"{name}_{i}") for i in range(tops)]
         layer = self.graph.add(Layer(type, name, inputs, outputs))
@@ -82,7 +82,7 @@ def _scale(net: CnnBuilder, x: Blob, variant: int) -> Blob:
 
 
 def _constant(net: CnnBuilder, x: Blob, variant: int) -> Blob:
-    """Return an operator with a constant of any form: a scalar, one value per channel, row or column, or all."""
+    """Add an operator with a constant of any form: a scalar, one value per channel, row or column, or all."""
     assert x.shape
     c, *inner = x.shape
     forms: list[dict[str, Any]] = [{"w": 1}, {"w": c}]
@@ -126,7 +126,7 @@ def _gate(net: CnnBuilder, x: Blob, variant: int) -> Blob:
 
 
 def _sum(net: CnnBuilder, x: Blob, variant: int) -> Blob:
-    """Return the sum of two blobs, with or without factors; of the same shape if there is another such blob."""
+    """Add the sum of two blobs, with or without factors; of the same shape if there is another such blob."""
     others = [blob for blob in net.blobs if blob.shape == x.shape]
     y = others[variant % len(others)]
     if variant & 1:

@@ -18,7 +18,7 @@ _FIRST = range(1, 5)
 
 
 def top(b: Builder) -> None:
-    """TopK whose values, or elements of another tensor at whose indices, are read."""
+    """Add a TopK; its values are read, or elements of another tensor at its indices."""
     x = b.pick("f", _FIRST)
     shape = b.shape(x)
     axis = b.number(0, len(shape) - 1)
@@ -37,7 +37,7 @@ def top(b: Builder) -> None:
 
 
 def place(b: Builder) -> None:
-    """ArgMax or ArgMin, as it is, as a number, or as an index into a table."""
+    """Add an ArgMax or ArgMin, as it is, as a number, or as an index into a table."""
     x = b.pick("f", _FIRST)
     axis = b.axis(len(b.shape(x)))
     kind = b.choice(("ArgMax", "ArgMin"))
@@ -52,7 +52,7 @@ def place(b: Builder) -> None:
 
 
 def is_largest(b: Builder) -> None:
-    """x == max(x), as peaks are found, or a mask of it."""
+    """Add x == max(x), as models find peaks, or a mask of it."""
     x = b.pick("f", _FIRST)
     axis = b.axis(len(b.shape(x)))
     if len(b.shape(x)) == 4 and b.chance(0.5):
@@ -67,7 +67,7 @@ def is_largest(b: Builder) -> None:
 
 
 def nearest(b: Builder) -> None:
-    """GridSample of the nearest elements, at computed places."""
+    """Add a GridSample of the nearest elements, at computed places."""
     x = b.pick("f", (4,))
     shape = b.shape(x)
     grids = [name for name, (a, *_) in b.values.items() if a.ndim == 4 and a.shape[::3] == (shape[0], 2)]
@@ -81,14 +81,14 @@ def nearest(b: Builder) -> None:
 
 
 def count(b: Builder) -> None:
-    """How many numbers are above others."""
+    """Count the numbers that are above others."""
     x = b.pick("f", _FIRST)
     mask = b.node("Cast", b.node("Greater", x, b.operand(b.shape(x))), to=TensorProto.FLOAT)
     b.node("ReduceSum", mask, b.ints(b.axis(len(b.shape(x)))), keepdims=b.number(0, 1))
 
 
 def coarse(b: Builder) -> None:
-    """Numbers of few levels, which tie."""
+    """Add numbers of few levels, which tie."""
     x = b.pick("f", _FIRST)
     step = b.constant(np.float32(b.choice((1, 2, 4))))
     b.node("Div", b.node(b.choice(("Round", "Floor", "Ceil")), b.node("Mul", x, step)), step)
@@ -101,7 +101,7 @@ DECISIONS: tuple[Step, ...] = (
 
 
 def random_decisions(seed: int, number: int) -> RandomModel:
-    """Model `number` of a seed: one to three decisions behind a small net; every third has open sizes."""
+    """Return model `number` of a seed: one to three decisions behind a small net; every third has dynamic sizes."""
     rng = np.random.default_rng([seed, number, 2])
     while True:
         b = Builder(rng, int(rng.choice([16, 17, 18, 23])))

@@ -386,7 +386,7 @@ class RandomNet:
             results.append(self.add(type, [results[i] for i in operands], given) or x)
 
     def pad(self, x: Blob | None) -> None:
-        """A Padding, mostly of what is not negative, and a layer that may make it needless."""
+        """Add a Padding, mostly without negative values, and a layer that may make it needless."""
         rng = self.rng
         draws = {"Padding": _padding, "Crop": _crop, "Pooling": _pooling(2), "Pooling1D": _pooling(1)}
         for type in ("ReLU", "Padding", rng.choice(("Pooling", "Pooling1D", "Padding", "Crop"))):
@@ -396,13 +396,11 @@ class RandomNet:
             x = self.add(type, [x], params) if params is not None else x
 
     def pick(self) -> Blob:
-        """Return a recent blob, mostly."""
+        """Return a blob, mostly a recent one."""
         return self.blobs[-1 - min(int(self.rng.expovariate(0.7)), len(self.blobs) - 1)]
 
     def operands(self, x: Blob) -> list[Blob]:
-        """Return the blob and another, or a constant: a scalar, a vector for one axis, or one of its shape, on either
-        side.
-        """
+        """Return, in any order, the blob and another or a constant: a scalar, a vector for one axis, or its shape."""
         rng = self.rng
         if rng.random() < 0.4:
             others = [blob for blob in self.blobs if blob.shape == x.shape]
@@ -417,7 +415,7 @@ class RandomNet:
         return rng.sample([x, constant], 2) if constant else [x, x]
 
     def add(self, type: str, inputs: Sequence[Blob], params: Params, tops: int = 1) -> Blob | None:
-        """Add a layer if its shapes are right; returns its first output."""
+        """Add a layer if its shapes are right; return its first output."""
         number = len(self.graph)
         outputs = [Blob(f"{type.lower()}{number}_{i}" if tops > 1 else f"b{number}") for i in range(tops)]
         layer = Layer(type, f"{type}_{number}", inputs, outputs, params)

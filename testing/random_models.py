@@ -1,7 +1,7 @@
-"""Random valid ONNX models: steps (random_steps.py) propose nodes, ONNX Runtime says at once what they give.
+"""Random valid ONNX models: steps (random_steps.py) propose nodes, ONNX Runtime evaluates them at once.
 
-Every value is known for each of the sizes that a model is made for, so that no step has to compute a shape: what ONNX
-Runtime does not take, or what is empty, huge or not finite, is not put into the model.
+Every value is known for each of the sizes that a model is made for, so no step has to compute a shape. A model never
+gets a node that ONNX Runtime does not take, or whose result is empty, huge or not finite.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Builder:
     is_within: bool = False
 
     def pick(self, kinds: str = "f", ranks: Iterable[int] = range(7)) -> str:
-        """Return a tensor of these kinds of elements and ranks, rather a late one."""
+        """Return a tensor of these kinds of elements and ranks, preferably a late one."""
         wanted = set(ranks)
         names = [name for name, (a, *_) in self.values.items() if a.dtype.kind in kinds and a.ndim in wanted]
         names = [name for name in names if name not in self.hidden]
@@ -85,13 +85,13 @@ class Builder:
         return self.constant(self.rng.standard_normal(tuple(shape)).astype(np.float32))
 
     def operand(self, shape: Shape) -> str:
-        """Floats of this shape: a tensor that has it, or an initializer."""
+        """Return floats of this shape: a tensor that has it, or an initializer."""
         names = [name for name, (a, *_) in self.values.items() if a.shape == shape and a.dtype == np.float32]
         names = [name for name in names if name not in self.hidden]
         return self.choice(names) if names and self.chance(0.4) else self.floats(shape)
 
     def chance(self, probability: float) -> bool:
-        """True so often."""
+        """Return True with this probability."""
         return bool(self.rng.random() < probability)
 
     def choice(self, options: Sequence[Any]) -> Any:
@@ -110,11 +110,11 @@ class Builder:
         return axis - rank if self.chance(0.3) else axis
 
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node of one output; returns its name."""
+        """Append a node of one output; return its name."""
         return self.many(1, operator, *inputs, **attributes)[0]
 
     def many(self, count: int, operator: str, *inputs: str, **attributes: Any) -> list[str]:
-        """Append a node of several outputs; returns their names."""
+        """Append a node of several outputs; return their names."""
         names = [f"t{len(self.values) + i}" for i in range(count)]
         node = helper.make_node(operator, inputs, names, name=f"n{len(self.nodes)}", **attributes)
         known = [evaluate(node, self.opset, self._at(i)) for i in range(self._runs)]
@@ -128,7 +128,7 @@ class Builder:
         return names
 
     def guarded(self, make: Callable[[], str]) -> str:
-        """What `make` makes, within which NaN, infinities, zeros and large numbers may be; others see the end only."""
+        """Return the result of `make`; NaN, infinities, zeros and large numbers within it stay hidden."""
         before = len(self.nodes), len(self.values), len(self.constants)
         self.is_within = True
         try:
@@ -155,7 +155,7 @@ class Builder:
 
 
 def evaluate(node: onnx.NodeProto, opset: int, known: Mapping[str, Array]) -> list[Array]:
-    """What a node gives; NoFit where ONNX Runtime does not take it."""
+    """Return the outputs of a node; raise NoFit if ONNX Runtime does not take it."""
     feeds = {name: known[name] for name in node.input if name}
     graph = helper.make_graph([node], "node", [_info(name, a, a.shape) for name, a in feeds.items()], [])
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output)
@@ -174,7 +174,7 @@ def _info(name: str, array: Array, shape: Sequence[int | str | None]) -> onnx.Va
 
 
 def _is_usable(array: Array, is_within: bool = False) -> bool:
-    """Return whether a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding.
+    """Return True if a tensor is neither empty nor large, and its numbers neither huge nor lost in rounding.
 
     Only its size counts within a guard.
     """
@@ -224,7 +224,7 @@ class RandomModel:
         return [dict(zip(names, arrays, strict=True)) for arrays in zip(*(self.values[n] for n in names), strict=True)]
 
     def cut(self, outputs: Sequence[str], inputs: Iterable[str] = ()) -> RandomModel:
-        """Return the part of the model between tensors that become inputs, besides its own, and outputs."""
+        """Return the part of the model between tensors that become inputs, in addition to its own, and outputs."""
         given = dict(self.inputs)
         for name in inputs:
             shapes = [array.shape for array in self.values[name]]
@@ -261,7 +261,7 @@ def build(
     is_open: bool = False,
     rows: float = 0.15,
 ) -> RandomModel:
-    """Return a model of about so many nodes, made of these steps; what no node reads is an output.
+    """Return a model of about so many nodes, made of these steps; its outputs are the values that no node reads.
 
     `rows` says how often an input's last axis is one of LENGTHS.
     """
@@ -278,7 +278,7 @@ def build(
 
 
 def completed(builder: Builder) -> RandomModel:
-    """Return the model of all nodes made so far; what no node reads is an output."""
+    """Return the model of all nodes made so far; its outputs are the values that no node reads."""
     used = {name for node in builder.nodes for name in node.input} | builder.hidden
     outputs = [name for name in builder.values if name not in used]
     made = [name for name in builder.values if name not in {*builder.inputs, *builder.hidden}]
@@ -294,7 +294,7 @@ def completed(builder: Builder) -> RandomModel:
 
 
 def _draw_inputs(builder: Builder, kinds: str, is_open: bool, rows: float) -> None:
-    """One to three inputs; later ones often have to do with the first."""
+    """Add one to three inputs; later ones are often related to the first."""
     sizes: dict[str, list[int]] = {}
     for number in range(builder.choice((1, 1, 2, 2, 3))):
         fixed = _input_shape(builder, rows)
@@ -330,7 +330,7 @@ def _input_shape(builder: Builder, rows: float) -> Shape:
 
 
 def _open(builder: Builder, size: int, sizes: dict[str, list[int]]) -> str:
-    """Return a size to leave open. Two of its values are above 1: what broadcasts at 1 only is a model for that one."""
+    """Return a size to leave dynamic. Two of its values are above 1: broadcasting at 1 alone is another model."""
     name, first = f"s{len(sizes)}", max(size, 2)
     sizes[name] = [first, builder.choice([n for n in range(2, 8) if n != first]), builder.number(1, 7)]
     return name

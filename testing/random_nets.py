@@ -30,9 +30,7 @@ ELEMENTS_AT_MOST = 600
 
 
 def random_graph(rng: Random) -> Graph:
-    """Return a graph that can be written: blobs with many uses, outputs that are used too, and tensors with several
-    names.
-    """
+    """Return a graph that can be written: blobs with many uses, used outputs, and tensors with several names."""
     graph = Graph()
     blobs: list[Blob] = []
     names = _names(rng)

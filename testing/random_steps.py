@@ -1,4 +1,4 @@
-"""Steps of random models: each proposes one node, or a few that belong together, with whatever operands it finds."""
+"""Steps of random models: each proposes one node, or a few that belong together, with any operands that it finds."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def slice_(b: Builder) -> None:
 
 
 def _bounds(b: Builder, size: int) -> tuple[int, int, int]:
-    """Start, end and step of a slice that leaves something."""
+    """Return start, end and step of a slice that leaves something."""
     if b.chance(0.3):  # such as mean something for any size
         rows = (1, END, 1), (1, END, 2), (0, -1, 1), (0, 2, 1), (-2, END, 1), (1, -1, 1), (-1, -END, -1)
         return rows[b.number(0, len(rows) - 1)]
@@ -204,7 +204,7 @@ def tile(b: Builder) -> None:
 
 
 def sign(b: Builder) -> None:
-    """A function of one tensor that no rounding can hide in."""
+    """Apply a function of one tensor that cannot hide rounding."""
     b.node(b.choice(_EXACT), b.pick("f"))
 
 
@@ -219,12 +219,12 @@ def depth_to_space(b: Builder) -> None:
 
 
 def unary(b: Builder) -> None:
-    """A smooth function of one tensor."""
+    """Apply a smooth function of one tensor."""
     b.node(b.choice(_SMOOTH), b.pick("f"))
 
 
 def stepped(b: Builder) -> None:
-    """A function of one tensor that jumps."""
+    """Apply a function of one tensor that jumps."""
     b.node(b.choice(_STEPPED), b.pick("f"))
 
 
@@ -235,7 +235,7 @@ def clip(b: Builder) -> None:
 
 
 def _beside(b: Builder, x: str, kinds: str = "f") -> str:
-    """Another tensor, or a constant, that broadcasts with x."""
+    """Return another tensor, or a constant, that broadcasts with x."""
     shape, dtype = b.shape(x), b.values[x][0].dtype
     if b.chance(0.5):
         names = [n for n, (a, *_) in b.values.items() if a.dtype == dtype and _broadcasts(shape, a.shape)]
@@ -265,14 +265,14 @@ def _any_order(b: Builder, *operands: str) -> list[str]:
 
 
 def binary(b: Builder) -> None:
-    """A function of two tensors that broadcast, or of a tensor and a constant."""
+    """Apply a function of two tensors that broadcast, or of a tensor and a constant."""
     x = b.pick("f")
     operator = b.choice(("Add", "Add", "Mul", "Mul", "Sub", "Div", "Max", "Min", "Pow"))
     b.node(operator, *_any_order(b, x, _beside(b, x)))
 
 
 def several(b: Builder) -> None:
-    """A function of three tensors."""
+    """Apply a function of three tensors."""
     x = b.pick("f")
     b.node(b.choice(("Sum", "Mean", "Max", "Min")), *_any_order(b, x, _beside(b, x), _beside(b, x)))
 
@@ -323,7 +323,7 @@ def gemm(b: Builder) -> None:
 
 
 def reduce(b: Builder) -> None:
-    """A reduction over some axes, or all."""
+    """Reduce over some axes, or all."""
     x = b.pick("f")
     operator = b.choice(_REDUCTIONS)
     rank = len(b.shape(x))
@@ -347,7 +347,7 @@ def softmax(b: Builder) -> None:
 
 
 def _windows(b: Builder, sizes: Shape) -> dict[str, Any]:
-    """Kernel, strides, dilations and pads that fit these sizes and larger ones."""
+    """Return kernel, strides, dilations and pads that fit these sizes and larger ones."""
     kernel = [b.number(1, min(3, size)) for size in sizes]
     windows: dict[str, Any] = {"kernel_shape": kernel, "strides": [b.number(1, 2) for _ in sizes]}
     if b.chance(0.2):
@@ -402,12 +402,12 @@ def pool(b: Builder) -> None:
 
 
 def global_pool(b: Builder) -> None:
-    """A global pooling."""
+    """Add a global pooling."""
     b.node(b.choice(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")), _image(b)[0])
 
 
 def normalize(b: Builder) -> None:
-    """A normalisation by channels; the epsilon keeps it from blowing up rounding."""
+    """Normalise by channels; the epsilon keeps rounding errors from growing."""
     x = b.pick("f", range(2, 6))
     channels = b.shape(x)[1]
     kind = b.choice(("BatchNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "LRN"))
@@ -423,7 +423,7 @@ def normalize(b: Builder) -> None:
 
 
 def layer_normalize(b: Builder) -> None:
-    """A normalisation over the last axes, or along one."""
+    """Normalise over the last axes, or along one."""
     x = b.pick("f", FIRST)
     shape = b.shape(x)
     axis = b.axis(len(shape))
@@ -469,20 +469,20 @@ def sample(b: Builder) -> None:
 
 
 def select(b: Builder) -> None:
-    """Where by a condition that is there, or by a comparison."""
+    """Add a Where by an existing condition, or by a comparison."""
     x = b.pick("f")
     condition = b.node(b.choice(_COMPARISONS), x, _beside(b, x)) if b.chance(0.6) else b.pick("b")
     b.node("Where", condition, *_any_order(b, x, _beside(b, x)))
 
 
 def compare(b: Builder) -> None:
-    """A comparison."""
+    """Compare two tensors."""
     x = b.pick("fi")
     b.node(b.choice(_COMPARISONS), *_any_order(b, x, _beside(b, x)))
 
 
 def logic(b: Builder) -> None:
-    """A function of bools."""
+    """Apply a function of bools."""
     x = b.pick("b")
     if b.chance(0.3):
         b.node("Not", x)
@@ -583,7 +583,7 @@ def contract(b: Builder) -> None:
 
 
 def shape_of(b: Builder) -> None:
-    """A shape, or one size of it."""
+    """Read a shape, or one size of it."""
     x = b.pick("fib", FIRST)
     if b.chance(0.5):
         b.node("Shape", x)
@@ -709,7 +709,7 @@ def attend(b: Builder) -> None:
 
 
 def gate(b: Builder) -> None:
-    """A function written out of others, as exporters do."""
+    """Write out a function in terms of others, as exporters do."""
     x = b.pick("f", FIRST)
 
     def number(value: float) -> str:
@@ -737,7 +737,7 @@ def gate(b: Builder) -> None:
 
 
 def _written_out(b: Builder, x: str, *, is_centred: bool) -> None:
-    """A normalisation along some axis."""
+    """Normalise along some axis."""
     axis = b.choice((-1, -1, 1, b.axis(len(b.shape(x)))))
     axes: dict[str, Any] = {"axes": [axis]} if b.opset < 18 else {}
     given = [b.ints(axis)] if b.opset >= 18 else []
@@ -770,7 +770,7 @@ def _number(b: Builder, value: float) -> str:
 
 
 def _condition(b: Builder, x: str) -> str:
-    """Where x is above 0, or is not 0."""
+    """Return a condition: x is above 0, or is not 0."""
     zero = _number(b, 0)
     kind = b.choice(("Greater", "Less", "GreaterOrEqual", "not Equal", "not Less"))
     if kind.startswith("not"):
@@ -779,7 +779,7 @@ def _condition(b: Builder, x: str) -> str:
 
 
 def guard(b: Builder) -> None:
-    """Where over a function that is not finite everywhere; its argument may be made safe as well."""
+    """Add a Where over a function that is not finite everywhere; its argument may be made safe as well."""
     x = b.pick()
 
     def make() -> str:
@@ -806,7 +806,7 @@ def no_nan(b: Builder) -> None:
 
 
 def safe_divide(b: Builder) -> None:
-    """A quotient by what may be 0: the divisor replaced, the quotient, or both; or kept from 0 by a small number."""
+    """Divide by possible zeros: replace divisor, quotient, or both; or keep the divisor off 0 by a small number."""
     x = b.pick()
     d = b.choice((x, _beside(b, x)))
 
@@ -890,7 +890,7 @@ EVERYTHING: tuple[Step, ...] = (
 
 
 def random_model(seed: int, number: int, *, is_open: bool | None = None) -> RandomModel:
-    """Model `number` of a seed, of a few kinds of steps, so that these meet often; every third has dynamic sizes.
+    """Return model `number` of a seed, with few kinds of steps, so that they meet often; every third has dynamic sizes.
 
     Every fifth is of guards, mostly over rows of any length.
     """

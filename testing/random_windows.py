@@ -17,7 +17,7 @@ _END = 2**31 - 1
 
 
 def roll(b: Builder) -> None:
-    """The elements of an axis from one on, then those before it: by constant bounds, by Mod, or by indices."""
+    """Rotate an axis: the elements from one on, then those before it; by constant bounds, by Mod, or by indices."""
     x = b.pick("f", range(1, 5))
     axis, at = b.number(0, len(b.shape(x)) - 1), b.choice((-2, -1, 1, 2, 3))
     first = len(b.values)
@@ -37,7 +37,7 @@ def roll(b: Builder) -> None:
 
 
 def dilated(b: Builder) -> None:
-    """MaxPool whose windows have gaps."""
+    """Add a MaxPool whose windows have gaps."""
     x = b.pick("f", (3, 4, 5))
     rank = len(b.shape(x)) - 2
     b.node("MaxPool", x, kernel_shape=[b.number(1, 3)] * rank, dilations=[b.number(1, 2) for _ in range(rank)])
@@ -49,7 +49,7 @@ WINDOWS: tuple[Step, ...] = (
 
 
 def random_windows(seed: int, number: int) -> RandomModel:
-    """Model `number` of a seed: one to four windows, slices or rolls over sizes of 1 to 5 and batches of 1 to 5."""
+    """Return model `number` of a seed: one to four windows, slices or rolls over sizes and batches of 1 to 5."""
     rng = np.random.default_rng([seed, number, 3])
     while True:
         b = Builder(rng, int(rng.choice([18, 20, 23])))

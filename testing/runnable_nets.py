@@ -108,7 +108,7 @@ class Net:
             self.add(*self.weighted(), some[:1], self.new())
 
     def weighted(self) -> tuple[str]:
-        """Return a layer with weights, which it adds."""
+        """Write the weights of a random layer, and return its line."""
         kind = self.rng.choice(("Bias", "Scale", "BatchNorm", "PReLU", "Convolution", "Convolution", "Convolution"))
         if kind == "Convolution":
             bias = self.rng.randint(0, 1)

@@ -1,6 +1,6 @@
 """Skeletons: models whose large weights are replaced by a recipe that a seed refills.
 
-A recipe is JSON in the tensor's doc_string, beside empty raw data. Kernels and matrices are {"fill": "normal", "seed",
+A recipe is JSON in the tensor's doc_string, with empty raw data. Kernels and matrices are {"fill": "normal", "seed",
 "rows"}: standard normal numbers, each row times its factor. Vectors are {"fill": "half", "values"}: float16 numbers.
 """
 
@@ -83,7 +83,7 @@ def find(heads: np.ndarray, row: np.ndarray) -> int | None:
 
 
 def pack(values: np.ndarray) -> str:
-    """Numbers as float16 in base 64."""
+    """Return numbers as float16 in base 64."""
     return base64.b64encode(values.astype("<f2").tobytes()).decode()
 
 

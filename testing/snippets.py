@@ -1,4 +1,4 @@
-"""PyTorch's constructs as its exporters write them, and what becomes of each in the real ncnn."""
+"""PyTorch's constructs as its exporters write them, and the outcome of each in the real ncnn."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def judge(harness: Harness, model: onnx.ModelProto, torch: Mapping[str, Any] | N
 
 
 def _rounding(model: onnx.ModelProto) -> float:
-    """What 16 bits inside a model may cost its results, as a share of them: ncnn computes with 32."""
+    """Return the error that 16 bits inside a model may cause, as a share of its results: ncnn computes with 32."""
     types = {value.type.tensor_type.elem_type for value in model.graph.input}
     types |= {a.i for node in model.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
     bits = [2.0**-10] * (onnx.TensorProto.FLOAT16 in types) + [2.0**-7] * (onnx.TensorProto.BFLOAT16 in types)
@@ -59,7 +59,7 @@ def _rounding(model: onnx.ModelProto) -> float:
 
 
 def kept(variant: str, part: int = 0, parts: int = 1) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Name and model of each fixture, or of every so many-th of them."""
+    """Yield name and model of each fixture, or of every so many-th of them."""
     with zipfile.ZipFile(FIXTURES / f"{variant}.zip") as archive:
         for name in archive.namelist()[part::parts]:
             yield name, onnx.ModelProto.FromString(archive.read(name))
@@ -71,9 +71,7 @@ def table() -> list[str]:
 
 
 def rows_of(variant: str, part: int = 0, parts: int = 1) -> list[str]:
-    """Return the lines of the table for the fixtures of one variant, as they come out now; or every so many-th
-    of them.
-    """
+    """Return the lines of the table for the fixtures of one variant, as they are now; or every so many-th of them."""
     with Harness() as harness:
         return [row(name, variant, judge(harness, model)) for name, model in kept(variant, part, parts)]
 

@@ -1,4 +1,4 @@
-"""A net that exists already, whoever made it, after the passes: in memory."""
+"""An existing net of any converter after the passes, in memory."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ PathLike = str | os.PathLike[str]
 class Optimized(Rewritten):
     """An optimised net, in memory.
 
-    `events` says what the passes did and what they nearly did, `layers` and `memory` are before and after. `storage`
-    is what was decided about 16 bit weights, `exchanged` counts the layers whose operands were exchanged to save
-    memory, and `dropped_splits` are Split layers that were good for nothing. `misfit` says which layer of the original
-    does not take what it gets at these shapes, if one does not. `masks` are the layers that fp16 is not enough for, and
-    `precision` is what fp16 does to the net, if that was estimated. `notes` are facts for the user. `report` is the
-    verification, None if there was none, and `latency` the time of a run, if it was measured. `renamed` are the names
-    of inputs and outputs that the files had to change, and `sizes` the bytes of weights before and after.
+    `events` are the changes of the passes and the near misses, `layers` and `memory` are before and after. `storage` is
+    the decision about 16 bit weights, `exchanged` counts the layers whose operands were exchanged to save memory, and
+    `dropped_splits` are useless Split layers. `misfit` names the layer of the original that does not take its inputs at
+    these shapes, if there is one. `masks` are the layers for which fp16 is not enough, and `precision` is the effect of
+    fp16 on the net, if that was estimated. `notes` are facts for the user. `report` is the verification, None if there
+    was none, and `latency` the time of a run, if it was measured. `renamed` are the names of inputs and outputs that
+    the files had to change, and `sizes` the bytes of weights before and after.
     """
 
     source: NetFiles
@@ -108,7 +108,7 @@ class Optimized(Rewritten):
         return [blob.name for blob in self.graph.outputs if blob in found]
 
     def _examples(self) -> dict[str, str]:
-        """Shapes of inputs that could be meant, by name, where the manifest beside the original tells their rank."""
+        """Return possible shapes of inputs by name, if the manifest next to the original states their rank."""
         manifest = manifest_of(self.source.param, self.graph)
         return {
             entry.blob: ",".join(
@@ -118,7 +118,7 @@ class Optimized(Rewritten):
         }
 
     def name_before(self, blob: Blob) -> str:
-        """What the original file calls an input or output."""
+        """Return the name of an input or output in the original file."""
         return self._blobs[blob.name]
 
     @contextmanager
@@ -157,10 +157,10 @@ class Optimized(Rewritten):
         *,
         masks: bool = True,
     ) -> Optimized:
-        """Return the result after ncnn has run the net as if in fp16: with the `masks` that it needs, and `precision`.
+        """Run the net in ncnn as if in fp16; return the result with the `masks` that it needs, and `precision`.
 
-        A net that has such masks already keeps them as they are. Raises UsageError where nothing tells an input's
-        shape, and RunError where ncnn cannot run the net.
+        A net that has such masks already keeps them. Raises UsageError if an input's shape is unknown, and RunError if
+        ncnn cannot run the net.
         """
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
         from onnx2ncnn_opt.verification.estimate import Estimator
@@ -201,13 +201,13 @@ class Optimized(Rewritten):
         names: Mapping[Blob, str] | None = None,
         worker: NcnnWorker | None = None,
     ) -> VerifyReport:
-        """Run the net before and after in ncnn, and compare every output but `caches`.
+        """Run the net before and after in ncnn, and compare every output except `caches`.
 
         `files` are those of the graph, with the `names` in them, as `staged` gives them; by default the graph is
         written to temporary ones. `worker` is a process to use again.
 
-        Raises VerificationError or RunError if ncnn cannot run the original net, and UsageError if an input has no
-        shape, or one does not suit the net: ncnn would compute with the memory beside its blobs.
+        Raises VerificationError or RunError if ncnn cannot run the original net. Raises UsageError if an input has no
+        shape, or one does not suit the net: ncnn would compute with memory outside its blobs.
         """
         if self.misfit:
             raise UsageError(
@@ -226,10 +226,10 @@ class Optimized(Rewritten):
         verification: Verification = Verification(),  # noqa: B008 - it is frozen
         seconds: float = 2.0,
     ) -> Latency:
-        """Time the net after and before: one thread each, in fp32, in turns, for some `seconds`.
+        """Time the net after and before, alternating: one thread each, in fp32, for some `seconds`.
 
-        The arguments are as for `verify`. Raises UsageError for a net that was cut, and where nothing tells an input's
-        shape, and RunError where ncnn cannot run a net.
+        The arguments are as for `verify`. Raises UsageError for a net that was cut, and if an input's shape is unknown,
+        and RunError if ncnn cannot run a net.
         """
         from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
         from onnx2ncnn_opt.runtime.targets import find_target
@@ -277,15 +277,14 @@ def apply_passes(
     """Read a net, text or binary, and run the passes on it. Nothing is run or written.
 
     `shapes` are the sizes of inputs by blob name, outermost first, perhaps after a batch of 1; by default those that
-    the Input layers state, or that pnnx has written into NAME_ncnn.py or NAME.pnnx.param beside NAME.ncnn.param. They
-    are what is verified and computed with, but the net may be fed others: only with `fixed_shapes` may passes rely
-    on all sizes. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
-    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits where they survive it;
-    without it that is done with weights that passes have computed from such weights alone. `shape_hints` writes the
-    shapes into the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn
-    does not have, see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run what the passes
-    make. `masks` gives feature masks to layers that fp16 is certainly not enough for; `Optimized.estimated` finds the
-    others.
+    the Input layers state, or that pnnx has written into NAME_ncnn.py or NAME.pnnx.param next to NAME.ncnn.param. The
+    verification and all computations use them, but the net may be fed others: passes may rely on all sizes only with
+    `fixed_shapes`. `only` and `skip` choose passes, `limit` stops after so many rewrites. `start` and `end` are blobs
+    between which to cut a subnet out. `storage` "fp16" or "bf16" stores weights in 16 bits if they survive it; without
+    it only weights that passes have computed from such weights alone get 16 bits. `shape_hints` writes the shapes into
+    the layers (parameter 30), which then hold for no others on a GPU. `custom` declares layers that ncnn does not have,
+    see `ir.custom.custom_layer`. `release` (YYYYMMDD) is the oldest ncnn that has to run the result. `masks` gives
+    feature masks to layers for which fp16 is certainly not enough; `Optimized.estimated` finds the others.
 
     Raises:
         ParamError, BinError: the files are broken, or have weights of undeclared custom layers.
@@ -368,7 +367,7 @@ def _run_passes(
     limit: int | None,
     release: int,
 ) -> list[Event]:
-    """Return the passes, again and again with the shapes of what they have made, until nothing changes."""
+    """Run the passes again and again, with the shapes of the layers that they make, until nothing changes."""
     applied: list[Event] = []
     failed: list[Event] = []
     while True:
@@ -393,5 +392,5 @@ def _find(net: LoadedNet, names: Sequence[str], option: str) -> dict[str, Blob]:
 
 
 def _names_in_file(net: LoadedNet) -> dict[str, str]:
-    """What the file calls inputs and outputs, by their names in the graph."""
+    """Return the names of inputs and outputs in the file, by their names in the graph."""
     return {blob.name: blob.name for blob in (*net.graph.inputs, *net.graph.outputs)}

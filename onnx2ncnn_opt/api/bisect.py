@@ -1,4 +1,4 @@
-"""Where a net goes wrong: the first layer whose output leaves the budget, or the rewrite that broke it."""
+"""Search for the fault of a wrong net: the first layer whose output leaves the budget, or the rewrite that broke it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from onnx2ncnn_opt.verification.verify import verify_net
 class Bisection:
     """The result of `bisect`: `report` is that of `verify`, `located` the layer, None if the net is right.
 
-    It is also None if a wrong net has no first wrong layer, because it does not load. `difference` says how the net
-    differs from a new conversion by this version, if this package made it. `pair` are the files that `write` asked for,
-    None if there is no layer, or no part of the net is wrong by itself.
+    `located` is also None if a wrong net has no first wrong layer, because it does not load. `difference` says how the
+    net differs from a new conversion by this version, if this package made it. `pair` are the files for `write`, None
+    if there is no layer, or no part of the net is wrong on its own.
     """
 
     report: VerifyReport
@@ -67,7 +67,7 @@ def bisect(
        with the same numbers in any order of axes.
 
     The first wrong layer is the first one from which a path of wrong blobs leads to a wrong output. `write` is a folder
-    for the smallest part of the model and the net that is wrong by itself, see `bisection.minimal_pair`.
+    for the smallest part of the model and the net that is wrong on its own, see `bisection.minimal_pair`.
     """
     check_options(param=param, bin=bin)
     source, param, bin = reference(exported(model)), Path(param), Path(bin or bin_beside(param))

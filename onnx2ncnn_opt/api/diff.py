@@ -1,4 +1,4 @@
-"""What changed between two nets: layers, parameters, weights and what reads what; names aside, and nothing is run."""
+"""The differences of two nets: layers, parameters, weights and connections. Names do not count, and nothing is run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnx2ncnn_opt.rewrite.events import LayerRef, refs
 
 @dataclass(frozen=True)
 class ParamChange:
-    """A parameter of a layer, by ncnn's name (its number where the type is not known); None where it is not there."""
+    """A parameter of a layer, by ncnn's name (its number if the type is unknown); None if the layer lacks it."""
 
     name: str
     before: Any
@@ -41,7 +41,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class WeightChange:
-    """A weight of a layer, None where the layer has none of that name.
+    """A weight of a layer, None if the layer has none of that name.
 
     `max_abs` is the largest difference of two elements, `largest` the largest absolute value before; both are None
     where there are not as many elements, or none of them is a finite number on both sides. `not_finite` counts the
@@ -58,7 +58,7 @@ class WeightChange:
 
 @dataclass(frozen=True)
 class InputChange:
-    """An input of a layer that another layer gives; None where there is none. `output` is which of its outputs."""
+    """An input of a layer that another layer gives; None if there is none. `output` is the index among its outputs."""
 
     index: int
     before: LayerRef | None
@@ -78,7 +78,7 @@ class OutputChange:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """A layer that both nets have, and what is different about it."""
+    """A layer of both nets, and its differences."""
 
     before: LayerRef
     after: LayerRef
@@ -99,10 +99,10 @@ class Renamed:
 
 @dataclass(frozen=True)
 class NetDiff:
-    """What changed from net `a` to net `b`.
+    """The differences of net `b` from net `a`.
 
     `layers` are counts, without Splits. `gone` are layers of `a` alone, `added` of `b` alone, `changed` those of both
-    that differ. `renamed` are inputs and outputs with other names, which make no net a different one.
+    that differ. `renamed` are inputs and outputs with other names, which do not count as a difference.
     """
 
     a: str
@@ -115,7 +115,7 @@ class NetDiff:
 
     @property
     def equal(self) -> bool:
-        """Whether both nets are the same, names aside."""
+        """True if both nets are the same, apart from names."""
         return not (self.gone or self.added or self.changed)
 
 
@@ -128,10 +128,10 @@ def diff(
 ) -> NetDiff:
     """Compare two nets, whose .param files may be text or binary.
 
-    `bins` are their weights, by default NET.bin beside NET.param. `custom` declares layers that ncnn does not have, see
-    `ir.custom.custom_layer`.
+    `bins` are their weights, by default NET.bin next to NET.param. `custom` declares layers that ncnn does not have,
+    see `ir.custom.custom_layer`.
 
-    Raises ParamError, BinError and UsageError for files that are broken or not there.
+    Raises ParamError, BinError and UsageError for files that are broken or missing.
     """
     check_options(a=a, b=b, bins=bins, custom=custom)
     for bin in bins or ():
@@ -150,7 +150,7 @@ def _graph(param: PathLike, bin: PathLike, types: Mapping[str, LayerSpec]) -> Gr
 
 
 def diff_graphs(a: Graph, b: Graph, *, names: tuple[str, str] = ("", "")) -> NetDiff:
-    """As `diff`, for nets in memory; `names` are what the result calls them."""
+    """Compare two nets in memory, as `diff` does; `names` are their names in the result."""
     pairs = corresponding(a, b)
     found = set(pairs.values())
     changes = (_change(x, y, pairs) for x, y in pairs.items())
@@ -184,7 +184,7 @@ def _params(x: Layer, y: Layer) -> Iterator[ParamChange]:
 
 
 def _param(layer: Layer, name: str) -> Any:
-    """Return the value as ncnn takes it, the default included where the type is known."""
+    """Return the value as ncnn takes it, with the default if the type is known."""
     if layer.spec is not None and name in layer.spec.by_name:
         return plain_value(layer, name, layer[name])
     return parameters(layer).get(name)

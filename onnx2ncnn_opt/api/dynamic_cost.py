@@ -13,7 +13,7 @@ from onnx2ncnn_opt.param.splits import count_layers
 
 
 def cost_of_dynamic(conversion: Conversion, *, ran_at: Mapping[str, int] | None = None, **options: Any) -> list[str]:
-    """Return what dynamic dimensions cost, and how to fix them: a line for the batch, and one for the others.
+    """Return the costs of dynamic dimensions, and how to fix them: a line for the batch, and one for the others.
 
     There is no line if it costs no layer, nor for a batch that is no part of the net. The model is lowered once more
     with a batch of one, and once with the sizes of the others that it `ran_at`, each with the `options` of `lower`.

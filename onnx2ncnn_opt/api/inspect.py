@@ -1,4 +1,4 @@
-"""What a model or a net is: looked at, not written, and neither runtime is needed."""
+"""The description of a model or a net: read, not written, and without either runtime."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from onnx2ncnn_opt.param.splits import count_layers, list_layers
 
 @dataclass(frozen=True)
 class Binding:
-    """An input or output: its name, its type (numpy's name) and shape, those of the model where NET.json tells them.
+    """An input or output: its name, its type (numpy's name) and shape, those of the model if NET.json has them.
 
-    A dynamic dimension is a string; type and shape are None where nothing tells them.
+    A dynamic dimension is a string; type and shape are None if unknown.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Binding:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What there is to know about a file.
+    """The facts about a file.
 
     `format` is "onnx", "pt2" or "param". `operators` counts the model's operators, or the net's layers. `refused` are
     the nodes that ncnn cannot compute, `advice` says how to go on without them. `parameters` are elements and `weights`
-    bytes of the file's constants (None where the net's .bin is not there). The rest is about the net, and None where
-    there is none: its `layers`, the multiplications with additions of a run (`macs`) and `peak_memory`, bytes for blobs
-    at once, both None while a size that they depend on is dynamic; and `least_ncnn`, the oldest release that runs it.
+    bytes of the file's constants (None if the net's .bin is missing). The rest is about the net, and None if there is
+    none: its `layers`, the multiplications with additions of a run (`macs`) and `peak_memory`, bytes for blobs at once,
+    both None while a size that they depend on is dynamic; and `least_ncnn`, the oldest release that runs it.
     """
 
     file: str
@@ -174,7 +174,7 @@ def _costs(graph: Graph | None) -> dict[str, int | None]:
 
 
 def _declared(model: LoadedModel) -> tuple[Binding, ...]:
-    """Return the outputs as the exporter wrote them, where there is no net that knows better."""
+    """Return the outputs as the exporter wrote them, if there is no net to give better ones."""
     return tuple(
         Binding(info.name, info.dtype.name.lower(), None if info.shape is None else _sizes(info.shape))
         for info in model.outputs

@@ -60,7 +60,7 @@ class Files(NetFiles):
 
     @classmethod
     def of(cls, prefix: str | os.PathLike[str]) -> Files:
-        """PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json."""
+        """Return the paths PREFIX.ncnn.param, PREFIX.ncnn.bin and PREFIX.ncnn.json."""
         base = f"{os.fspath(prefix)}.ncnn"
         net = NetFiles.at(base)
         return cls(net.param, net.bin, Path(f"{base}.json"))
@@ -71,11 +71,11 @@ class Conversion(Rewritten):
     """A converted model, in memory.
 
     `graph` is the ncnn graph after the passes, `inputs` and `outputs` say how the model's arrays go in and out,
-    `events` what the passes did and what they nearly did. `layers_before` counts the layers that would have been
-    written without passes. `custom` says which operators became layers of their own, and what their parameters are.
-    `minimum` are dynamic dimensions that must not be smaller. `masks` are the layers that fp16 is not enough for, and
-    `precision` is what fp16 does to the net, if that was estimated. `images` are the inputs that take pixels. `equal`
-    are names of dynamic dimensions that have to be equal, `cost` says what dynamic dimensions cost. `report` is the
+    `events` are the changes of the passes and the near misses. `layers_before` counts the layers of the net without
+    passes. `custom` names the operators that became layers of their own, and their parameters. `minimum` are dynamic
+    dimensions that must not be smaller. `masks` are the layers for which fp16 is not enough, and `precision` is the
+    effect of fp16 on the net, if that was estimated. `images` are the inputs that take pixels. `equal` are names of
+    dynamic dimensions that have to be equal, `cost` describes the costs of dynamic dimensions. `report` is the
     verification, None if there was none, and `latency` the time of a run, if it was measured.
     """
 
@@ -110,7 +110,7 @@ class Conversion(Rewritten):
         return [port.name for port in self.inputs if port.blob in added]
 
     def manifest(self, names: Mapping[Blob, str] | None = None) -> Manifest:
-        """What PREFIX.ncnn.json says; `names` are the blobs' names in the .param file where they differ."""
+        """Return the content of PREFIX.ncnn.json; `names` are the blobs' names in the .param file if they differ."""
         listing = list_layers(self.graph)
         known = names or listing.names
         return Manifest(
@@ -129,7 +129,7 @@ class Conversion(Rewritten):
 
     @contextmanager
     def staged(self, prefix: str | os.PathLike[str]) -> Iterator[Files]:
-        """The files under temporary names, which are renamed when the block ends without an error."""
+        """Write the files under temporary names, and rename them when the block ends without an error."""
         files = Files.of(prefix)
         with all_or_nothing(files.param, files.bin, files.manifest) as (param, bin, manifest):
             names = write_staged(self.graph, param, bin)
@@ -228,7 +228,7 @@ class Conversion(Rewritten):
         files: Files | None = None,
         seconds: float = 2.0,
     ) -> Latency:
-        """Time the net beside ONNX Runtime: one thread of this machine each, in fp32, in turns, for some `seconds`.
+        """Time the net and ONNX Runtime, alternating: one thread of this machine each, in fp32, for some `seconds`.
 
         `files` are those of the net, if they exist; the inputs are those of the verification. Raises RunError if either
         cannot run it, and VerificationError for `custom` operators.
@@ -282,7 +282,7 @@ def lower(
     `model` is a path, bytes, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram; or, where torch is installed, a
     path of a .pt2 file, a torch.export.ExportedProgram, or a torch.nn.Module with example `inputs` (in order or by
     name) and perhaps `dynamic_shapes`, as torch.export.export takes them. `shapes` binds the sizes of inputs by name: a
-    number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for what the model says; dynamic
+    number, a name (equal names are equal sizes), a sum of names such as "P+S", or None for the model's own; dynamic
     dimensions that stay are dynamic in the net too. `values` binds whole inputs to a number, bool or array, which
     become constants: {"sr": 16000}. `outputs` are values to convert up to, instead of the model's outputs. `batch_axes`
     says for inputs by name which axis is the Mat's batch count, None for none. `skip` names passes to leave out,
@@ -290,7 +290,7 @@ def lower(
     "fp16" or "bf16" stores weights in 16 bits where they survive it. `custom` names operators that become layers of
     their own, like "my.domain::MyOp=MyLayer:alpha,beta" (see docs/plugins.md). `masks` gives feature masks to layers
     that fp16 is certainly not enough for; `Conversion.estimated` finds the others. `images` are inputs by name that the
-    net is to take as pixels of 0..255, with what the model wants done to them: an `Image`, or text such as
+    net is to take as pixels of 0..255, with the arithmetic that the model expects: an `Image`, or text such as
     "mean=123.7,116.3,103.5:std=58.4,57.1,57.4:bgr".
 
     Raises:
@@ -350,9 +350,7 @@ def lower(
 
 
 def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
-    """Return the model converted anew with the passes that the manifest names; None where it would not be the
-    same net.
-    """
+    """Convert the model anew with the passes that the manifest names; return None if the net would differ."""
     named = {entry.name: entry for entry in manifest.inputs}
     try:
         conversion = lower(
@@ -370,7 +368,7 @@ def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:
 
 
 def unoptimised(conversion: Conversion) -> Conversion:
-    """Return the model converted as it was, without passes and without 16 bit weights."""
+    """Return the model's conversion without passes and without 16 bit weights."""
     return lower(
         conversion.source,
         shapes=conversion.model.given,

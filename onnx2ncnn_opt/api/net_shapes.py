@@ -16,7 +16,7 @@ from onnx2ncnn_opt.param.pnnx import shapes_beside
 
 
 def manifest_of(path: Path, graph: Graph) -> Manifest | None:
-    """NET.json beside NET.param, if it is a manifest with the net's inputs and outputs."""
+    """Return NET.json next to NET.param, if it is a manifest with the net's inputs and outputs."""
     try:
         manifest = read_manifest(path.with_suffix(".json"))
     except UsageError:  # there is none, or it is something else
@@ -27,14 +27,14 @@ def manifest_of(path: Path, graph: Graph) -> Manifest | None:
 
 
 def shapes_of_pnnx(param: Path, graph: Graph, given: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return the shapes that pnnx tells of inputs whose shape nothing else tells."""
+    """Return pnnx's shapes of inputs whose shape nothing else states."""
     _, shapes = shapes_beside(param)
     open_inputs = {blob.name for blob in graph.inputs if not is_fixed(blob.shape)} - set(given)
     return {name: numbers(shape) for name, shape in shapes.items() if name in open_inputs and 1 <= len(shape) <= 5}
 
 
 def without_batches(graph: Graph, sizes: dict[str, tuple[int, ...]], given: Mapping[str, Sequence[int]]) -> list[str]:
-    """Take a leading 1 of given shapes for the batch, where the net does not take them otherwise; returns whose."""
+    """Take a leading 1 of given shapes for the batch, if the net does not take them otherwise; return these inputs."""
     batched = [name for name, shape in given.items() if len(shape) > 1 and shape[0] == 1 and name in sizes]
     whole = [name for name in batched if len(sizes[name]) > 4]
     if not whole and not infer_shapes(graph, sizes):
@@ -54,7 +54,7 @@ def shape_notes(
     batched: Sequence[str],
     param: Path,
 ) -> Iterator[str]:
-    """What the reader should know about the shapes and the layers."""
+    """Yield notes on the shapes and the layers."""
     path, _ = shapes_beside(param) if beside else (None, {})
     if path is not None:
         yield f"from {path.name}: {', '.join(f'{name}:{_text(sizes[name])}' for name in beside if name in sizes)}"
@@ -72,7 +72,7 @@ def _text(shape: Sequence[int]) -> str:
 
 
 def bound_shapes(graph: Graph, given: Mapping[str, Sequence[int]], *, partial: bool) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs that are known, stated ones replaced by those given."""
+    """Return the known shapes of inputs; the given ones replace the stated ones."""
     if not partial:
         check_known(graph, given)
     sizes = {blob.name: numbers(blob.shape) for blob in graph.inputs if is_fixed(blob.shape)}
@@ -93,10 +93,10 @@ def check_known(graph: Graph, given: Mapping[str, Sequence[int]]) -> None:
 
 
 def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mapping[str, int] | None = None) -> None:
-    """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else those that are stated.
+    """Give all blobs of a net their shapes, from those of its inputs: `shapes` by name, else the stated ones.
 
-    `batches` are the inputs' batch counts, where they are not 1; without them a leading 1 may be a batch of one. Raises
-    UsageError where `shapes` do not fit the net's inputs.
+    `batches` are the inputs' batch counts that are not 1; without them a leading 1 may be a batch of one. Raises
+    UsageError if `shapes` do not fit the net's inputs.
     """
     sizes = bound_shapes(graph, shapes, partial=False)
     if batches is None:
@@ -105,9 +105,9 @@ def infer_net(graph: Graph, shapes: Mapping[str, Sequence[int]], batches: Mappin
 
 
 def infer_shapes(graph: Graph, sizes: Mapping[str, Sequence[Dim]], batches: Mapping[str, Dim] | None = None) -> str:
-    """Shapes of all blobs from those of the inputs; unknown after what cannot be inferred, which is not an error here.
+    """Infer the shapes of all blobs from those of the inputs. A shape that cannot be inferred is unknown, not an error.
 
-    Returns what is wrong with the first layer that cannot have such inputs.
+    Returns the problem of the first layer that cannot have such inputs.
     """
     problems = [_infer_layer(layer, sizes, batches or {}) for layer in graph]
     return next(filter(None, problems), "")
@@ -131,10 +131,10 @@ def _infer_layer(layer: Layer, sizes: Mapping[str, Sequence[Dim]], batches: Mapp
 def open_shapes(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
     """Leave in the graph only shapes that passes may rely on: an Input hints at its sizes, programs feed others too.
 
-    What stays are the channels of images and volumes, which convolutions fix anyway, and sizes of 1; the others become
-    symbols. ncnn decides some things by whether a size is 1, which a symbol is assumed not to be: where that is not so
-    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown. Where a Reshape
-    makes the batch an axis, its count is such a size.
+    The channels of images and volumes stay, because convolutions fix them anyway, and so do sizes of 1; the others
+    become symbols. ncnn decides some things by whether a size is 1, and a symbol is assumed not to be. If that is false
+    at the stated sizes (an image of 32 rows that is halved five times), the shape becomes unknown. If a Reshape makes
+    the batch an axis, its count is such a size.
     """
     stated = {blob: blob.shape for layer in graph for blob in layer.outputs}
     symbols = {
@@ -166,7 +166,7 @@ def open_shapes(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> None:
 
 
 def add_hints(graph: Graph) -> None:
-    """Parameter 30 for all layers whose outputs' shapes are known; the writer fills it in from them."""
+    """Set parameter 30 for all layers with known output shapes; the writer fills it in from them."""
     for layer in graph:
         if layer.outputs and layer.type != "Split" and all(is_fixed(blob.shape) for blob in layer.outputs):
             layer.params["shape_hints" if layer.spec else SHAPE_HINTS_ID] = ()

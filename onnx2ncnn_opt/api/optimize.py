@@ -1,4 +1,4 @@
-"""The main job for nets that exist already: optimise a .param and .bin, whoever made them, and verify the result."""
+"""The main job for existing nets: optimise a .param and .bin of any converter, and verify the result."""
 
 from __future__ import annotations
 

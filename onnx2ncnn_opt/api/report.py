@@ -1,4 +1,4 @@
-"""What `report` does: it gathers what is known of a net and its model, for one HTML file."""
+"""The job of `report`: gather the facts about a net and its model, for one HTML file."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ _MOST_PARAMS = 300  # characters of a layer's parameters
 
 @dataclass(frozen=True)
 class Report:
-    """All that is known of one or more nets; `records` are plain data (see `report.record`).
+    """The facts about one or more nets; `records` are plain data (see `report.record`).
 
-    `verified` is the verification that a report was made with, None where there was none, or several.
+    `verified` is the verification that a report was made with, None if there was none, or several.
     """
 
     records: tuple[NetRecord, ...]
@@ -80,7 +80,7 @@ class Report:
         return page(self.records, title=title, tool=f"onnx2ncnn-opt {__version__}")
 
     def save(self, path: PathLike) -> Path:
-        """Write the page, whole or not at all. Raises UsageError where it cannot be written."""
+        """Write the page, whole or not at all. Raises UsageError if it cannot be written."""
         check_options(path=path)
         target = Path(path)
         with all_or_nothing(target) as (staged,):
@@ -96,9 +96,9 @@ def make_report(
     *,
     manifest: Manifest | PathLike | None = None,
 ) -> Report:
-    """Verify a net, and report on it and its model: the net `param`, whoever made it, or else a new conversion.
+    """Verify a net, and report on it and its model: the net `param` of any converter, or else a new conversion.
 
-    `model`, `bin` and `manifest` are what `verify` takes. A wrong net is not an error here.
+    `model`, `bin` and `manifest` are as for `verify`. A wrong net is not an error here.
 
     Raises the errors of `lower` and `verify`.
     """
@@ -199,10 +199,10 @@ def report_net(
     verified: VerifyReport,
     verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> NetRecord:
-    """Return the record of a net, whoever made it, and its report; `verify` had the same arguments.
+    """Return the record of a net of any converter, and its report; `verify` had the same arguments.
 
-    A net of this package, which its manifest tells, is shown beside what it was before the passes; any other beside
-    the model's nodes, as far as their values are found in it.
+    A net of this package, which its manifest tells, is shown next to the net before the passes. Any other is shown next
+    to the model's nodes whose values are found in it.
     """
     name = Path(model).name if isinstance(model, (str, os.PathLike)) else "the model"
     model, manifest = reference(exported(model)), verified.manifest
@@ -258,10 +258,9 @@ class _Net:
         verified: VerifyReport,
         names: Mapping[str, str],
     ) -> LayerRun:
-        """Return every blob against the model's value; `names` are the model's names of blobs that are called
-        otherwise.
+        """Compare every blob with the model's value; `names` are the model's names of blobs that have another name.
 
-        The inputs are those with which the net was found wrong, or the first that it was verified with.
+        The inputs are those on which the net was found wrong, or the first ones of its verification.
         """
         try:
             if verified.wrong is not None:
@@ -281,7 +280,7 @@ class _Net:
         return self.run([feeds_of(way, given) for way in slots], values, tolerance_of(loaded), names, verified.outputs)
 
     def against_net(self, before: Graph, optimized: Optimized, verified: VerifyReport) -> LayerRun:
-        """Return every blob against that of the same name in the net that was optimised."""
+        """Compare every blob with the blob of that name in the original net."""
         drawn = next(optimized.pair.draws(self.verification.seed))[1]
         source = optimized.source
 
@@ -339,10 +338,10 @@ def _sides(
     events: Sequence[Event],
     masks: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the two nets beside each other, as fields of a NetRecord.
+    """Return the two nets side by side, as fields of a NetRecord.
 
-    `shapes` and `batches` are those of the inputs, if nothing was run. `twins` are the layers that the events speak of,
-    by the names of the layers after; `masks` are the reasons for feature masks by these names.
+    `shapes` and `batches` are those of the inputs, if nothing was run. `twins` are the layers of the events, by the
+    names of the layers after; `masks` are the reasons for feature masks by these names.
     """
     sizes, counts = _sizes(run.feeds) if run.feeds else (shapes, batches)
     for graph in (before, after):
@@ -374,7 +373,7 @@ def _near_miss(event: NearMiss, numbers: Mapping[str, int]) -> NearMissRow:
 
 
 def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str, Any]:
-    """Return the model's nodes and a net beside each other, as fields of a NetRecord."""
+    """Return the model's nodes and a net side by side, as fields of a NetRecord."""
     infer_net(after, *_sizes(run.feeds))
     proto = read_model(model)
     makers = {name: number for number, node in enumerate(proto.graph.node) for name in node.output if name}
@@ -443,7 +442,7 @@ def _blob_text(blob: Blob) -> str:
 
 
 def _bytes(blob: Blob) -> int | None:
-    """Return the bytes of a blob with its batch; None where a size is not known."""
+    """Return the bytes of a blob with its batch; None if a size is unknown."""
     size = blob_bytes(blob.shape)
     return None if size is None or not isinstance(blob.batch, int) else size * blob.batch
 
@@ -462,7 +461,7 @@ def _course(graph: Graph) -> MemoryCourse | None:
 
 
 def _measured(graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]) -> list[LayerRow]:
-    """Return the rows with what running the net has shown."""
+    """Return the rows with the results of running the net."""
     found = []
     for layer, row in zip(graph, rows, strict=True):
         names = [blob.name for blob in layer.outputs]
@@ -534,7 +533,7 @@ def _record(
 
 
 def _timing(run: LayerRun) -> str:
-    """How the seconds were measured."""
+    """Return the way in which the seconds were measured, in words."""
     times = run.times
     if times is None:
         return ""

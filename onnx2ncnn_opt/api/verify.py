@@ -31,9 +31,9 @@ def verify(
     manifest: Manifest | PathLike | None = None,
     worker: NcnnWorker | None = None,
 ) -> VerifyReport:
-    """Compare a net with its model in ONNX Runtime, whoever converted it.
+    """Compare a net of any converter with its model in ONNX Runtime.
 
-    `model` is what `convert` takes, without `inputs`. `bin` is NET.bin by default. `manifest` says how arrays go in and
+    `model` is as for `convert`, without `inputs`. `bin` is NET.bin by default. `manifest` says how arrays go in and
     out, by default NET.json, if it fits both files; without one, blobs are matched by name or order. `worker` is a
     process to use again.
 
@@ -47,9 +47,9 @@ def verify(
 
 
 def manifest_for(model: Any, param: PathLike, manifest: Manifest | PathLike | None) -> tuple[Manifest | None, str]:
-    """Return the manifest that is given, or is beside the net; and why the latter is not used, if so.
+    """Return the given manifest, or the one next to the net; and why the latter is not used, if so.
 
-    Raises UsageError where the one that is given is broken.
+    Raises UsageError if the given one is broken.
     """
     if isinstance(manifest, Manifest):
         return manifest, ""

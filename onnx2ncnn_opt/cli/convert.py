@@ -224,7 +224,7 @@ def _batch_axis(text: str) -> tuple[str, int | None]:
 
 
 def _image(text: str) -> tuple[str, str]:
-    """Return the name, which may have colons in it, and what is done to its pixels."""
+    """Return the name, which may have colons in it, and the arithmetic on the input's pixels."""
     match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)+)", text)
     if match is None:
         raise UsageError(f"--image takes NAME:mean=123.7,116.3,103.5:std=58.4,57.1,57.4[:bgr], not '{text}'")

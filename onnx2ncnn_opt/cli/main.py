@@ -50,7 +50,7 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code, and lets nothing but bugs of its own become a traceback."""
+    """Run a command line; return the exit code, and lets nothing but bugs of its own become a traceback."""
     _prepare_process()
     defer_imports()
     output = Output()
@@ -71,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str], output: Output) -> tuple[int, BaseException | None]:
-    """Return the exit code of a command line, and the error that it ended with, which has been told on stderr."""
+    """Run a command line; return its exit code, and the error that ended it, which stderr has already shown."""
     try:
         with _interrupts(), cli.make_context(PROGRAM, args, obj=output) as context:
             cli.invoke(context)
@@ -130,7 +130,7 @@ def _stop(number: int, frame: object) -> None:
 
 
 def interrupted() -> int:
-    """Say so; returns the exit code."""
+    """Print the interruption, and return the exit code."""
     return _fail("interrupted", 128 + signal.SIGINT)
 
 

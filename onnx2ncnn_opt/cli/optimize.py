@@ -138,7 +138,7 @@ def optimize(
 
 
 def _nets(files: Sequence[Path]) -> dict[Path, Path]:
-    """Return the .bin of each .param: the file after it, or the one beside it."""
+    """Return the .bin of each .param: the file after it, or NAME.bin in its folder."""
     nets: dict[Path, Path] = {}
     rest = list(files)
     while rest:

@@ -21,12 +21,12 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int]]:
-    """Sizes by input name, from ``name:1,3,224,224``; the name may have colons in it."""
+    """Return sizes by input name, from ``name:1,3,224,224``; the name may have colons in it."""
     return _parsed_shapes(ctx, param, values, r"\d+", "name:1,3,224,224")
 
 
 def _open_shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[int | str]]:
-    """As `_shapes`, with names, sums of them, and ``?`` among the sizes."""
+    """Parse as `_shapes`, with names, sums of them, and ``?`` among the sizes."""
     return _parsed_shapes(ctx, param, values, r"[\w?(][\w ?+*/()-]*", "name:1,3,224,224, or name:1,3,?,S")
 
 
@@ -45,7 +45,7 @@ def _parsed_shapes(
 
 
 def _values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Values by input name, from ``name=16000``, ``name=true`` or ``name=0.5,0.25``; the name may have "=" in it."""
+    """Return values by input name, from ``name=16000``, ``name=true`` or ``name=0.5,0.25``; it may have "=" in it."""
     bound: dict[str, Any] = {}
     for text in values:
         name, _, value = text.rpartition("=")
@@ -101,7 +101,7 @@ def verification_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shape_option(metavar: str, help: str, *, are_open: bool = False) -> Decorator:
-    """Return the option --shape, as `shapes`: sizes by input name, which may be names where they are open."""
+    """Return the option --shape, as `shapes`: sizes by input name, which may be names if `are_open`."""
     callback = _open_shapes if are_open else _shapes
     return click.option("--shape", "shapes", multiple=True, callback=callback, metavar=metavar, help=help)
 
@@ -134,7 +134,7 @@ def given_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Feeds | None:
-    """Return a file, or an image and what is done to its pixels."""
+    """Return a file, or an image and the arithmetic on its pixels."""
     if value is None:
         return None
     match = re.fullmatch(r"(.+?)((:mean=[^:]*|:std=[^:]*|:bgr)*)", value, re.DOTALL)

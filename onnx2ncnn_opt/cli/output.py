@@ -1,4 +1,4 @@
-"""What a command says: lines for people, one JSON object for programs, or nothing but errors."""
+"""The messages of a command: lines for people, one JSON object for programs, or nothing but errors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ FORMAT_VERSION = 1
 
 
 class Output:
-    """Where a command puts its results; `main` ends it.
+    """The destination of a command's results; `main` ends it.
 
-    `fields` are what --json prints besides the fields that every command has; see docs/json.md.
+    `fields` are the fields of --json in addition to those of every command; see docs/json.md.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Output:
         self.fields: dict[str, Any] = {}
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Lines and tables, for people."""
+        """Print lines and tables, for people."""
         from onnx2ncnn_opt.report.console import show
 
         if not (self.as_json or self.quiet):
@@ -55,14 +55,14 @@ class Output:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """Return an error as JSON has it; `nodes` are those that ncnn cannot compute."""
+    """Return the fields of an error in JSON; `nodes` are those that ncnn cannot compute."""
     nodes = [vars(node) for node in error.nodes] if isinstance(error, UnsupportedError) else []
     kind = UsageError if isinstance(error, click.ClickException) else type(error)
     return {"type": kind.__name__, "message": message_of(error), "nodes": nodes}
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error as people read it."""
+    """Return the text of an error for people."""
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, OSError) and error.strerror:
@@ -71,7 +71,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no numbers that are not finite: null stands for them."""
+    """Replace numbers that are not finite by null, because JSON has none."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

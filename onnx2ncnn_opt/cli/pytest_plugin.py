@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options that stand in for keys of the file, and a part of it."""
+    """Add options that replace keys of the file, and choose a part of it."""
     group = parser.getgroup("ncnn", "ncnn nets (ncnn-check.toml)")
     group.addoption("--ncnn-on", metavar="TARGET", help="run the nets on this device, as `onnx2ncnn-opt check --on`")
     group.addoption("--ncnn-modes", metavar="MODE,...", help="run them in these modes")
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Return the models of a file that was asked for by name."""
+    """Return the models of a file that the user named."""
     if file_path.suffix != ".toml" or not parent.session.isinitpath(file_path):
         return None
     collected: pytest.Collector = ModelsFile.from_parent(parent, path=file_path)
@@ -37,7 +37,7 @@ class ModelsFile(pytest.File):
     """A list of models."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield a test for each."""
+        """Yield a test for each model."""
         from onnx2ncnn_opt.errors import UsageError
         from onnx2ncnn_opt.regression.config import parse_shard, read_config
 
@@ -61,7 +61,7 @@ class WrongNet(Exception):
 
 
 class ModelItem(pytest.Item):
-    """One model; what was measured is in the properties of its JUnit record."""
+    """One model; the properties of its JUnit record have the measurements."""
 
     def __init__(self, *, checked: Config, model: Model, **options: Any) -> None:
         super().__init__(**options)
@@ -81,7 +81,7 @@ class ModelItem(pytest.Item):
             raise WrongNet(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What failed, without a traceback."""
+        """Return the failures, without a traceback."""
         if not isinstance(excinfo.value, WrongNet):
             return super().repr_failure(excinfo, style)
         from onnx2ncnn_opt.report.check import failure_text
@@ -89,5 +89,5 @@ class ModelItem(pytest.Item):
         return "\n".join(failure_text(asdict(measurement)) for measurement in excinfo.value.result.failures)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """How pytest calls it."""
+        """Return the file and the name under which pytest lists the test."""
         return self.path, None, self.name

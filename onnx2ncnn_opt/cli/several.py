@@ -1,4 +1,4 @@
-"""Commands that take several models: one after the other, whatever becomes of the others."""
+"""Commands that take several models, one after the other; an error of one does not stop the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _RESULTS = {1: "not converted", 2: "wrong usage", 3: "wrong"}
 def run_each(output: Output, jobs: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
     """Run each job by its model's name; a job fills in its fields of the JSON.
 
-    A single one raises its errors. Of several, each error is told at once, a table comes last, and the exit code is the
-    largest of all.
+    A single job raises its errors. Of several, each error is printed at once, a table comes last, and the exit code is
+    the largest of all.
     """
     from onnx2ncnn_opt.report.console import Table, printable
 

@@ -1,4 +1,4 @@
-"""Where commands write."""
+"""The files and folders that commands write to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx2ncnn_opt.errors import UsageError
 
 
 def is_folder(prefix: str) -> bool:
-    """Return whether -o means a folder: one that is there, or that is written as one."""
+    """Return True if -o means a folder: it exists, or is written as one."""
     return prefix.endswith(os.sep) or Path(prefix).is_dir()
 
 
@@ -36,7 +36,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:
-    """Raise UsageError where -o names a file, with one of these endings, or no file at all."""
+    """Raise UsageError if -o names a file, with one of these endings, or no file at all."""
     if prefix.endswith(endings):
         raise UsageError(f"-o takes a prefix, not '{prefix}': '-o net' writes net{endings[0]} and its companions")
     if prefix == "-":
@@ -44,7 +44,7 @@ def check_prefix(prefix: str, endings: tuple[str, ...]) -> None:
 
 
 def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: str | None) -> dict[Path, Path]:
-    """Return the prefix of each source; raises UsageError where two have the same, for the `option` -o."""
+    """Return the prefix of each source; raises UsageError if two have the same, for the `option` -o."""
     found: dict[Path, Path] = {}
     for source in sources:
         if source in found:
@@ -60,7 +60,7 @@ def targets(sources: Iterable[Path], prefix_of: Callable[[Path], Path], option: 
 
 
 def check_targets(paths: Iterable[Path], sources: Mapping[str, Path]) -> None:
-    """Find out before the work whether its result could be written, and would not overwrite what it is made from."""
+    """Check before the work that its result can be written, and does not overwrite its source."""
     for path in paths:
         folder = path.parent
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What the commands that verify have in common: what they need, and how a result is shown and ends."""
+"""The common parts of commands that verify: their requirements, the output of a result, and the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def needs_verification(verification: Verification) -> bool:
-    """Return whether options say how to verify, which --no-verify skips."""
+    """Return True if options say how to verify; --no-verify would ignore them."""
     how = verification
     return any(value not in (None, ()) for value in (how.feeds, how.on, how.modes, how.rtol, how.atol))
 
@@ -44,7 +44,7 @@ def require_runtimes(on: str | None, *packages: str) -> None:
 
 
 def report_fields(report: VerifyReport) -> dict[str, Any]:
-    """Return a verification as JSON has it."""
+    """Return the fields of a verification in JSON."""
     return {
         "ok": report.ok,
         "outputs": [asdict(output) for output in report.outputs],
@@ -57,12 +57,12 @@ def report_fields(report: VerifyReport) -> dict[str, Any]:
 
 
 def fields_or_none(report: VerifyReport | None) -> dict[str, Any] | None:
-    """As `report_fields`; None without a verification."""
+    """Return the fields as `report_fields` does; None without a verification."""
     return None if report is None else report_fields(report)
 
 
 def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
-    """Return the error that a command ends with when outputs differ; the outputs themselves have been shown."""
+    """Return the error that ends a command if outputs differ; the outputs have already been shown."""
     wrong = len({(output.name, output.mode) for output in report.rows if output.status != "ok"})
     is_unproven = all(output.status in ("ok", "unproven") for output in report.rows)
     what = "are unproven; give inputs that suit the model" if is_unproven else f"differ from {report.against}"
@@ -71,7 +71,7 @@ def failure(report: VerifyReport, consequence: str = "") -> VerificationError:
 
 
 def summary_of(made: Conversion | Optimized, files: NetFiles | None, start: float) -> dict[str, Any]:
-    """Return the fields of a `Summary`; `files` are those that were written, `start` is when the work began."""
+    """Return the fields of a `Summary`; `files` are the written ones, `start` is when the work began."""
     storage, report = made.storage, made.report
     return {
         "applied": made.applied,

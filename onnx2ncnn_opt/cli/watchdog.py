@@ -1,8 +1,9 @@
-"""A process that ends this one where a signal finds it in C code.
+"""A process that ends this one if a signal finds it in C code.
 
 Python's handlers run between two steps of Python. A shape inference of ONNX, a run of ONNX Runtime or a large sum may
-keep the interpreter for minutes, and nothing within the process can end it in order then. But the signal itself is
-written to a pipe at once: whoever reads it gives Python a moment to clean up, and kills it and its children after that.
+keep the interpreter for minutes. Nothing within the process can end it in order then. But Python's C code writes the
+signal to a pipe at once. The process that reads it gives Python a moment to clean up, and then kills it and its
+children.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _SEEN = b"\0"  # the number of no signal
 
 
 def watch(numbers: frozenset[int]) -> None:
-    """See to it that the process ends within a second after one of these signals, for which it has handlers.
+    """Make the process exit within a second of one of these signals, for which it has handlers.
 
-    Where processes cannot be forked, C code runs to its end. What is left then are staged files, which the next run to
-    the same prefix clears away.
+    If the system cannot fork processes, C code runs to its end. It then leaves staged files, which the next run to the
+    same prefix removes.
     """
     if not hasattr(os, "fork"):
         return
@@ -41,7 +42,7 @@ def watch(numbers: frozenset[int]) -> None:
 
 
 def _guard(pipe: int, watched: int, numbers: frozenset[int]) -> None:
-    """Wait until the process ends, or is told to and does not."""
+    """Wait until the process ends; kill it if a signal does not end it in time."""
     for number in {*numbers, signal.SIGINT}:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -79,7 +80,7 @@ def _ends(pipe: int) -> bool:
 
 
 def _children(process: int) -> Iterator[int]:
-    """Where the system tells; elsewhere they end as soon as they find their pipe closed."""
+    """Yield the process's children if the system lists them; elsewhere they end when they find their pipe closed."""
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
             yield from map(int, path.read_text().split())

@@ -6,9 +6,9 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph
 
 
 def caches(graph: Graph) -> set[Blob]:
-    """What attention keeps of keys and values: inputs that may be unset, and outputs.
+    """Return the blobs that hold attention's keys and values: inputs that may be unset, and outputs.
 
-    Their layout in memory is ncnn's business: numbers that are fed into them, or read out of them, mean nothing.
+    ncnn chooses their layout in memory: numbers that are fed into them, or read out of them, mean nothing.
     """
     found: set[Blob] = set()
     for layer in graph:

@@ -1,4 +1,4 @@
-"""The codes of ncnn's parameters: what the numbers of `op_type`, `activation_type` and the like mean.
+"""The codes of ncnn's parameters: the meaning of the numbers of `op_type`, `activation_type` and the like.
 
 The tables of `layers.py` name the enum of each parameter. A member is an int, and is written as one.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Activation(IntEnum):
-    """`activation_type` of convolutions and InnerProduct: what follows the sum."""
+    """`activation_type` of convolutions and InnerProduct: the function that follows the sum."""
 
     NONE = 0
     RELU = 1
@@ -45,12 +45,12 @@ class BinaryOp(IntEnum):
 
     @property
     def exchanged(self) -> BinaryOp:
-        """The operation that gives the same with the operands exchanged."""
+        """The operation that gives the same result with the operands exchanged."""
         return _EXCHANGED.get(self, self)
 
     @property
     def commutes(self) -> bool:
-        """Whether the order of the operands does not matter."""
+        """True if the order of the operands does not matter."""
         return self.exchanged is self
 
 
@@ -131,7 +131,7 @@ class Pooling(IntEnum):
 
 
 class PadMode(IntEnum):
-    """`pad_mode` of Pooling: how many windows there are, and who pads."""
+    """`pad_mode` of Pooling: the number of windows, and who pads."""
 
     FULL = 0  # rounds up
     VALID = 1  # rounds down
@@ -164,7 +164,7 @@ class Sample(IntEnum):
 
 
 class SamplePadding(IntEnum):
-    """`padding_mode` of GridSample: what is read outside the image."""
+    """`padding_mode` of GridSample: the values read outside the image."""
 
     ZEROS = 1
     BORDER = 2
@@ -180,7 +180,7 @@ class Direction(IntEnum):
 
 
 class EpsMode(IntEnum):
-    """`eps_mode` of Normalize: what keeps the divisor from 0, for a sum of squares s."""
+    """`eps_mode` of Normalize: the term that keeps the divisor from 0, for a sum of squares s."""
 
     SUM_PLUS = 0  # sqrt(s + eps)
     MAX_ROOT = 1  # max(sqrt(s), eps)
@@ -188,7 +188,7 @@ class EpsMode(IntEnum):
 
 
 class GemmC(IntEnum):
-    """`constant_broadcast_type_C` of Gemm: the shape of C beside a result of M rows and N columns."""
+    """`constant_broadcast_type_C` of Gemm: the shape of C for a result of M rows and N columns."""
 
     NONE = -1
     SCALAR = 0

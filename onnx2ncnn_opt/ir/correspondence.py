@@ -1,4 +1,4 @@
-"""Which layers of two graphs are the same: by what they are and where they stand in the data flow, names aside."""
+"""Layers that correspond in two graphs, by their kind and their place in the data flow, names aside."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.weight import digest
 
-_BLOCK = 2  # so many layers in a row are no accident
+_BLOCK = 2  # layers in a row; so many are no accident
 Key = Callable[[Layer], Hashable]
 
 
 def corresponding(a: Graph, b: Graph) -> dict[Layer, Layer]:
     """Return the layer of `b` for each layer of `a` that has one, of the same type.
 
-    1. Layers that are equal with all that leads to them, or all that follows from them.
-    2. Layers whose parameters and weights occur once in either graph.
-    3. Readers and producers of what is paired, equal ones first, then those of equal parameters, then of equal type.
+    1. Layers that are equal, with all layers above them or all layers below them.
+    2. Layers whose parameters and weights occur once in each graph.
+    3. Consumers and producers of paired layers: equal ones first, then those of equal parameters, then of equal type.
     4. Rows of layers of equal parameters, in the order of the graphs.
     """
     return _Pairing(a, b).run()
@@ -77,11 +77,11 @@ class _Pairing:
         return self.pairs
 
     def number(self, key: Hashable) -> int:
-        """Return a small number for a key, the same for equal ones."""
+        """Return a small number for a key; equal keys have the same number."""
         return self.numbers.setdefault(key, len(self.numbers))
 
     def upwards(self, graph: Graph, labels: Mapping[Blob, Hashable]) -> dict[Layer, int]:
-        """Return a number for each layer, equal where all that leads to it is."""
+        """Return a number for each layer; two are equal if the layers and all layers above them are."""
         found: dict[Layer, int] = {}
         for layer in graph:
             if layer.type == "Input":
@@ -92,7 +92,7 @@ class _Pairing:
         return found
 
     def downwards(self, graph: Graph) -> dict[Layer, int]:
-        """Return a number for each layer, equal where all that follows from it is."""
+        """Return a number for each layer; two are equal if the layers and all layers below them are."""
         found: dict[Layer, int] = {}
         for layer in reversed(graph):
             uses = tuple(
@@ -110,13 +110,13 @@ class _Pairing:
         return [x for x in self.a if x not in self.pairs], [y for y in self.b if y not in self.taken]
 
     def pair_groups(self, key: Key) -> None:
-        """Pair what is left of equal keys, in order, where either graph has as many."""
+        """Pair the remaining layers of equal keys, in order, if both graphs have as many."""
         mine, theirs = (_grouped(layers, key) for layers in self.left())
         for value, group in mine.items():
             self.pair_all(group, theirs.get(value, []))
 
     def pair_unique(self) -> None:
-        """Pair layers with weights that occur once."""
+        """Pair layers that have weights and occur once in each graph."""
         mine, theirs = (_grouped(layers, self.own.__getitem__) for layers in self.left())
         for value, (x, *more) in mine.items():
             if not more and len(x.weights) and len(theirs.get(value, ())) == 1:
@@ -137,7 +137,7 @@ class _Pairing:
         return [p]
 
     def pair_all(self, mine: Sequence[Layer], theirs: Sequence[Layer]) -> list[Layer]:
-        """Pair layers of one kind, if they are as many: by name, the others in order."""
+        """Pair layers of one kind if both lists are equally long: by name, the others in order."""
         if len(mine) != len(theirs):
             return []
         named = {y.name: y for y in theirs}
@@ -150,7 +150,7 @@ class _Pairing:
         return list(mine)
 
     def spread(self, key: Key) -> None:
-        """From pairs to the layers that they read, and that read them, as long as these are of equal keys."""
+        """Pair producers and consumers of paired layers, and theirs in turn, as long as the keys are equal."""
         queue = deque(self.pairs)
         while queue:
             x = queue.popleft()
@@ -164,7 +164,7 @@ class _Pairing:
                     queue.extend(self.pair_all(group, others.get(value, [])))
 
     def pair_rows(self, least: int) -> None:
-        """Pair rows of at least so many layers of equal structure among those that are left."""
+        """Pair rows of at least `least` layers of equal structure among the remaining ones."""
         mine, theirs = self.left()
         rows = SequenceMatcher(
             None, [self.structure[layer] for layer in mine], [self.structure[layer] for layer in theirs], autojunk=False
@@ -183,7 +183,7 @@ def _input_labels(a: Graph, b: Graph) -> dict[Blob, Hashable]:
 
 
 def _public_pairs(mine: Sequence[Blob], theirs: Sequence[Blob]) -> Iterable[tuple[Blob, Blob]]:
-    """Inputs or outputs that belong together: equal names, and the others in order."""
+    """Yield the inputs or outputs that belong together: those of equal names, then the others in order."""
     named, known = {blob.name: blob for blob in theirs}, {blob.name for blob in mine}
     yield from ((blob, named[blob.name]) for blob in mine if blob.name in named)
     rest = [blob for blob in mine if blob.name not in named], [blob for blob in theirs if blob.name not in known]
@@ -208,7 +208,7 @@ def _grouped(layers: Iterable[Layer], key: Key) -> dict[Hashable, list[Layer]]:
 
 
 def _grouped_readers(blob: Blob, key: Key, taken: Container[Layer]) -> dict[Hashable, list[Layer]]:
-    """Readers of a blob that are not paired, by their type, key and which of their inputs it is."""
+    """Return the unpaired consumers of a blob, by their type, key and the number of the input that reads it."""
     groups: dict[Hashable, list[Layer]] = defaultdict(list)
     for user, slot in _readers(blob):
         if user not in taken and slot == user.inputs.index(blob):

@@ -1,4 +1,4 @@
-"""What a net costs: its parameters, and the multiplications with additions of a run."""
+"""The cost of a net: its parameters, and the multiplications with additions of a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from onnx2ncnn_opt.ir.graph import Graph, Layer
 
 
 def parameters(graph: Graph) -> int:
-    """Return the elements of all weights, as the layers' parameters say; custom layers that are not declared
-    have none.
-    """
+    """Return the number of elements of all weights, by the layers' parameters; undeclared custom layers have none."""
     return sum(
         max(0, weight.count(layer.resolved))
         for layer in graph
@@ -20,9 +18,9 @@ def parameters(graph: Graph) -> int:
 
 
 def multiplications(graph: Graph) -> int | None:
-    """Multiplications with an addition in convolutions, products, attention and recurrent layers, in one run.
+    """Count the multiplications with an addition in convolutions, products, attention and recurrent layers, for a run.
 
-    None where that depends on a size which is not fixed, or not known.
+    None if the count depends on a size that is dynamic or unknown.
     """
     total: Dim = 0
     for layer in graph:
@@ -34,7 +32,7 @@ def multiplications(graph: Graph) -> int | None:
 
 
 def multiplications_of(layer: Layer) -> Dim | None:
-    """As `multiplications`, of one layer; None where the shape of a blob is not known."""
+    """Return the `multiplications` of one layer; None if the shape of a blob is unknown."""
     kind = layer.type.removesuffix("1D").removesuffix("3D").removesuffix("2D").removesuffix("DepthWise")
     ins, outs = [blob.shape for blob in layer.inputs], [blob.shape for blob in layer.outputs]
     if kind not in _KINDS:
@@ -48,7 +46,7 @@ def multiplications_of(layer: Layer) -> Dim | None:
 
 
 def _weight(layer: Layer, ins: list[Shape]) -> Dim:
-    """Elements of a convolution's weight, which may be its second input."""
+    """Return the number of elements of a convolution's weight, which may be its second input."""
     return product(ins[1]) if len(ins) > 1 and layer["dynamic_weight"] else layer["weight_data_size"]
 
 

@@ -1,4 +1,4 @@
-"""Declaring a custom layer's weights in a few characters, for nets whose layers ncnn itself does not have."""
+"""Short declarations of custom layers' weights, for nets whose layers ncnn itself does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting a part out of a graph, and dropping what nothing needs."""
+"""Cutting a part out of a graph, and removing unused layers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 
 
 def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> None:
-    """Keep only what computes `ends` from `starts`, both by the names that they are to have in the subnet.
+    """Keep only the layers that compute `ends` from `starts`, both given by their names in the subnet.
 
-    A start becomes an input, with its shape where that is known; of the net's own inputs those stay that are still
-    needed. Without ends the outputs are those of the net that depend on the starts. Raises UsageError where a start
-    does not lead to any end.
+    A start becomes an input; it keeps its shape if that is known. The net's own inputs stay if they are still needed.
+    Without ends, the outputs are those of the net that depend on the starts. Raises UsageError if a start does not lead
+    to any end.
     """
     for name in sorted(set(starts) & set(ends)):
         raise UsageError(f"'{name}' cannot be both start and end")
@@ -32,14 +32,14 @@ def cut(graph: Graph, starts: Mapping[str, Blob], ends: Mapping[str, Blob]) -> N
 
 
 def drop_unused(graph: Graph, *, inputs: bool = False) -> None:
-    """Remove the layers, and if told so the Input layers, none of whose outputs anything uses."""
+    """Remove the layers whose outputs are all unused; Input layers only with `inputs`."""
     for layer in reversed(graph):
         if (inputs or layer.type != "Input") and not any(blob.uses for blob in layer.outputs):
             graph.remove(layer)
 
 
 def _after(graph: Graph, blobs: set[Blob]) -> set[Blob]:
-    """Everything that is computed from some blobs."""
+    """Return all blobs that are computed from these blobs."""
     after: set[Blob] = set()
     for layer in graph:
         if any(blob in blobs or blob in after for blob in layer.inputs):
@@ -67,7 +67,7 @@ def _input(graph: Graph, name: str, blob: Blob) -> Blob:
 
 
 def input_params(shape: Shape | None) -> dict[str, int]:
-    """Return the parameters of an Input of this shape; none where a size is dynamic."""
+    """Return the parameters of an Input of this shape; none if a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return {}
     return by_axis(known(shape))

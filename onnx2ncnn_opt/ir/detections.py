@@ -17,7 +17,7 @@ def after_boxes(graph: Graph) -> set[Blob]:
 
 
 def before_boxes(graph: Graph) -> list[Blob]:
-    """Return the computed blobs that boxes are chosen by, in the order of the graph."""
+    """Return the computed blobs by which boxes are chosen, in the order of the graph."""
     after = after_boxes(graph)
     read = {blob for layer in graph if layer.type in DETECTORS for blob in layer.inputs if blob not in after}
     return [blob for layer in graph if layer.type != "Input" for blob in layer.outputs if blob in read]

@@ -4,7 +4,7 @@ A `Dim` is a Python int, or a `Sym`: a polynomial with integer coefficients over
 minima and maxima of such polynomials. Sums and products are kept in one canonical form, so that two sizes computed on
 different ways through a model compare equal when they are (``3*h`` and ``h + h*2``).
 
-Named sizes are 1 or more. That decides most comparisons (`at_least`), and where none decides, `smaller` and `larger`
+Named sizes are 1 or more. That decides most comparisons (`at_least`), and if none decides, `smaller` and `larger`
 stay what they are. A name that starts with "#" is not a size but an index along an axis, 0 or more (`axis_index`).
 """
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 
 class Call(NamedTuple):
-    """``a // b`` that does not divide evenly term by term, or the ``min`` or ``max`` of sizes that do not tell."""
+    """``a // b`` that does not divide evenly term by term, or the ``min`` or ``max`` of sizes of unknown order."""
 
     operator: str
     a: Dim
@@ -123,7 +123,7 @@ def symbol(name: str) -> Sym:
 
 
 def axis_index(axis: int) -> Sym:
-    """Where an element stands along an axis, counted from the last one, which is 0."""
+    """Return the index of an element along an axis, counted from the last axis, which is 0."""
     return symbol(f"#{axis}")
 
 
@@ -155,7 +155,7 @@ def shape_text(shape: Iterable[Dim]) -> str:
 
 
 def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
-    """Sizes that the caller knows to be numbers, as such; TypeError for one that is symbolic."""
+    """Return sizes as ints, which the caller knows them to be; TypeError if one is symbolic."""
     numbers = tuple(sizes)
     if not all(isinstance(size, int) for size in numbers):
         raise TypeError(f"the sizes {', '.join(map(str, numbers))} are not all known")
@@ -163,7 +163,7 @@ def known(sizes: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def exact_div(size: Dim, divisor: Dim) -> Dim | None:
-    """`size / divisor` where that is surely a whole number, else None."""
+    """Return `size / divisor` if that is surely a whole number, else None."""
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if divisor and size % divisor == 0 else None
     if len(_terms(divisor)) > 1:
@@ -173,7 +173,7 @@ def exact_div(size: Dim, divisor: Dim) -> Dim | None:
 
 
 def _long_division(size: Dim, divisor: Dim) -> Dim | None:
-    """Return the quotient of polynomials; None where something remains."""
+    """Return the quotient of polynomials; None if there is a remainder."""
     quotient: Dim = 0
     for _ in range(len(_terms(size))):
         if size == 0:
@@ -202,7 +202,7 @@ def larger(a: Dim, b: Dim) -> Dim:
 
 
 def at_most(size: Dim) -> int | None:
-    """Return the number that a size surely does not exceed; None where nothing says so."""
+    """Return a number that a size surely does not exceed; None if none is known."""
     if isinstance(size, int):
         return size
     bounds = [_least(below) for below in _below(-size)]
@@ -210,9 +210,9 @@ def at_most(size: Dim) -> int | None:
 
 
 def fitting(a: Dim, b: Dim) -> Dim | None:
-    """Return the size of an axis for two that broadcast to it only by being equal: n for n and ``min(n, 512)``.
+    """Return the common size of two sizes that broadcast only if they are equal: n for n and ``min(n, 512)``.
 
-    None for sizes of which nothing says so.
+    None if nothing shows that they do.
     """
     for less, more in ((a, b), (b, a)):
         if less == more:
@@ -227,7 +227,7 @@ def fitting(a: Dim, b: Dim) -> Dim | None:
 
 
 def broadcast(a: Dim, b: Dim) -> Dim | None:
-    """Return the size that two sizes broadcast to (numpy's rules); None where they do not.
+    """Return the size that two sizes broadcast to (numpy's rules); None if they do not.
 
     Two dynamic sizes are equal at run time, or one of them is 1: the larger one is right for both.
     """
@@ -243,8 +243,9 @@ def broadcast(a: Dim, b: Dim) -> Dim | None:
 
 
 def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | None] = broadcast) -> Shape | None:
-    """Return the shape that shapes broadcast to (numpy's rules), () for none; None where `common` of two sizes
-    is None.
+    """Return the shape that shapes broadcast to (numpy's rules), () for none.
+
+    None if `common` of two sizes is None.
     """
     result: Shape = ()
     for shape in shapes:
@@ -259,7 +260,7 @@ def broadcast_shape(shapes: Iterable[Shape], common: Callable[[Dim, Dim], Dim | 
 
 @lru_cache(maxsize=4096)
 def at_least(size: Dim, bound: int) -> bool:
-    """Return whether a size is surely `bound` or more, whatever its symbols stand for."""
+    """Return whether a size is surely `bound` or more, for all values of its symbols."""
     if isinstance(size, int):
         return size >= bound
     return any((least := _least(below)) is not None and least >= bound for below in _below(size))
@@ -272,7 +273,7 @@ _Bound: TypeAlias = dict[tuple[str, ...], Fraction]
 
 
 def _least(bound: _Bound) -> int | None:
-    """Return the whole number at which or above a bound surely is; None where nothing says so."""
+    """Return a whole number that a bound surely reaches; None if none is known."""
     # With every size as 1 + t, a polynomial of no negative coefficients is smallest where all t are 0.
     shifted: _Bound = {}
     for names, k in bound.items():
@@ -287,7 +288,7 @@ def _least(bound: _Bound) -> int | None:
 
 
 def _below(size: Dim) -> Iterator[_Bound]:
-    """Polynomials over symbols only that are nowhere larger than the size."""
+    """Yield polynomials, over symbols only, that are nowhere larger than the size."""
     options = [list(_term_below(factors, k)) for factors, k in _terms(size).items()]
     for chosen in islice(choices(*options), _MOST_BOUNDS):
         total: _Bound = {}
@@ -304,7 +305,7 @@ def _term_below(factors: _Monomial, k: int) -> Iterator[_Bound]:
     elif len(factors) == 1:
         yield from (_times(bound, k) for bound in (_call_below(calls[0]) if k > 0 else _call_above(calls[0])))
         if any((least := _least(bound)) is not None and least >= 0 for bound in _call_below(calls[0])):
-            yield {(f"#{calls[0]}",): Fraction(k)}  # itself: what is 0 or more counts like an index
+            yield {(f"#{calls[0]}",): Fraction(k)}  # itself: a size of 0 or more counts like an index
     elif k > 0 and all(at_least(Sym({(factor,): 1}), 0) for factor in factors):
         yield {(): Fraction(k * all(at_least(Sym({(factor,): 1}), 1) for factor in factors))}
 
@@ -354,7 +355,7 @@ def _dim(terms: Mapping[_Monomial, int]) -> Dim:
 
 
 def _divide_terms(size: Dim, divisor: Dim) -> dict[_Monomial, int] | None:
-    """Return every term divided by a divisor of one term; None where one does not divide evenly."""
+    """Return every term divided by a divisor of one term; None if one does not divide evenly."""
     by = _terms(divisor)
     if len(by) != 1:
         return None
@@ -379,7 +380,7 @@ def _divide(size: Sym, divisor: Dim) -> Dim:
     if even is not None:
         return even
     if isinstance(divisor, int) and divisor > 0:
-        # (a*d + r) // d == a + r // d holds for floor division, whatever the signs.
+        # (a*d + r) // d == a + r // d holds for floor division, for all signs.
         whole = {f: k - k % divisor for f, k in size.terms.items()}
         rest = _dim({f: k % divisor for f, k in size.terms.items()})
         quotient = _dim({f: k // divisor for f, k in whole.items()})
@@ -403,7 +404,7 @@ def _flatten_nested(size: Sym, divisor: int) -> Call:
 
 
 def _call(operator: str, a: Dim, b: Dim) -> Dim:
-    """Return the smallest or largest of sizes, in one order however they came together."""
+    """Return the smallest or largest of sizes; the result does not depend on the order in which they were combined."""
     *rest, result = sorted({*_operands(operator, a), *_operands(operator, b)}, key=str)
     for size in reversed(rest):
         result = Sym({(Call(operator, size, result),): 1})
@@ -411,7 +412,7 @@ def _call(operator: str, a: Dim, b: Dim) -> Dim:
 
 
 def _operands(operator: str, size: Dim) -> Iterator[Dim]:
-    """What a size is the smallest or largest of."""
+    """Yield the operands of a size that is a call of `operator`; the size itself if it is not."""
     call = next(iter(size.terms)) if isinstance(size, Sym) and len(size.terms) == 1 else ()
     if len(call) == 1 and isinstance(call[0], Call) and call[0].operator == operator and size == Sym({call: 1}):
         yield from (*_operands(operator, call[0].a), *_operands(operator, call[0].b))

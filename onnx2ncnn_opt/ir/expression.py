@@ -24,7 +24,7 @@ _LITERAL = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.ASCI
 
 
 class _UnknownError(Exception):
-    """The result depends on symbols in a way that a `Dim` cannot say."""
+    """The result depends on symbols in a way that a `Dim` cannot express."""
 
 
 def _floordiv(a: Dim, b: Dim) -> Dim:
@@ -91,9 +91,9 @@ _FLOATS_1: Mapping[str, Callable[[float], float]] = {
 def evaluate(text: str, blobs: Sequence[tuple[Shape | None, Dim]]) -> list[Dim] | None:
     """Return the sizes that an expression lists, for input blobs given as (shape, batch).
 
-    None where it needs a shape that is unknown, or where symbols go through something else than + - * // max and min.
-    ShapeError for what ncnn refuses or crashes on: unknown words, inputs that the layer does not have, missing
-    operands, division by zero.
+    None if it needs an unknown shape, or if symbols go through anything but + - * // max and min. Raises ShapeError for
+    expressions that ncnn refuses or crashes on: unknown words, inputs that the layer does not have, missing operands,
+    division by zero.
     """
     stack: list[Number] = []
     for token in reversed([t for t in re.split(r"[(),]", text) if t]):

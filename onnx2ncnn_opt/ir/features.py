@@ -6,16 +6,16 @@ from enum import IntFlag
 
 
 class Feature(IntFlag):
-    """A bit of the feature mask; what is switched off is `Option`'s field of that name for the layer (ncnn's net.cpp).
+    """A bit of the feature mask: it switches off `Option`'s field of that name for the layer (ncnn's net.cpp).
 
     - NO_FP16_ARITHMETIC: blobs and weights stay in 16 bits, sums and functions are computed in 32. On ARM that also
       means packs of 4 instead of 8, and no winograd and no sgemm for 16 bit convolutions.
-    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but nothing converts what comes in: ncnn hands over the 16
+    - NO_FP16_STORAGE: the layer reads and writes 32 bits, but nothing converts its inputs: ncnn hands over the 16
       bits of the layer before, which are then read as 32 (wrong numbers on ARM, and often a crash; Vulkan likewise).
       So every input has to arrive in 32 bits: see `rewrite.masks`.
     - NO_BF16_STORAGE: the same for bf16, which nobody gets without asking.
     - NO_INT8: quantised layers are refused where they have no other weights.
-    - NO_VULKAN: the layer runs on the CPU, in 32 bits where its input is; what it reads comes down from the GPU.
+    - NO_VULKAN: the layer runs on the CPU, in 32 bits if its input is; its inputs come down from the GPU.
     - NO_SGEMM, NO_WINOGRAD: convolutions are computed in another way. Winograd in fp16 costs 1e-2 and more of the
       largest value on ARM; without it a layer takes 1.5 to 2 times as long.
     - SINGLE_THREAD: without threads of its own.

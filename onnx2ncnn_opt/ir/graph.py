@@ -19,7 +19,7 @@ from onnx2ncnn_opt.ir.weight import Array, Weight, Weights
 
 
 class Blob:
-    """A tensor between layers. Its identity is the object; the name is only what the file will say.
+    """A tensor between layers. Its identity is the object; the name matters only in the file.
 
     `shape` is None while unknown, `producer` is None only until a layer that outputs it is in a graph.
     """
@@ -48,19 +48,19 @@ class Blob:
 
     @property
     def uses(self) -> int:
-        """How often the blob is used: once per input it feeds, and once for being a graph output."""
+        """The number of uses: one for each input that the blob feeds, and one for being a graph output."""
         return sum(self._users.values()) + self.is_output
 
     @property
     def known_shape(self) -> Shape:
-        """The shape, where it is sure to be known; ShapeError if it is not."""
+        """The shape, for callers that need it to be known; ShapeError if it is not."""
         if self.shape is None:
             raise ShapeError(f"the shape of '{self.name}' is unknown")
         return self.shape
 
     @property
     def is_input(self) -> bool:
-        """Whether the caller of the net feeds this blob."""
+        """True if the caller of the net feeds this blob."""
         return self.producer is not None and self.producer.type == "Input"
 
 
@@ -115,9 +115,9 @@ class Layer:
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """The ONNX nodes that the layer came from, each once: what `traced` holds.
+        """The ONNX nodes that the layer came from, each once; `traced` holds them.
 
-        Where a thousand layers become one, each step only notes from which two, and the names are gathered here.
+        If a thousand layers become one, each step notes only its two sources, and this property gathers the names.
         """
         names: dict[str, None] = {}
         seen: set[int] = set()
@@ -138,17 +138,17 @@ class Layer:
 
     @property
     def is_custom(self) -> bool:
-        """Whether ncnn's own registry lacks the type."""
+        """True if ncnn's own registry lacks the type."""
         return self.spec is None or self.spec.is_custom
 
     def has(self, trait: Trait) -> bool:
-        """Return whether the layer's type has a trait; one that is not declared has none."""
+        """Return whether the layer's type has a trait; an undeclared type has none."""
         return self.spec is not None and trait in self.spec.traits
 
     def computes(self, *operations: IntEnum, scalar: bool | None = None) -> bool:
         """Return True for a BinaryOp, UnaryOp or Eltwise of one of these operations, as ``BinaryOp.MUL``.
 
-        `scalar` demands that the second operand is a number of the layer, or that it is a blob.
+        With `scalar` True the second operand has to be a number of the layer, with False a blob.
         """
         if not any(self.type == type(each).__name__ and self["op_type"] == each for each in operations):
             return False
@@ -174,10 +174,10 @@ class Layer:
         weights: Mapping[str, Array | Weight | None] | None = None,
         **params: Any,
     ) -> Layer:
-        """Return a copy outside any graph, with these things changed.
+        """Return a copy outside any graph, with these changes.
 
-        `weights` are added to, or replace, those there are, and None removes one; a parameter given as None goes back
-        to its default.
+        `weights` add to the existing ones or replace them, and None removes one. A parameter given as None gets its
+        default.
         """
         merged: dict[str | int, Any] = {**self.params}
         merged.update(params)
@@ -194,7 +194,7 @@ class Layer:
         )
 
     def without_defaults(self) -> Layer:
-        """Return the layer itself, after the parameters that have their default value are left out."""
+        """Remove the parameters that have their default value, and return the layer itself."""
         for name in [name for name in self.params if isinstance(name, str) and self._is_default(name)]:
             del self.params[name]
         return self
@@ -245,7 +245,7 @@ class Graph:
         while layer is not None:
             following = layer._next
             yield layer
-            # A layer that was removed or replaced meanwhile has lost its links; go on where it pointed to.
+            # A layer that was removed or replaced meanwhile has lost its links; continue where it pointed to.
             layer = layer._next if layer.graph is self else following
             while layer is not None and layer.graph is not self:
                 layer = layer._next
@@ -282,7 +282,7 @@ class Graph:
             blob.is_output = True
 
     def add_output(self, blob: Blob) -> None:
-        """Promise one more blob, which is no output yet, to the net's caller."""
+        """Promise one more blob to the net's caller; it must not be an output yet."""
         assert not blob.is_output
         self._outputs = (*self._outputs, blob)
         blob.is_output = True
@@ -304,14 +304,14 @@ class Graph:
         return layer
 
     def remove(self, layer: Layer) -> None:
-        """Take a layer out; nobody may use its outputs any more."""
+        """Remove a layer; nothing may use its outputs any more."""
         for blob in layer.outputs:
             if blob.uses:
                 raise GraphError(f"layer '{layer.name}' cannot be removed: '{blob.name}' is still used")
         self._detach(layer)
 
     def replace(self, layer: Layer, new: Layer) -> Layer:
-        """Replace a layer with a new one that has no outputs yet: it takes over the other one's output blobs."""
+        """Replace a layer with a new one that has no outputs yet; the new one takes over the old one's output blobs."""
         if new.outputs and len(new.outputs) != len(layer.outputs):
             raise GraphError(f"'{new.name}' has {len(new.outputs)} outputs, '{layer.name}' has {len(layer.outputs)}")
         following, outputs = layer._next, layer.outputs
@@ -322,7 +322,7 @@ class Graph:
         return self.add(new, before=following)
 
     def redirect(self, old: Blob, new: Blob) -> None:
-        """Let every layer that reads `old` read `new` instead; being a graph output does not move."""
+        """Make every layer that reads `old` read `new` instead; the graph's outputs stay as they are."""
         for user in old.users:
             self.set_inputs(user, [new if blob is old else blob for blob in user.inputs])
 
@@ -391,7 +391,7 @@ class Graph:
             before._prev = layer
 
     def _detach(self, layer: Layer) -> None:
-        """Unlink; the layer keeps its own `_next`, so that an iteration standing on it can go on."""
+        """Unlink a layer; it keeps its own `_next`, so an iteration that stands on it can continue."""
         if layer._prev is None:
             self._head = layer._next
         else:
@@ -415,7 +415,7 @@ class Graph:
 
 
 def check_layer(layer: Layer) -> None:
-    """Raise GraphError where blob counts, parameters or weight sizes do not fit the layer's table entry."""
+    """Raise GraphError if blob counts, parameters or weight sizes do not fit the layer's table entry."""
     check_blob_counts(layer)
     spec = layer.spec
     if spec is None:
@@ -438,7 +438,7 @@ def check_layer(layer: Layer) -> None:
 
 
 def check_blob_counts(layer: Layer) -> None:
-    """Raise GraphError where a layer has more or fewer inputs or outputs than its type and parameters allow."""
+    """Raise GraphError if a layer has more or fewer inputs or outputs than its type and parameters allow."""
     spec = layer.spec
     if spec is None:
         return

@@ -1,9 +1,9 @@
-"""What ncnn's layers do inside when they compute in fp16, as its ARM kernels do (asimdhp) unless a program forbids it.
+"""The inner arithmetic of ncnn's layers in fp16, as its ARM kernels do it (asimdhp) unless a program forbids it.
 
-A blob that is rounded to fp16 is seen from outside; the sums inside a layer are not. Convolutions and matrix products
-add up in fp16, term by term, and 3x3 convolutions go through winograd's transforms, whose numbers are up to a hundred
-times larger than those that go in. What that costs is found by doing it, on a sample: a few tiles or positions, the one
-with the largest number among them, and a few output channels.
+The rounding of a blob to fp16 is visible from outside; the sums inside a layer are not. Convolutions and matrix
+products add up in fp16, term by term. 3x3 convolutions go through winograd's transforms, whose numbers are up to a
+hundred times larger than the inputs. This module finds the cost by computing a sample: a few tiles or positions, the
+one with the largest number among them, and a few output channels.
 
 The facts are those of ncnn's source of 2026-07-22, src/layer/arm/*_asimdhp.cpp and convolution_3x3_winograd_fp16s.h.
 """
@@ -27,11 +27,11 @@ Array = NDArray[Any]
 
 LARGEST = 65504.0  # beyond it fp16 has only infinity
 SMALLEST = 2.0**-24  # below half of it fp16 has only 0
-INFINITE = 3.4e38  # what stands for infinity where there is none to be had, as masks are filled with it
-ROOM = 2.0  # how much larger numbers may be with other inputs than with those that were tried
+INFINITE = 3.4e38  # numbers from here on stand for infinity: masks are filled with them
+ROOM = 2.0  # margin: numbers may be so much larger with other inputs than with the tried ones
 
 _WEIGHT = "weight_data"
-_IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # besides plain loops
+_IN_32_BITS = frozenset({"Input", "MemoryData", "AbsVal", "Bias", "Dropout", "LRN", "Scale"})  # and plain loops
 _TILES, _POSITIONS, _CHANNELS, _QUERIES = 8, 32, 12, 8
 _UNSEEN = 2.0  # how much larger winograd's sums may be than in so few tiles and channels
 _SQ2 = math.sqrt(2.0)
@@ -113,12 +113,12 @@ _WINOGRAD: dict[int, tuple[Array, Array, Array]] = {
 
 
 class Inner(NamedTuple):
-    """What a layer's own arithmetic in fp16 does to its output, as far as a sample shows.
+    """The effect of a layer's own arithmetic in fp16 on its output, estimated on a sample.
 
-    `error` is the root of the mean square of the errors, in the output's units; `spread` has that of each index of the
-    sample where they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs
-    make large errors. `overflows` says that something inside became infinite, which goes without the features `remedy`.
-    `how` names the arithmetic.
+    `error` is the root mean square of the errors, in the output's units. `spread` has that for each index of the sample
+    if they differ, as in winograd's tiles: a corner is ten times as inexact as the other, and large inputs make large
+    errors. `overflows` is True if something inside became infinite, which does not happen without the features
+    `remedy`. `how` names the arithmetic.
     """
 
     how: str
@@ -129,28 +129,25 @@ class Inner(NamedTuple):
 
     @property
     def noise(self) -> tuple[float, ...]:
-        """The errors of elements that are each as frequent."""
+        """The errors of elements, each of them equally frequent."""
         return self.spread or (self.error,)
 
 
 def to_half(numbers: Array) -> Array:
-    """Numbers as fp16 has them, in float32."""
+    """Round numbers to fp16, and return them in float32."""
     with np.errstate(over="ignore"):
         return numbers.astype(np.float16).astype(np.float32)
 
 
 def makes_32_bits(layer: Layer) -> bool:
-    """Return whether a layer's outputs are in 32 bits on ARM, so that ncnn rounds them for the layers that read
-    them.
-    """
+    """Return whether a layer's outputs have 32 bits on ARM; ncnn then rounds them for their consumers."""
     return layer.type in _IN_32_BITS or not has_kernel(layer.type, "arm")
 
 
 def own_numbers(layer: Layer) -> dict[str, Array]:
-    """Return the parameters and weights of `LayerSpec.half` that a layer has, in float32; those of a BatchNorm as a
-    Scale's.
+    """Return the parameters and weights of `LayerSpec.half` that a layer has, in float32; a BatchNorm's as a Scale's.
 
-    What ncnn has them as: src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
+    They are as ncnn has them: src/layer/arm/*_asimdhp.cpp, src/layer/vulkan/*.cpp and their shaders (``afp(...)``).
     """
     layer = _as_scale(layer)
     spec = layer.spec
@@ -173,9 +170,9 @@ def _as_scale(layer: Layer) -> Layer:
 
 
 def in_half(layer: Layer) -> Layer | None:
-    """Return a layer with its own numbers as fp16 has them, outside any graph; None where they are the same.
+    """Return a layer with its own numbers rounded to fp16, outside any graph; None if that changes nothing.
 
-    A .param holds no infinity, but the largest float32 for it: only 0 times that is something else.
+    A .param holds no infinity, but the largest float32 instead: only the product with 0 differs.
     """
     numbers = own_numbers(layer)
     halves = {name: to_half(array) for name, array in numbers.items()}
@@ -190,7 +187,7 @@ def in_half(layer: Layer) -> Layer | None:
 
 
 def winograd_tile(layer: Layer) -> int:
-    """How many outputs a side winograd's tiles have when a layer is computed in fp16 on ARM; 0 without winograd.
+    """Return the side, in outputs, of winograd's tiles for a layer computed in fp16 on ARM; 0 without winograd.
 
     convolution_arm_asimdhp.cpp, create_pipeline_fp16s.
     """
@@ -208,7 +205,7 @@ def winograd_tile(layer: Layer) -> int:
 
 
 def faulty_kernels(layer: Layer) -> Iterator[tuple[Feature, str]]:
-    """Yield the features under which ncnn's 16-bit kernel for a layer may compute something else, and why."""
+    """Yield the features under which ncnn's 16-bit kernel for a layer may compute wrong results, and why."""
     if _is_strided_depthwise(layer):
         reason = "ncnn's fp16 kernel on ARM for 3x3, stride 2, reads a wrong row where the width is 4n+2 or 4n+3"
         yield Feature.NO_FP16_ARITHMETIC, reason
@@ -248,10 +245,10 @@ def _permutes_odd_channels(layer: Layer) -> bool:
 
 
 def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) -> tuple[Inner, ...]:
-    """What a layer's arithmetic costs, as it would be computed now, and then without winograd where it has that.
+    """Return the effect of a layer's arithmetic as computed now, then without winograd if it uses that.
 
-    `inputs` are the blobs that it reads, in float32, without a batch. Empty for layers that add up in 32 bits, and for
-    those that are not known.
+    `inputs` are the blobs that it reads, in float32, without a batch. The result is empty for layers that add up in 32
+    bits, and for unknown ones.
     """
     if layer["featmask"] & (Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE) or not inputs:
         return ()
@@ -259,7 +256,7 @@ def inner_arithmetic(layer: Layer, inputs: Sequence[Array], *, seed: int = 0) ->
     x = inputs[0]
     found: list[Inner] = []
     tile = winograd_tile(layer)
-    with np.errstate(all="ignore"):  # infinity minus infinity is what this looks for
+    with np.errstate(all="ignore"):  # this looks for infinity minus infinity
         weight = _weight(layer) if tile else None
         if weight is not None and x.ndim == 3 and 9 * x.shape[0] * layer["num_output"] == weight.size:
             found.append(_winograd(layer, x, weight.reshape(layer["num_output"], -1, 3, 3), tile, rng))
@@ -289,7 +286,7 @@ def _spread(count: int, most: int, rng: np.random.Generator) -> Array:
 
 
 def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.Generator) -> Inner:
-    """Winograd's way through fp16 on some tiles of the input."""
+    """Return the effect of winograd in fp16, computed on some tiles of the input."""
     x = _padded(layer, x)
     itm, ktm, otm = (matrix.astype(np.float32) for matrix in _WINOGRAD[tile])
     side = tile + 2
@@ -314,14 +311,15 @@ def _winograd(layer: Layer, x: Array, weight: Array, tile: int, rng: np.random.G
     peak = max(peak, *(_peak(numbers) for numbers in (rows_done, transformed, halfway, result)))
     errors = _errors(layer, np.moveaxis(result, 1, -1), np.moveaxis(exact, 1, -1), channels)
     spread = tuple(_size(element) for element in errors.reshape(-1, len(channels)))
-    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # which is done in fp16 on GPUs all the same
+    remedy = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD  # GPUs do winograd in fp16 all the same
     return Inner("winograd's sums", _size(errors), not peak <= LARGEST / (ROOM * _UNSEEN), spread, remedy)
 
 
 def _products(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> tuple[Array, Array] | None:
-    """Return a sample of the sums that a layer adds up in fp16; None where it has none.
+    """Return a sample of the sums that a layer adds up in fp16; None if it has none.
 
-    The terms are along the last axis, before it are the output channels, whose numbers are returned as well.
+    The terms are along the last axis, the output channels before it. The numbers of these channels are returned as
+    well.
     """
     x = inputs[0]
     if layer.type in ("InnerProduct", "Gemm", "MatMul"):
@@ -381,7 +379,7 @@ def _matrix_products(layer: Layer, inputs: Sequence[Array], rng: np.random.Gener
 
 
 def _operands(layer: Layer, given: list[Array]) -> list[Array]:
-    """Both factors of a product of matrices, with the axis that is summed up last."""
+    """Return both factors of a matrix product, with the summed axis last."""
     if layer.type == "MatMul":
         a, b = given[:2]
         return [a, b if layer["transB"] else np.swapaxes(b, -1, -2) if b.ndim > 1 else b]
@@ -401,7 +399,7 @@ def _operands(layer: Layer, given: list[Array]) -> list[Array]:
 
 
 def _attention(layer: Layer, inputs: Sequence[Array], rng: np.random.Generator) -> Inner:
-    """Attention of some queries: their products with the keys, which are scaled when they are added up."""
+    """Return the effect of fp16 on attention, for some queries; the products with the keys are summed, then scaled."""
     q, k, v = (array.reshape(-1, *array.shape[-2:]) for array in inputs[:3])
     k, v = (np.repeat(array, len(q) // len(array), axis=0) for array in (k, v))
     scale = layer["scale"] or q.shape[-1] ** -0.5
@@ -422,7 +420,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def _added(layer: Layer, products: Array, channels: Array) -> Inner:
-    """Terms along the last axis added up one after the other, each sum rounded."""
+    """Return the effect of adding up terms along the last axis one after the other, with each sum rounded."""
     result, peak = _accumulated(products)
     exact = products.sum(-1, dtype=np.float64)
     error = _size(_errors(layer, result, exact, channels))
@@ -430,9 +428,7 @@ def _added(layer: Layer, products: Array, channels: Array) -> Inner:
 
 
 def _accumulated(products: Array) -> tuple[Array, float]:
-    """Return the sums along the last axis as they come out of steps that each round to fp16, and the largest on the
-    way.
-    """
+    """Return the sums along the last axis, where each step rounds to fp16, and the largest number on the way."""
     partial = np.cumsum(products, axis=-1, dtype=np.float32)
     return to_half(partial[..., -1] + (to_half(partial) - partial).sum(-1)), _peak(partial)
 
@@ -442,7 +438,7 @@ def _peak(numbers: Array) -> float:
 
 
 def _errors(layer: Layer, result: Array, exact: Array, channels: Array) -> Array:
-    """What bias and activation leave of the errors of sums; the channels are along the last axis."""
+    """Return the errors of sums after bias and activation; the channels are along the last axis."""
     if "bias_data" in layer.weights:
         bias = np.asarray(layer.weights["bias_data"], np.float32)[channels]
         result, exact = result + bias, exact + bias
@@ -450,13 +446,13 @@ def _errors(layer: Layer, result: Array, exact: Array, channels: Array) -> Array
 
 
 def _size(errors: Array) -> float:
-    """Return the root of the mean square of those that are finite."""
+    """Return the root mean square of the finite errors."""
     finite = errors[np.isfinite(errors)]
     return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
 
 
 def _activated(layer: Layer, x: Array) -> Array:
-    """Return a layer's fused activation of numbers."""
+    """Apply a layer's fused activation to numbers."""
     if layer.spec is None or not layer.spec.has_activation:
         return x
     kind, params = layer["activation_type"], layer["activation_params"]

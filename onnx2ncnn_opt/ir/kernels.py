@@ -1,4 +1,4 @@
-"""Which layers ncnn has kernels for, and what they cost: the one table that choices between layers are made from.
+"""The kernels that ncnn has for layers, and their costs: choices between layers use this table only.
 
 A layer without a kernel of its own for an architecture runs ncnn's plain loop there: no SIMD, no im2col, no winograd,
 no packing. Without a Vulkan kernel its blobs go to the CPU and back. The lists are those of ncnn 1.0.20261020; the
@@ -79,20 +79,20 @@ def has_kernel(type: str, architecture: str) -> bool:
 
 
 def cost(layers: Iterable[Layer]) -> float:
-    """Nanoseconds that layers take together: an estimate to compare forms of one computation with.
+    """Return the nanoseconds that layers take together: an estimate to compare forms of one computation.
 
-    The layers need the shapes of what they read; the outputs' as well, where they have weights.
+    The layers need the shapes of their inputs; layers with weights need those of their outputs as well.
     """
     return sum(_NS_PER_LAYER + _products_cost(layer) + _NS_PER_BYTE * _bytes(layer) for layer in layers)
 
 
 def surplus_of_attention(scores: int) -> float:
-    """Nanoseconds that MultiHeadAttention takes longer than SDPA: for queries times keys of all heads."""
+    """Return the nanoseconds that MultiHeadAttention takes longer than SDPA: for queries times keys of all heads."""
     return _NS_PER_SCORE * scores
 
 
 def cost_of_results(shape: tuple[int, int], outputs: int, kernel: tuple[int, int]) -> float:
-    """Nanoseconds for each input and result of a matrix product, where `shape` (rows, columns) results share copies."""
+    """Return the nanoseconds per input and result of a matrix product; `shape` (rows, columns) results share copies."""
     taps = (kernel[0] + shape[0] - 1) * (kernel[1] + shape[1] - 1)
     return taps * (_NS_PER_COPY / prod(shape) + _NS_PER_PRODUCT_ON_ARM * outputs)
 
@@ -132,7 +132,7 @@ def _has_few_channels(layer: Layer) -> bool:
 
 
 def has_3x3_taps(layer: Layer) -> bool:
-    """Return whether a convolution of images has 3x3 taps, side by side or apart, and moves by one."""
+    """Return whether a convolution of images has 3x3 taps, with any dilation, and stride 1."""
     return [layer[f"{name}_{axis}"] for name in ("kernel", "stride") for axis in "wh"] == [3, 3, 1, 1]
 
 

@@ -125,8 +125,9 @@ def _layer(
     one_blob_only: Predicate | None = None,
     **others: Any,
 ) -> LayerSpec:
-    """Return a layer in the notation of `parse_params` and `parse_weights`; without a rule, its blob counts say the
-    rest.
+    """Return a layer in the notation of `parse_params` and `parse_weights`.
+
+    Without `one_blob_only`, the blob counts decide whether ncnn demands one blob on either side.
     """
     return LayerSpec(
         type,
@@ -145,7 +146,7 @@ def _elementwise(type: str, index: int, params: str = "", **others: Any) -> Laye
 
 
 def _convolution(type: str, index: int, params: str, weights: tuple[WeightSpec, ...] = ()) -> LayerSpec:
-    """Return a convolution whose weight may be an input; `weights` are what follows weight and bias in the file."""
+    """Return a convolution whose weight may be an input; `weights` follow weight and bias in the file."""
     constant = (*_DYNAMIC_WEIGHTS, *weights)
     return _layer(type, index, params, constant, inputs=(1, 3), one_blob_only=lambda p: p["dynamic_weight"] == 0)
 
@@ -668,8 +669,9 @@ def types_with(trait: Trait) -> frozenset[str]:
 
 
 def with_custom(specs: Iterable[LayerSpec]) -> Mapping[str, LayerSpec]:
-    """Return the table with custom layer types added, the last of a name; GraphError for a type that ncnn has
-    itself.
+    """Return the table with custom layer types added; the last one of a name counts.
+
+    Raises GraphError for a type that ncnn has itself.
     """
     custom = {spec.type: spec for spec in specs}
     for spec in custom.values():

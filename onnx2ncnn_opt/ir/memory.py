@@ -1,9 +1,9 @@
-"""How much memory ncnn needs for blobs at once, and an order of evaluation that needs less.
+"""The memory that ncnn needs for blobs at once, and an order of evaluation that needs less.
 
 ncnn evaluates a net from an output backwards: a layer first asks for its bottoms, in their order, and each of those for
-its own. A blob is freed when the last layer that wants it has run (Splits only share it). So the order of the lines in
-a .param file decides nothing, and the order of a layer's bottoms everything: while the second is being computed, the
-first one waits in memory.
+its own. ncnn frees a blob when the last layer that wants it has run (Splits only share it). So the order of the lines
+in a .param file decides nothing, and the order of a layer's bottoms everything: the first bottom waits in memory while
+ncnn computes the second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Memory:
 
 
 def blob_bytes(shape: Shape | None) -> int | None:
-    """Return the bytes of a float32 Mat; channels start at multiples of 16 bytes. None where a size is dynamic."""
+    """Return the bytes of a float32 Mat; channels start at multiples of 16 bytes. None if a size is dynamic."""
     if shape is None or not all(isinstance(size, int) for size in shape):
         return None
     sizes = [size for size in shape if isinstance(size, int)]
@@ -60,9 +60,9 @@ def _sizes(graph: Graph) -> dict[Blob, int | None]:
 
 
 def lower_peak(graph: Graph) -> list[Layer]:
-    """Exchange operands where that lowers the peak and cannot change a bit; returns the layers that were changed.
+    """Exchange operands if that lowers the peak and cannot change a bit; returns the layers that were changed.
 
-    Only sums, products and differences of two blobs of equal shape are exchanged, and none where sizes are dynamic.
+    Only sums, products and differences of two blobs of equal shape are exchanged, and none if sizes are dynamic.
     """
     changed: dict[Layer, None] = {}
     sizes = _sizes(graph)
@@ -125,7 +125,7 @@ class _Simulation:
         self.now = self.peak = 0
         self.at: Layer | None = None
         self.waiting: _Pending | None = None
-        self.uses: dict[Blob, int] = {}  # that are still to come
+        self.uses: dict[Blob, int] = {}  # the remaining uses
         self.buffer: dict[Blob, list[int]] = {}  # size, and number of blobs that share it
         self.unknown = 0
         self.course: list[tuple[Layer, int]] = []
@@ -159,7 +159,7 @@ class _Simulation:
                 self.forward(layer, pending)
 
     def needed(self, blob: Blob, above: _Pending | None) -> _Pending | None:
-        """What has to run next for the sake of a blob: its producer, unless the blob is there already."""
+        """Return the layer that has to run next for a blob: its producer, or `above` if the blob is there already."""
         if blob in self.buffer or blob.producer is None:
             return above
         return _Pending(blob.producer, iter(blob.producer.inputs), above)
@@ -187,7 +187,7 @@ class _Simulation:
                 self.free(blob)
 
     def is_inplace(self, layer: Layer) -> bool:
-        """Return whether the layer writes over its input: it is able to, and nobody else wants that."""
+        """Return whether the layer writes over its input: it can, and nothing else needs the input."""
         if layer.spec is None or not layer.spec.inplace or len(layer.inputs) != 1 or len(layer.outputs) != 1:
             return False
         return self.uses[layer.input] == 1 and self.buffer[layer.input][1] == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class NamePool:
-    """Names that are taken. A name that is taken already gets a number: "relu", "relu_1", "relu_2".
+    """The names in use. A name that is used already gets a number: "relu", "relu_1", "relu_2".
 
     `limit` is the largest size of a name with its number, in bytes of UTF-8.
     """

@@ -14,7 +14,7 @@ _ORDERS = {rank: tuple(permutations(range(rank))) for rank in range(1, 5)}
 def permutation(order_type: int, rank: int) -> tuple[int, ...]:
     """Return the numpy permutation that Permute does on a blob of this rank: output axis i is input axis result[i].
 
-    GraphError where ncnn has no such order for the rank.
+    GraphError if ncnn has no such order for the rank.
     """
     if rank == 1:
         return (0,)
@@ -24,7 +24,7 @@ def permutation(order_type: int, rank: int) -> tuple[int, ...]:
 
 
 def order_type(perm: Sequence[int]) -> int:
-    """Return the order_type for a numpy permutation of 1 to 4 axes; GraphError where ncnn has none."""
+    """Return the order_type for a numpy permutation of 1 to 4 axes; GraphError if ncnn has none."""
     try:
         return _ORDERS[len(perm)].index(tuple(perm))
     except (KeyError, ValueError):

@@ -1,9 +1,9 @@
-"""What is known of a blob's numbers from the layers that make it: bounds, whole numbers, NaN and infinity.
+"""Facts about a blob's numbers, from the layers that make it: bounds, whole numbers, NaN and infinity.
 
-An element of a graph input may be anything. A layer that mixes elements (a convolution, a product of matrices, a
-normalisation) is taken to give ordinary numbers: what one NaN among its operands spoils is spoilt in the model as well.
-Elementwise functions are followed: they give NaN or infinity for what is outside their domain, and pass on what they
-get. What overflows because numbers grow is not foreseen.
+Elements of graph inputs are unconstrained. A layer that mixes elements (a convolution, a matrix product, a
+normalisation) is taken to give ordinary numbers: a NaN in an operand spreads in the model too. Elementwise functions
+are followed: they give NaN or infinity outside their domain, and pass on NaN and infinity. Overflow of growing numbers
+is not foreseen.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from onnx2ncnn_opt.ir.weight import Array
 
 _INF = math.inf
 EXP_LIMIT = 88.0  # from 89 on, exp is infinite in float32
-_MOST_LAYERS = 200  # that one question walks through
+_MOST_LAYERS = 200  # per query
 
 
 class Range(NamedTuple):
-    """Bounds of all elements that are numbers, and what else there may be.
+    """Bounds of all elements that are numbers, and whether there may be NaN or infinity.
 
-    An infinite bound says that none is known; `may_be_inf` says whether an element may be infinite indeed. `is_whole`
-    is true of whole numbers.
+    An infinite bound is an unknown one; `may_be_inf` says whether an element itself may be infinite. `is_whole` is True
+    for whole numbers.
     """
 
     low: float = -_INF
@@ -39,11 +39,11 @@ class Range(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether every element is an ordinary number."""
+        """True if every element is an ordinary number."""
         return not self.may_be_nan and not self.may_be_inf
 
     def has(self, number: float) -> bool:
-        """Return whether an element may be this number, as far as the bounds tell."""
+        """Return whether an element may be this number, by the bounds."""
         return self.low <= number <= self.high
 
     def within(self, low: float, high: float) -> bool:
@@ -67,10 +67,10 @@ def of_numbers(array: Array) -> Range:
 
 
 class Ranges:
-    """Answers what is known of blobs; every answer is kept, so an instance serves as long as no layer changes."""
+    """The ranges of blobs. Each is computed once, so an instance is valid as long as no layer changes."""
 
     def __init__(self, most: int = _MOST_LAYERS) -> None:
-        """`most` layers are looked at for one question; of what is further up, nothing is known."""
+        """Visit at most `most` layers per query; blobs further up are UNKNOWN."""
         self._known: dict[Blob, Range] = {}
         self._most = most
 
@@ -99,7 +99,7 @@ class Ranges:
 
 
 def through(layer: Layer, inputs: Sequence[Range]) -> Range:
-    """What a layer makes of operands of these ranges."""
+    """Return the range of a layer's outputs for operands of these ranges."""
     rule = _rule_of(layer)
     if rule is None and layer.is_custom:
         return UNKNOWN
@@ -110,12 +110,12 @@ def through(layer: Layer, inputs: Sequence[Range]) -> Range:
 
 
 def _operands(layer: Layer) -> tuple[Blob, ...]:
-    """Return the inputs that matter for the range: those of layers that are followed."""
+    """Return the inputs whose range determines the output's range."""
     return layer.inputs if _rule_of(layer) is not None else ()
 
 
 def _rule_of(layer: Layer) -> Callable[..., Range] | None:
-    """How the range of a layer's outputs follows from its inputs' ranges; None for layers that are not followed."""
+    """Return the rule from a layer's input ranges to its output range; None for layers that are not followed."""
     if layer.type in _RULES:
         return _RULES[layer.type]
     if layer.has(Trait.MOVES):
@@ -132,7 +132,7 @@ def _tidy(x: Range) -> Range:
 
 
 def union(*ranges: Range) -> Range:
-    """What may be an element of any."""
+    """Return the smallest range that contains all of these."""
     return Range(
         min(x.low for x in ranges),
         max(x.high for x in ranges),
@@ -248,12 +248,12 @@ def _eltwise(layer: Layer, *inputs: Range) -> Range:
 
 
 def _into(low: float, high: float) -> Callable[[Range], Range]:
-    """Return a bounded function of any number."""
+    """Return the rule for a function with these bounds, of any number."""
     return lambda x: Range(low, high, x.may_be_nan, False)
 
 
 def _in_domain(low: float, high: float, result: Range) -> Callable[[Range], Range]:
-    """Return a function that is finite between two bounds, and NaN or infinite elsewhere."""
+    """Return the rule for a function that is finite between two bounds, and NaN or infinite elsewhere."""
     known = result._replace(may_be_nan=False, may_be_inf=False)
 
     def rule(x: Range) -> Range:
@@ -305,17 +305,17 @@ def _log(x: Range, base: float = math.e) -> Range:
 
 
 def _growing(x: Range) -> Range:
-    """sinh and its like."""
+    """Return the range of sinh and similar functions."""
     return Range(may_be_nan=x.may_be_nan, may_be_inf=not x.within(-EXP_LIMIT, EXP_LIMIT))
 
 
 def _following(x: Range) -> Range:
-    """Return a function that is finite wherever its operand is."""
+    """Return the range of a function that is finite wherever its operand is."""
     return Range(may_be_nan=x.may_be_nan, may_be_inf=x.may_be_inf)
 
 
 def _bent(x: Range) -> Range:
-    """Return a function that is finite, but for infinities NaN."""
+    """Return the range of a function that is finite, except that infinities may give NaN."""
     return Range(may_be_nan=x.may_be_nan or x.may_be_inf, may_be_inf=x.may_be_inf)
 
 
@@ -371,7 +371,7 @@ def _relu(layer: Layer, x: Range) -> Range:
 
 
 def clipped(x: Range, low: float, high: float) -> Range:
-    """Within bounds: infinities become these."""
+    """Return the range cut to these bounds; infinities become the bounds."""
     bounds = (min(max(bound, low), high) for bound in (x.low, x.high))
     return _tidy(
         x._replace(low=next(bounds), high=next(bounds), may_be_inf=False, is_whole=x.is_whole and low == int(low))
@@ -444,7 +444,7 @@ def _padding(layer: Layer, x: Range) -> Range:
 
 
 def _pooling(layer: Layer, x: Range) -> Range:
-    """Return a mean mixes elements, a maximum is one of them."""
+    """Return the range of a pooling: a mean mixes elements, a maximum is one of them."""
     is_mixed = layer["pooling_type"] == 1
     return Range(min(x.low, 0.0), max(x.high, 0.0), x.may_be_nan and not is_mixed, x.may_be_inf and not is_mixed)
 
@@ -454,12 +454,12 @@ def _grid_sample(layer: Layer, x: Range, grid: Range) -> Range:
 
 
 def _interp(layer: Layer, x: Range, *sizes: Range) -> Range:
-    """Of a second input only the sizes count."""
+    """Return the range after resizing; a second input gives only sizes."""
     return x if layer["resize_type"] == Interp.NEAREST else _following(x)
 
 
 def _activated(layer: Layer, x: Range) -> Range:
-    """Return the range after an activation that is part of the layer: ReLU, Clip, Sigmoid; others are followed."""
+    """Return the range after a fused activation; those other than ReLU, Clip and Sigmoid are followed."""
     kind, params = layer["activation_type"], layer["activation_params"]
     if kind == Activation.RELU:
         return x._replace(low=max(x.low, 0.0), high=max(x.high, 0.0))

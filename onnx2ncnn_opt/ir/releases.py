@@ -1,4 +1,4 @@
-"""What older ncnn releases lack: types, parameters, codes and ranks, each with the date from which ncnn has it.
+"""Types, parameters, codes and ranks that older ncnn releases lack, each with the date from which ncnn has it.
 
 Dates are those of the commits in ncnn's repository, as YYYYMMDD like its releases. Releases before `OLDEST` differ in
 ways that are not in these tables.
@@ -38,13 +38,13 @@ _CODES: Mapping[str, tuple[int, int]] = {
     "BinaryOp": (BinaryOp.FMOD, 20260308),
     "UnaryOp": (UnaryOp.SIGN, 20260521),
 }
-# Types that take Mats of this rank only since then; Tile lost the repeats of one dim.
+# Types, each with a rank that it takes only since then; Tile lost the repeats of one dim.
 _RANKS: Mapping[tuple[str, int], int] = {("Softmax", 4): 20250318, ("Tile", 4): 20251112}
 _BATCH = 20260617
 
 
 def check_release(release: int) -> None:
-    """UsageError for a release that is too old to be promised anything, or newer than any that is known here."""
+    """Raise UsageError for a release that is too old to be supported, or newer than any known one."""
     if isinstance(release, bool) or not isinstance(release, int):
         raise UsageError(f"a release is a date like {NEWEST}, not {release!r:.80}")
     if release < OLDEST:
@@ -59,7 +59,7 @@ def least_release(graph: Graph) -> int:
 
 
 def too_new(layer: Layer, release: int) -> str | None:
-    """Why an ncnn release does not understand a layer, and from when on ncnn does; None where it does."""
+    """Return why an ncnn release does not understand a layer, and from when on ncnn does; None if it does."""
     missing = [(since, what) for since, what in _needs(layer) if since > release]
     if not missing:
         return None

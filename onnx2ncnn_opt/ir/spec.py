@@ -1,4 +1,4 @@
-"""What a layer type is: parameters, weights and blob counts, as the table in `layers.py` states them."""
+"""Layer types: their parameters, weights and blob counts, as the table in `layers.py` states them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from onnx2ncnn_opt.errors import GraphError
 from onnx2ncnn_opt.ir import codes
 
-Codes = type[IntEnum]  # what a parameter's numbers mean, of `codes.py`
+Codes = type[IntEnum]  # the meanings of a parameter's numbers, of `codes.py`
 Kind = Literal["int", "float", "int[]", "float[]", "string"]
 Params = Mapping[str, Any]
 Predicate = Callable[[Params], bool]
@@ -25,12 +25,12 @@ CUSTOM = -1
 
 
 class Trait(Flag):
-    """What is true of a layer type whatever its parameters are.
+    """A property of a layer type that holds for all its parameters.
 
-    ELEMENTWISE: one input and one output, whose elements are the same function of the input's elements, each of the one
-    at its index; so the shape and the order of elements do not matter. MOVES: every element of an output is an element
-    of an input. VIEW: one input and one output, which has each element once, in another shape or with permuted axes; it
-    MOVES. SHARES: the outputs are the memory of the inputs; it MOVES.
+    ELEMENTWISE: one input and one output. Each output element is the same function of the input element at its index,
+    so the shape and the order of elements do not matter. MOVES: every element of an output is an element of an input.
+    VIEW: one input and one output, which has each element once, in another shape or with permuted axes; it MOVES.
+    SHARES: the outputs are the memory of the inputs; it MOVES.
     """
 
     NONE = 0
@@ -51,15 +51,15 @@ class Param:
     kind: Kind
     default: Any
     follows: str | None = None  # the parameter whose value is the default
-    codes: Codes | None = None  # what its numbers mean
+    codes: Codes | None = None  # the meanings of its numbers
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the default is the same beside any other parameters."""
+        """True if the default does not depend on other parameters."""
         return self.follows is None and not callable(self.default)
 
     def default_in(self, params: Params) -> Any:
-        """Return the default beside the other parameters of a layer."""
+        """Return the default, given the other parameters of a layer."""
         if self.follows is not None:
             return params[self.follows]
         return self.default(params) if callable(self.default) else self.default
@@ -87,10 +87,11 @@ class WeightSpec(NamedTuple):
 class LayerSpec:
     """One ncnn layer type.
 
-    `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` tells for given
+    `inputs` and `outputs` are (least, most) blob counts, None for any number; `one_blob_only` says for given
     parameters whether ncnn demands exactly one blob on either side. `bounds` are those of all elements of the outputs,
     which are NaN only where an input has a NaN; None where there are none. `half` are the parameters and weights that a
-    layer computes with as fp16 on ARM or GPUs, besides the weights of products and what activations have.
+    layer computes with as fp16 on ARM or GPUs, in addition to the weights of products and the
+    parameters of activations.
     """
 
     type: str
@@ -118,17 +119,17 @@ class LayerSpec:
 
     @cached_property
     def enums(self) -> Mapping[str, Codes]:
-        """What the numbers of parameters mean, by their names."""
+        """The meanings of parameters' numbers, by the parameters' names."""
         return {p.name: p.codes for p in self.params if p.codes is not None}
 
     @property
     def is_custom(self) -> bool:
-        """Whether ncnn's own registry lacks the type."""
+        """True if ncnn's own registry lacks the type."""
         return self.index == CUSTOM
 
     @property
     def has_activation(self) -> bool:
-        """Whether an activation may be fused into the layer."""
+        """True if an activation may be fused into the layer."""
         return "activation_type" in self.by_name
 
     def is_one_blob_only(self, params: Params) -> bool:
@@ -144,7 +145,7 @@ COMMON_BY_NAME: Mapping[str, Param] = {param.name: param for param in COMMON_PAR
 
 
 def choose(sizes: Sequence[int], code: int, name: str) -> int:
-    """Return the size that a parameter's code stands for; GraphError where it stands for none."""
+    """Return the size that a parameter's code stands for; GraphError if it stands for none."""
     if not 0 <= code < len(sizes):
         raise GraphError(f"{name} has the code {code}, which is none of 0 to {len(sizes) - 1}")
     return sizes[code]
@@ -155,7 +156,7 @@ _WEIGHT = re.compile(r"(\w+)(\*?)=(\w+)(?: if (\w+))?")
 
 
 def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | None = None) -> tuple[Param, ...]:
-    """Parameters from the table's notation: ``id name[:kind][=default]``, separated by commas.
+    """Parse parameters in the table's notation: ``id name[:kind][=default]``, separated by commas.
 
     A kind is int[], float[], string, or an enum of `codes.py`, which is one of ints.
 
@@ -189,7 +190,7 @@ def parse_params(text: str, computed: Mapping[str, Callable[[Params], Any]] | No
 
 
 def parse_weights(text: str) -> tuple[WeightSpec, ...]:
-    """Weights from the table's notation: ``name=count[ if flag]``, with a * after the name of one with a tag.
+    """Parse weights in the table's notation: ``name=count[ if flag]``, with a * after the name of one with a tag.
 
     `count` is a parameter or a number, `flag` a parameter.
     """

@@ -67,7 +67,7 @@ class Regroup(NamedTuple):
 
     @property
     def whole(self) -> Shape:
-        """The sizes that the layer is told: a new batch before the dims."""
+        """The sizes in the layer's parameters: a new batch before the dims."""
         return self.dims if self.batch is None else (self.batch, *self.dims)
 
     @property
@@ -98,7 +98,7 @@ Step: TypeAlias = Regroup | Reorder | Shuffle
 def step_layer(step: Step) -> tuple[str, dict[str, Any]]:
     """Return the type and the parameters of the layer that takes a step; one dynamic size is -1, which ncnn computes.
 
-    A Reshape to several dynamic sizes, or to more than four (the batch included), has to be told in expressions.
+    A Reshape to several dynamic sizes, or to more than four (the batch included), needs expressions.
     """
     if isinstance(step, Reorder):
         return "Permute", {"order_type": order_type(step.perm)}
@@ -118,10 +118,9 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, dims: Sequence[Sequence[int]], batch: Sequence[int] = ()) -> View:
-        """Return a fresh view of a tensor of `shape` whose axes are grouped into Mat dims, and into the batch, as
-        given.
+        """Return a fresh view of a tensor of `shape`; its axes are grouped into Mat dims, and into the batch, as given.
 
-        Axes that are mentioned nowhere must have size 1.
+        Axes that are in no group must have size 1.
         """
         axes = tuple((Atom(size),) if size != 1 else () for size in shape)
         view = cls(flat(axes[a] for a in batch), tuple(flat(axes[a] for a in group) for group in dims), axes)
@@ -139,7 +138,7 @@ class View(NamedTuple):
         return sizes(self.dims)
 
     def dim_of(self, axis: int) -> int | None:
-        """Return the Mat dim that is exactly this axis, None where the axis is spread, shared or of size 1."""
+        """Return the Mat dim that is exactly this axis; None if the axis is spread, shared or of size 1."""
         atoms = self.axes[axis]
         return next((i for i, group in enumerate(self.dims) if group == atoms), None) if atoms else None
 
@@ -161,10 +160,9 @@ class View(NamedTuple):
         return View(new(self.batch), tuple(map(new, self.dims)), tuple(map(new, self.axes)))
 
     def reshape(self, shape: Shape) -> View | None:
-        """Return the tensor under a new shape of the same size, where its atoms (or factors of them) can be regrouped
-        so.
+        """Return the tensor under a new shape of the same size, if its atoms (or factors of them) can be regrouped so.
 
-        None where a new axis would need parts of two atoms that do not fall apart at its boundary.
+        None if a new axis would need parts of two atoms that do not fall apart at its boundary.
         """
         view = self
         left = list(flat(view.axes))
@@ -197,7 +195,7 @@ def _replace(group: Atoms, atom: Atom, parts: Atoms) -> Atoms:
 
 
 def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | None:
-    """Both views with the atoms of two equally long axes cut at the same points; None where that is impossible."""
+    """Return both views with the atoms of two equally long axes cut at the same points; None if that is impossible."""
     i = 0
     while i < max(len(a.axes[axis_a]), len(b.axes[axis_b])):
         if i >= min(len(a.axes[axis_a]), len(b.axes[axis_b])):
@@ -216,8 +214,9 @@ def refine(a: View, axis_a: int, b: View, axis_b: int) -> tuple[View, View] | No
 
 
 def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
-    """Return the fewest layers that bring the view's Mat into these dims and batch; every atom must appear exactly
-    once.
+    """Return the fewest layers that bring the view's Mat into these dims and batch.
+
+    Every atom must appear exactly once.
     """
     old, new = view.batch + flat(view.dims), batch + flat(dims)
     assert set(old) == set(new), "the wanted layout does not hold the tensor's atoms"
@@ -245,7 +244,7 @@ def plan(view: View, dims: Dims, batch: Atoms = ()) -> list[Step]:
 
 
 def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
-    """ShuffleChannel, PixelShuffle or Reorg where one of them does the whole step."""
+    """Return the ShuffleChannel, PixelShuffle or Reorg that does the whole step; None if there is none."""
     if len(old) != len(new) or len(old) not in (3, 4):
         return None
     if old[1:] == new[1:]:
@@ -258,9 +257,7 @@ def _shuffle(old: Dims, new: Dims) -> Shuffle | None:
 
 
 def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
-    """Return the block where the rows and columns of `wide` hold those of `deep` and, inside, what its channels have
-    more.
-    """
+    """Return the block if the rows and columns of `wide` hold those of `deep` and, inside, its additional channels."""
     rows, columns = (wide[i][len(deep[i]) :] if wide[i][: len(deep[i])] == deep[i] else () for i in (1, 2))
     height, width = (product(atom.size for atom in atoms) for atoms in (rows, columns))
     if not rows or not columns or height != width or not isinstance(height, int):
@@ -272,9 +269,9 @@ def _pixel_shuffle(type: str, deep: Dims, wide: Dims) -> Shuffle | None:
 
 
 def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | None) -> list[Step]:
-    """Layers from one order of atoms to another.
+    """Return the layers that lead from one order of atoms to another.
 
-    `source` and `target` are the dims before and after; None where a Reshape stands there anyway (and, at the end, is
+    `source` and `target` are the dims before and after; None if a Reshape stands there anyway (and, at the end, is
     added by the caller).
     """
     blocks = runs(old, new)
@@ -291,7 +288,7 @@ def _permutation(old: Atoms, new: Atoms, source: Dims | None, target: Dims | Non
 
 
 def runs(old: Atoms, new: Atoms) -> list[Atoms]:
-    """`new` cut into the longest runs that also stand together in `old`."""
+    """Cut `new` into the longest runs that also stand together in `old`."""
     position = {atom: i for i, atom in enumerate(old)}
     blocks: list[list[Atom]] = []
     for atom in new:
@@ -308,7 +305,7 @@ def _are_runs(groups: Dims, order: Atoms) -> bool:
 
 
 def _direct(source: Dims, new: Atoms, target: Dims | None) -> Iterator[list[Step]]:
-    """Yield a Permute on the dims as they are, and a Reshape after it where the dims are not yet the target's."""
+    """Yield a Permute on the dims as they are, and a Reshape after it if the dims are not yet the target's."""
     for perm in permutations(range(len(source))):
         dims = tuple(source[p] for p in perm)
         if flat(dims) == new:
@@ -339,7 +336,7 @@ def _cut(items: Sequence[Atoms], cuts: Sequence[int]) -> list[Sequence[Atoms]]:
 
 @lru_cache(maxsize=1024)
 def _moves(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """Return the fewest permutations of at most four runs that sort `order`: each as its cut points and its perm."""
+    """Return the fewest permutations of at most four runs that sort `order`, each with its cut points and its perm."""
     if len(order) > 6:
         return _moves_greedy(order)
     goal = tuple(sorted(order))
@@ -365,7 +362,7 @@ def _neighbours(state: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple
 
 
 def _moves_greedy(order: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-    """Return one block to its position at a time: not the fewest, but in reach for any number of blocks."""
+    """Move one block to its position at a time: not the fewest moves, but fast enough for any number of blocks."""
     moves = []
     for position, block in enumerate(sorted(order)):
         at = order.index(block)

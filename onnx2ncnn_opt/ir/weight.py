@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Encoding(enum.Enum):
-    """How the numbers are stored; `Weight.data` has the dtype given here."""
+    """The format of the stored numbers; `Weight.data` has the dtype given here."""
 
     FP32 = "fp32"  # float32, or any 32-bit pattern (int32 constants) where ncnn reads raw data
     FP32_FLAGGED = "fp32-flagged"  # float32 after the tag 0x0002C056
@@ -58,7 +58,7 @@ class Weight:
 
     @property
     def is_float(self) -> bool:
-        """Whether `array` holds the real values of the weight."""
+        """True if `array` holds the real values of the weight."""
         return self.encoding not in (Encoding.INT8, Encoding.BYTES) and self.data.dtype != np.int32
 
     def same_bits(self, other: Weight) -> bool:
@@ -112,9 +112,9 @@ class Weights(MutableMapping[str, Array]):
         return len(self._blocks)
 
     def stored(self, name: str) -> Weight:
-        """Return the block as it is in the file; KeyError where the layer has none of that name."""
+        """Return the block as it is in the file; KeyError if the layer has none of that name."""
         return self._blocks[name]
 
     def stored_items(self) -> Iterator[tuple[str, Weight]]:
-        """Names and blocks in the order of the file."""
+        """Return names and blocks in the order of the file."""
         return iter(self._blocks.items())

@@ -1,10 +1,10 @@
-"""Which axis of each graph input is the batch: solved once, backwards from the operators that have one.
+"""The batch axis of each graph input: solved once, backwards from the operators that have one.
 
-An importer registered with ``batch=k`` says that axis k of its first input is a batch. So are the rows of what is
-multiplied by one matrix again and again, in a loop or in steps that are written out. From there the axis is followed up
-to the graph inputs, through operators that keep their operands' axes, and through Reshape and its kin where the
-axis surely stays. What comes out only decides how inputs are handed over (dims or batch count of the Mat); whatever
-else the graph does with the axis stays right, since every tensor's view knows where its axes are.
+An importer registered with ``batch=k`` says that axis k of its first input is a batch. The rows of an operand that one
+matrix multiplies again and again, in a loop or in steps that are written out, are a batch too. From there the axis is
+followed up to the graph inputs, through operators that keep their operands' axes, and through Reshape and its kin where
+the axis surely stays. The result only decides how inputs are handed over (dims or batch count of the Mat). Other uses
+of the axis in the graph stay right, since every tensor's view knows where its axes are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEPS = 4  # products by one matrix that are taken for a recurrence
 
 
 def batch_axes(model: LoadedModel) -> dict[str, int]:
-    """Return the batch axis of each graph input of which the operators tell it."""
+    """Return the batch axis of each graph input whose batch axis the operators tell."""
     found: dict[str, int] = {}
     ranks = {info.name: len(info.shape) for info in model.inputs}
     fed = dict(_fed(model))
@@ -68,7 +68,7 @@ def dynamic_batches(model: LoadedModel, told: Mapping[str, int | None], found: M
 
 
 def _axes_of(name: str, model: LoadedModel) -> dict[str, int]:
-    """Return the axis of each input that has this dimension; none where it is not one whole axis beside others
+    """Return the axis of each input that has this dimension; none if it is not one whole axis next to others
     everywhere.
 
     A Mat has a dim besides its batch, and a batch of another size for another input cannot be fed.
@@ -95,7 +95,7 @@ def _known_axes(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value | None, int]
 
 
 def _fed(model: LoadedModel) -> Iterator[tuple[onnx_ir.Value, tuple[onnx_ir.Value | None, bool]]]:
-    """What the inputs of the bodies of Loops and Scans get at first, and whether a Scan goes along its axis 0."""
+    """Yield the inputs of the bodies of Loops and Scans, their first values, and whether a Scan goes along axis 0."""
     for node in model.graph:
         if node.op_type in ("Loop", "Scan"):
             body, given = node.attributes["body"].as_graph(), list(node.inputs)
@@ -118,7 +118,7 @@ def _sources(
 
 
 def _missing_axes(operand: onnx_ir.Value, node: onnx_ir.Node) -> int:
-    """How many axes broadcasting puts before those of an operand; none where nothing tells."""
+    """Return how many axes broadcasting puts before the operand's axes; 0 if the shape is unknown."""
     ranks = [
         len(value.shape) for value in (*node.inputs, *node.outputs) if value is not None and value.shape is not None
     ]
@@ -166,7 +166,7 @@ def _axis_before_view(node: onnx_ir.Node, x: onnx_ir.Value, y: onnx_ir.Value, ax
 
 
 def _axis_of_same_size(before: Sequence[Size], after: Sequence[Size], axis: int) -> int | None:
-    """Return the axis as large as this one of what comes of it, where the sizes before it are the same but for ones."""
+    """Return the result's axis that is as large as this one, if the sizes before it are the same except for ones."""
     outer = [size for size in after[:axis] if size != 1]
     for at, size in enumerate(before):
         if size == after[axis] and [other for other in before[:at] if other != 1] == outer:
@@ -175,7 +175,7 @@ def _axis_of_same_size(before: Sequence[Size], after: Sequence[Size], axis: int)
 
 
 def _constant_axes(node: onnx_ir.Node) -> Sequence[int]:
-    """Return the axes of a Squeeze or Unsqueeze, an attribute before opset 13; none where they are not constant."""
+    """Return the axes of a Squeeze or Unsqueeze, an attribute before opset 13; none if they are not constant."""
     if "axes" in node.attributes:
         return node.attributes["axes"].as_ints()
     if node.op_type in ("Squeeze", "Unsqueeze") and len(node.inputs) > 1:

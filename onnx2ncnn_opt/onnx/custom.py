@@ -55,9 +55,9 @@ def qualified(domain: str, name: str) -> str:
 
 
 def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
-    """What ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]`` asks for; TYPE is OP by default.
+    """Parse requests of the form ``DOMAIN::OP[=TYPE][:ATTRIBUTE,...]``; TYPE is OP by default.
 
-    Raises UsageError where that is not the form, for two requests of one operator, and for a TYPE that ncnn has.
+    Raises UsageError for another form, for two requests of one operator, and for a TYPE that ncnn has.
     """
     found: dict[tuple[str, str], CustomOp] = {}
     for request in requests:
@@ -81,7 +81,7 @@ def parse_custom(requests: Iterable[str]) -> tuple[CustomOp, ...]:
 def numbered(ops: Sequence[CustomOp], graph: onnx_ir.Graph) -> tuple[CustomOp, ...]:
     """Return the requests with their attributes in order: as listed, else those of all their nodes, sorted by name.
 
-    Raises UsageError for an operator of which the graph has no node.
+    Raises UsageError if the graph has no node of an operator.
     """
     nodes: dict[tuple[str, str], set[str]] = {}
     for node in graph.all_nodes():
@@ -131,9 +131,7 @@ def import_custom(
 
 
 def _natural(im: ImportContext, operand: Item | None) -> tuple[Blob, int | None]:
-    """Return an operand with every axis as a dim, but for its batch axis, which is returned too; a constant has
-    none.
-    """
+    """Return an operand with every axis but its batch axis as a dim, and the batch axis; constants have none."""
     if operand is None:
         raise im.refuse(
             "an input is left out before others, and a layer's inputs have no gaps",
@@ -210,7 +208,7 @@ def _result(im: ImportContext, value: onnx_ir.Value, axis: int | None, count: Di
 
 
 def _dtype(value: onnx_ir.Value) -> np.dtype[np.generic]:
-    """Return the declared type; float32 where there is none. Integers come as float32, as they do from other layers."""
+    """Return the declared type; float32 if there is none. Integers come as float32, as they do from other layers."""
     if value.dtype in (None, onnx_ir.DataType.UNDEFINED):
         return np.dtype(np.float32)
     dtype = value.dtype.numpy()

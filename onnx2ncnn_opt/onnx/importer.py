@@ -50,7 +50,7 @@ from onnx2ncnn_opt.onnx.value import (
 )
 from onnx2ncnn_opt.progress import counted
 
-MOST_INLINED = 20_000  # nodes of all loops; a net of so many layers helps nobody
+MOST_INLINED = 20_000  # nodes of all loops; larger nets are useless
 
 
 class _Equal(Exception):
@@ -138,7 +138,7 @@ def import_model(
 
 
 def _reach(one: Imported, batch: Batch) -> bool:
-    """Return whether in the net, too, the outputs that have items depend on inputs that do, and the others do not."""
+    """Return True if, in the net too, exactly those outputs that have items depend on inputs that have items."""
     reached = {port.blob for port in one.inputs if port.name in batch.inputs}
     for layer in one.graph:
         if not reached.isdisjoint(layer.inputs):
@@ -147,7 +147,7 @@ def _reach(one: Imported, batch: Batch) -> bool:
 
 
 def _with_batch(one: Imported, model: LoadedModel, batch: Batch) -> Imported:
-    """What was imported for one item, as the net of any batch that it is: ncnn runs it item by item."""
+    """Return the net of one item as the net of any batch: ncnn runs it item by item."""
     shapes = {info.name: info.shape for info in model.inputs}
     return one._replace(
         inputs=tuple(port._replace(shape=shapes[port.name]) for port in one.inputs),
@@ -283,7 +283,7 @@ class _Walk(ImportContext):
         return results
 
     def _cut_advice(self) -> str:
-        """How to convert what is before all refused nodes, where some have no cure of their own; empty otherwise."""
+        """Return how to convert the nodes before all refused ones if some have no cure; an empty string otherwise."""
         if all(node.hint for node in self._refused):
             return ""
         wanted = {info.name for info in self._model.outputs}
@@ -310,7 +310,7 @@ class _Walk(ImportContext):
         return f"{export}{part} and do the rest outside ncnn"
 
     def _is_tainted(self, node: onnx_ir.Node) -> bool:
-        """Return whether a node was refused, or depends on one that was."""
+        """Return True if a node was refused, or depends on a refused node."""
         return any(value.name in self._tainted for value in node.outputs)
 
     def _known(self, node: onnx_ir.Node) -> OnnxOp:
@@ -528,5 +528,5 @@ def _node_name(node: onnx_ir.Node) -> str:
 
 
 def _element(dtype: np.dtype[np.generic]) -> str:
-    """What a Mat of a tensor has as elements."""
+    """Return the element type of a tensor's Mat."""
     return "float32" if is_float(dtype) or is_held_as_float(dtype) else "int32"

@@ -1,4 +1,4 @@
-"""Whether the items of a batch stay apart: what each operator does with them, and the proof for a whole model.
+"""Proof that the items of a batch stay apart: a rule for each operator, and the proof for a whole model.
 
 ncnn runs a net over a Mat's batch, item by item. So a model with a dynamic batch can be converted as if it had one
 item, which costs no layer, if item i of its outputs depends on item i of its inputs alone. `Batch` proves that node by
@@ -28,7 +28,7 @@ class Mixed(Exception):
 
 
 class Items(NamedTuple):
-    """Where the items of a tensor lie, and whether they depend on inputs, not only on how many there are."""
+    """The place of the items in a tensor, and whether they depend on inputs, not only on how many there are."""
 
     before: Dim
     fed: bool
@@ -62,7 +62,7 @@ class Indices(NamedTuple):
         return first
 
     def is_within(self, index: Dim, size: Dim) -> bool:
-        """Return whether an index, wherever it stands, is one of an axis of `size`."""
+        """Return True if an index is, at each of its places, an index of an axis of `size`."""
         last = {f"#{len(self.shape) - 1 - axis}": size - 1 for axis, size in enumerate(self.shape)}
         if isinstance(index, Sym):
             if any(
@@ -82,7 +82,7 @@ class Seen:
         self.node = node
         self.operands = operands
         self.results = results
-        self.outer: set[Dim] = set()  # how many times the axes of operands have the items, one after the other
+        self.outer: set[Dim] = set()  # outer repetitions of the batch
         self.is_batch = False  # set by rules of operators for which the axis is a batch, and no other axis would do
         self._batch = batch
 
@@ -117,7 +117,7 @@ class Seen:
             raise Mixed
 
     def indices(self, index: int) -> Indices:
-        """Return an operand of known integers, of which each item has some; Mixed where it is anything else."""
+        """Return an operand of known integers, of which each item has some; raise Mixed for any other operand."""
         operand = self.operands[index]
         axis = self._batch.place(operand.shape) if isinstance(operand, SymbolicTensor) else None
         if not isinstance(operand, SymbolicTensor) or axis is None or operand.shape[axis] != self._batch.size:
@@ -129,7 +129,7 @@ class Seen:
         return Indices(axis, number, operand.shape, cells)
 
     def inner(self, index: int) -> Dim:
-        """How many elements of its axis each item has, one after the other."""
+        """Return how many consecutive elements of its axis each item has."""
         axis = self.axis(index)
         size = None if axis is None else exact_div(self.shape(index)[axis], self._batch.size)
         if size is None or self.outer != {1}:
@@ -137,7 +137,7 @@ class Seen:
         return size
 
     def ints(self, attribute: str, index: int = 0) -> tuple[int, ...] | None:
-        """Integers that are an attribute or, since some opset, a constant operand; None where there are none."""
+        """Integers that are an attribute or, since some opset, a constant operand; None if there are none."""
         if attribute in self.node.attributes:
             value = self.node.attributes[attribute]
             return (value.as_int(),) if value.type.name == "INT" else tuple(value.as_ints())
@@ -153,7 +153,7 @@ class Seen:
         return self.node.attributes.get_int(attribute, default)
 
     def text(self, attribute: str) -> str:
-        """Return an attribute that is a string; empty where there is none."""
+        """Return a string attribute; empty if there is none."""
         found = self.node.attributes.get(attribute)
         return "" if found is None else found.as_string()
 
@@ -193,7 +193,7 @@ class Batch:
         self._known: dict[Item, Items | str | None] = {}
 
     def feed(self, x: Item | None) -> None:
-        """An input of the model."""
+        """Record an input of the model."""
         if not isinstance(x, Tensor):
             return
         axis = self.place(x.shape)
@@ -203,7 +203,7 @@ class Batch:
     def see(
         self, node: onnx_ir.Node, rule: ItemRule | None, operands: Sequence[Item | None], results: Sequence[Item | None]
     ) -> None:
-        """A node, what it was given, and what came of it."""
+        """Record a node, its operands and its results."""
         new = [result for result in results if isinstance(result, Tensor) and result not in self._known]
         if not new:
             return
@@ -236,9 +236,10 @@ class Batch:
                 self._known[result] = Items(product(result.shape[:axis]) * outer, fed)
 
     def is_free(self, outputs: Mapping[str, Item | None], minimum: Collection[Dim]) -> bool:
-        """Return whether the model is that of one item, applied to each; then `self.outputs` says what its outputs are.
+        """Return True if the model is that of one item, applied to each; then `self.outputs` describes the
+        outputs.
 
-        `minimum` are dimensions below which the net that was made is another one: then one item may be special.
+        `minimum` are dimensions below which the conversion gives another net: then one item may be special.
         """
         if not self._is_known or any(map(self.depends, minimum)):
             return False
@@ -262,7 +263,7 @@ class Batch:
         return Output(result.shape, axis)
 
     def known(self, item: Item | None) -> Items | str | None:
-        """What is known of a value; None if it is the same for each item."""
+        """Return the place of a value's items; None if the value is the same for each item."""
         if item is None or isinstance(item, Constant):
             return None
         if isinstance(item, SymbolicTensor):
@@ -278,7 +279,7 @@ class Batch:
         return None if inner is None or self.depends(inner) else dependent[0]
 
     def depends(self, size: Dim) -> bool:
-        """Return whether a size, or another number, is not the same for each batch."""
+        """Return True if a size, or another number, is not the same for each batch."""
         return isinstance(size, Sym) and self.name in size.names()
 
     def _of_symbolic(self, x: SymbolicTensor) -> Items | str | None:
@@ -301,7 +302,7 @@ class Batch:
 
 
 def each(seen: Seen) -> int:
-    """Of what computes each element of the elements at its place, with broadcasting."""
+    """Apply the rule of elementwise operators, with broadcasting."""
     at = {axis - len(seen.shape(i)) for i in range(len(seen.operands)) if (axis := seen.axis(i)) is not None}
     shapes = [seen.shape(i) for i, operand in enumerate(seen.operands) if operand is not None]
     if len(at) != 1:
@@ -313,7 +314,8 @@ def each(seen: Seen) -> int:
 
 
 def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRule:
-    """Of what takes an axis of these operands for a batch; of the results it is that of the first one.
+    """Return the rule of operators for which an axis of these operands is a batch; the first result has the same batch
+    axis.
 
     Operands that are `sizes` say what the shape of the result is.
     """
@@ -329,7 +331,7 @@ def batch(*operands: int, axis: int = 0, sizes: Collection[int] = ()) -> ItemRul
 
 
 def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int:
-    """Return the axis of the items of the first operand; Mixed where it is one of these axes, or another operand has
+    """Return the items' axis of the first operand; raise Mixed if it is one of these axes, or another operand has
     items.
 
     Operands that are `sizes` say what the shape of the result is.
@@ -342,7 +344,10 @@ def kept(seen: Seen, mixed: Collection[int], sizes: Collection[int] = ()) -> int
 
 
 def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index: int = 0) -> Callable[[Seen], int]:
-    """Of what takes elements along axes together: those of an attribute or operand `index`; None: all by default."""
+    """Return the rule of operators that combine elements along the axes of an attribute or operand `index`.
+
+    Without such axes, the rule takes `default`; None means all axes.
+    """
 
     def rule(seen: Seen) -> int:
         axes = seen.ints(attribute, index)
@@ -353,7 +358,7 @@ def along(default: int | tuple[int, ...] | None, attribute: str = "axis", index:
 
 
 def from_axis(default: int) -> ItemRule:
-    """Of what takes elements along an axis and all that come after it together."""
+    """Return the rule of operators that combine elements along an axis and all axes after it."""
 
     def rule(seen: Seen) -> int:
         rank, first = len(seen.shape(0)), seen.number("axis", default)
@@ -376,7 +381,7 @@ def reduced(default: int | None, attribute: str, index: int = 0) -> ItemRule:
 
 
 def in_order(seen: Seen) -> None:
-    """Of what keeps the order of the elements, and gives them another shape."""
+    """Apply the rule of operators that keep the order of the elements, and give them another shape."""
     seen.axis(0)
 
 
@@ -407,5 +412,5 @@ def product_of(first: int = 0, second: int = 1) -> ItemRule:
 
 
 def fixed(*axes: int) -> ItemRule:
-    """Of what takes elements along these axes together."""
+    """Return the rule of operators that combine elements along these axes."""
     return along(axes, attribute="")

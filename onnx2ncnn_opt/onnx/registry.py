@@ -52,20 +52,20 @@ class Input(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What is true of an operator whoever computes it; verification draws inputs that mean something by it.
+    """The facts about an operator that hold for every implementation; verification uses them to draw meaningful inputs.
 
     `moves` are the inputs whose values the outputs have, moved about (`ALL` of them). `indexes` is the input that holds
     indices along the attribute axis of the first one. `domains` are bounds of inputs between which the result is a
-    finite real number; `divisor` is an input that something is divided by. `selects` says that the operator compares
-    its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as of what
-    compares or rounds; `quantises` that it rounds to so few bits that this shows in what is computed from it.
-    `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" where each axis of the
-    outputs is that of the inputs, aligned at the last one as in broadcasting, and "each" where besides each element is
-    computed of the elements at its place alone. `items` is the rule that says whether the items of a batch stay apart
-    (`onnx/items.py`), if it does not follow from that. `errors` says what rounding errors are
-    relative to: the result, 1 (of what adds numbers to it on the way, as Softplus does), or the input (of what takes
-    differences of numbers that may be almost equal); "none" where there are none. `folds` is how many elements the
-    results have at most, of an operator that is evaluated where all its inputs are constant (`fold/bounds.py`).
+    finite real number; `divisor` is an input that the operator divides by. `selects` says that the operator compares
+    its inputs, or picks one of them. `jumps` says that the last bit of an input may decide the result, as in
+    comparisons and rounding. `quantises` says that it rounds to so few bits that all later results show it.
+    `keeps_zeros` says that it is 0 where its input is, and nowhere else. `axes` is "same" if each axis of the outputs
+    is that of the inputs, aligned at the last one as in broadcasting. It is "each" if, in addition, each element is
+    computed only from the elements at its place. `items` is the rule that says if the items of a batch stay apart
+    (`onnx/items.py`), if it does not follow from that. `errors` says to which quantity rounding errors are relative:
+    the result, 1 (for operators that add numbers to it on the way, as Softplus does), or the input (for differences of
+    numbers that may be almost equal); "none" if there are none. `folds` is how many elements the results have at most,
+    for an operator that is evaluated if all its inputs are constant (`fold/bounds.py`).
     """
 
     moves: tuple[int, ...] | None = ()
@@ -82,7 +82,7 @@ class Traits(NamedTuple):
     folds: Bound | None = None
 
     def moves_input(self, index: int) -> bool:
-        """Return whether the outputs have the values of this input."""
+        """Return True if the outputs have the values of this input."""
         return self.moves is ALL or index in self.moves
 
 
@@ -105,7 +105,7 @@ class OnnxOp:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another package brought it."""
+        """True if another package registered the operator."""
         return not self.function.__module__.startswith("onnx2ncnn_opt.")
 
     @property
@@ -132,7 +132,7 @@ class OnnxOp:
 
     @cached_property
     def variadic(self) -> Any | None:
-        """The type of all further inputs, None where there are no more."""
+        """The type of all further inputs, None if there are no more."""
         names = [p.name for p in self._parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
         return self._hints[names[0]] if names else None
 
@@ -204,18 +204,18 @@ def onnx_op(
 
 
 def is_known(domain: str, name: str) -> bool:
-    """Return whether this package's importers of an operator are registered."""
+    """Return True if this package's importers of an operator are registered."""
     return any(not op.is_foreign for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), ()))
 
 
 def find(domain: str, name: str, opset: int) -> OnnxOp | None:
-    """Return the newest importer for an operator at an opset, of other packages first; None where there is none."""
+    """Return the newest importer for an operator at an opset, of other packages first; None if there is none."""
     known = [op for op in _OPS.get(("" if domain == "ai.onnx" else domain, name), []) if op.since <= opset]
     return max(known, key=lambda op: (op.is_foreign, op.since), default=None)
 
 
 def traits_of(domain: str, name: str, opset: int) -> Traits:
-    """What is true of an operator; nothing that is known of one without an importer."""
+    """Return the traits of an operator; `NO_TRAITS` if it has no importer."""
     op = find(domain, name, opset)
     return NO_TRAITS if op is None else op.traits
 
@@ -229,7 +229,7 @@ def fold_bound(domain: str, name: str, opset: int) -> Bound | None:
 
 
 def registered(function: object) -> tuple[OnnxOp, ...]:
-    """What a function was registered for."""
+    """Return the operators for which a function was registered."""
     return tuple(op for versions in _OPS.values() for op in versions if op.function is function)
 
 

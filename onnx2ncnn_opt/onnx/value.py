@@ -1,4 +1,4 @@
-"""What flows along an ONNX graph while it is imported: tensors in ncnn blobs, constants, and what sizes tell."""
+"""The values of an ONNX graph during the import: tensors in ncnn blobs, constants, and known functions of sizes."""
 
 from __future__ import annotations
 
@@ -106,9 +106,7 @@ Item: TypeAlias = Operand | TensorSequence
 
 
 def is_float(dtype: np.dtype[np.generic]) -> bool:
-    """Return whether ncnn holds the type as float32; bfloat16 and the 8-bit floats are not subtypes of numpy's
-    floating.
-    """
+    """Return True if ncnn holds the type as float32: bfloat16 and 8-bit floats are not subtypes of numpy's floating."""
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
 
 
@@ -122,5 +120,5 @@ BOOL = held_as_float(np.dtype(np.bool_))
 
 
 def is_held_as_float(dtype: np.dtype[np.generic]) -> bool:
-    """Return whether the type is one of `held_as_float`."""
+    """Return True if the type is one of `held_as_float`."""
     return bool(dtype.metadata)

@@ -53,9 +53,9 @@ class Block:
 
 
 def weight_blocks(layer: Layer) -> list[Block]:
-    """Return the weights of a layer in the order of the file; none for a custom layer that is not declared.
+    """Return the weights of a layer in the order of the file; none for an undeclared custom layer.
 
-    Raises GraphError where the parameters demand a weight without elements, which ncnn refuses to load.
+    Raises GraphError if the parameters demand a weight without elements, which ncnn refuses to load.
     """
     if layer.spec is None:
         return []
@@ -72,7 +72,7 @@ def weight_blocks(layer: Layer) -> list[Block]:
 
 
 def open_bin(path: str | os.PathLike[str]) -> Bytes:
-    """Return the bytes of a file, mapped, not read; BinError where it cannot be opened."""
+    """Return the bytes of a file, mapped, not read; BinError if it cannot be opened."""
     try:
         if os.path.getsize(path) == 0:
             return np.empty(0, np.uint8)
@@ -82,10 +82,10 @@ def open_bin(path: str | os.PathLike[str]) -> Bytes:
 
 
 def load_weights(graph: Graph, data: Bytes, *, file: str = "<bin>") -> int:
-    """Give every layer of a graph its weights, as views into `data`; returns how many bytes are left over.
+    """Give every layer of a graph its weights, as views into `data`; returns the number of bytes left over.
 
     ncnn ignores bytes after the last weight, and nets whose last layers were cut off by hand do have them, so they are
-    no error; but with a custom layer in the net they mean that its weights were skipped, and all after it are wrong.
+    no error. But with a custom layer in the net they mean that its weights were skipped, and all after it are wrong.
     Raises BinError with the byte offset and the layer.
     """
     reader = _Reader(data, file)
@@ -156,7 +156,7 @@ def _reads_int8(layer: Layer) -> bool:
 
 
 def write_weights(graph: Graph, stream: BinaryIO) -> None:
-    """Write the weights of all layers; GraphError where one does not fit its layer or cannot be stored there."""
+    """Write the weights of all layers; GraphError if one does not fit its layer or cannot be stored there."""
     stored = (weight for layer in graph for _, weight in layer.weights.stored_items())
     count = Count("writing weights", "MB", sum(weight.data.nbytes for weight in stored) / 1e6)
     for layer in graph:
@@ -175,7 +175,7 @@ def write_weights(graph: Graph, stream: BinaryIO) -> None:
 
 
 def _misfit(weight: Weight, block: Block, layer: Layer) -> str | None:
-    """What is wrong with a weight where it stands; None where nothing is."""
+    """Return the fault of a weight in its place; None if it fits."""
     encoding, dtype = weight.encoding, weight.data.dtype
     if weight.data.size != block.count:
         return f"has {weight.data.size} elements, the parameters say {block.count}"

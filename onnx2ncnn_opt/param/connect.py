@@ -14,17 +14,17 @@ from onnx2ncnn_opt.param.values import Value, as_kind
 
 
 class DroppedSplit(NamedTuple):
-    """A Split layer of a file that the written net will not need any more."""
+    """A Split layer of a file that the written net does not need any more."""
 
     layer: str
     reason: str
 
 
 class ParsedNet(NamedTuple):
-    """What a .param file says: the graph, still without weights, and the Splits that reading did away with.
+    """The content of a .param file: the graph, still without weights, and the Splits that reading removed.
 
-    `unsplit` are blobs that several layers read without a Split, as ncnn cannot run them. `unread_layers` stand in the
-    file after as many as its header counts.
+    `unsplit` are blobs that several layers read without a Split, which ncnn cannot run. `unread_layers` is the number
+    of layers beyond the header's count.
     """
 
     graph: Graph
@@ -46,8 +46,9 @@ class Entry(NamedTuple):
 
 
 def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedNet:
-    """Return the graph of the lines, Splits resolved, except those into one blob that a layer reads: a pass removes
-    them.
+    """Return the graph of the lines, with Splits resolved.
+
+    A Split into one blob that a layer reads stays; a pass removes it.
     """
     consumed = {name for entry in entries for name in entry.bottoms}
     root = _roots(entries, consumed)
@@ -89,7 +90,7 @@ def _is_fork(entry: Entry, consumed: Collection[str]) -> bool:
 
 
 def _roots(entries: Sequence[Entry], consumed: Collection[str]) -> dict[str, str]:
-    """For every blob name the blob that it is when Splits are seen through; blob names are checked on the way."""
+    """Return the blob that each name stands for, through all Splits; check the names on the way."""
     root: dict[str, str] = {}
     producers: dict[str, str] = {}
     later = {name: entry.where for entry in reversed(entries) for name in entry.tops}
@@ -110,9 +111,7 @@ def _roots(entries: Sequence[Entry], consumed: Collection[str]) -> dict[str, str
 
 
 def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
-    """Yield the Splits that a written net can do without: that of a blob with one use, and all but one of any other
-    blob.
-    """
+    """Yield the Splits that a written net does not need: that of a blob with one use, else all but one of a blob."""
     for name, entries in splits.items():
         blob = blobs[name]
         needed = len(blob.users) + blob.is_output > 1 or any(user.type == "Split" for user in blob.users)
@@ -156,6 +155,6 @@ def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob], spec: 
 
 
 def _shape(dims: Any, w: Any, h: Any, d: Any, c: Any) -> Shape | None:
-    """Return the numpy shape of a Mat, None where the sizes make none."""
+    """Return the numpy shape of a Mat; None if the sizes make none."""
     shape = {1: (w,), 2: (h, w), 3: (c, h, w), 4: (c, d, h, w)}.get(dims)
     return shape if shape and all(size > 0 for size in shape) else None

@@ -36,13 +36,13 @@ class NetFiles:
 
     @classmethod
     def at(cls, prefix: PathLike, *, binary: bool = False) -> NetFiles:
-        """PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""
+        """Return PREFIX.param (or PREFIX.param.bin) and PREFIX.bin."""
         base = os.fspath(prefix)
         return cls(Path(f"{base}.param.bin" if binary else f"{base}.param"), Path(f"{base}.bin"))
 
 
 class LoadedNet(NamedTuple):
-    """A net read from disk: its graph, and what `ParsedNet` has; `trailing_bytes` stand after the end of the .bin."""
+    """A net read from disk: its graph, and the facts of `ParsedNet`; `trailing_bytes` stand after the .bin's end."""
 
     graph: Graph
     dropped_splits: tuple[DroppedSplit, ...]
@@ -92,15 +92,15 @@ def _read(path: PathLike) -> bytes:
 def write_net(graph: Graph, param_path: PathLike, bin_path: PathLike, *, binary: bool = False) -> Mapping[Blob, str]:
     """Write a net, both files or neither; returns the names that its inputs and outputs have in the file.
 
-    The names differ from the blobs' own only where ncnn could not read those; in a `binary` .param they are indexes.
-    Raises GraphError for a graph that the format cannot hold, and UsageError where the files cannot be written.
+    The names differ from the blobs' own only if ncnn could not read those; in a `binary` .param they are indexes.
+    Raises GraphError for a graph that the format cannot hold, and UsageError if the files cannot be written.
     """
     with all_or_nothing(param_path, bin_path) as (param_staged, bin_staged):
         return write_staged(graph, param_staged, bin_staged, binary=binary)
 
 
 def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: bool = False) -> Mapping[Blob, str]:
-    """As `write_net`, straight into these files; for a caller who has more files to write with them."""
+    """Write a net like `write_net`, straight into these files; for a caller who has more files to write with them."""
     for layer in graph:
         check_blob_counts(layer)
     listing = list_layers(graph)
@@ -112,9 +112,9 @@ def write_staged(graph: Graph, param_staged: Path, bin_staged: Path, *, binary: 
 
 @contextmanager
 def all_or_nothing(*paths: PathLike) -> Iterator[tuple[Path, ...]]:
-    """Temporary files to write, which are renamed only when the block has ended without an error.
+    """Yield temporary files to write; they are renamed only if the block ends without an error.
 
-    They are gone when the process ends, even where an interrupt comes before whoever entered the block knows of it.
+    They are removed when the process ends, even if an interrupt comes before the caller has entered the block.
     """
     targets = [Path(path) for path in paths]
     staged = tuple(target.with_name(f".{target.name}.{os.getpid()}.part") for target in targets)
@@ -139,7 +139,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _clear_staged(target: Path) -> None:
-    """Remove what a run to the same file left that was killed."""
+    """Remove the files that a killed run to the same target left."""
     for part in target.parent.glob(f".{escape(target.name)}.*.part"):
         process = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
         if process.isdigit() and not _is_alive(int(process)):
@@ -147,7 +147,7 @@ def _clear_staged(target: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    """Return whether there is such a process, as far as can be asked without harm."""
+    """Return whether there is such a process; True if the system cannot be asked without harm."""
     if os.name != "posix":
         return True
     try:

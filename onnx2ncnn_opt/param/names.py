@@ -14,12 +14,12 @@ _UNSAFE = re.compile(r"[\0\t\n\v\f\r \ud800-\udfff]")
 
 
 def clean_name(name: str, instead: str = "unnamed") -> str:
-    """Return the name with everything that ncnn cannot read replaced by ``_``; `instead` where nothing is left."""
+    """Return the name with everything that ncnn cannot read replaced by ``_``; `instead` if nothing is left."""
     return shortened(_UNSAFE.sub("_", name), MAX_NAME_BYTES) or instead
 
 
 def safe_names(wanted: Iterable[str], pool: NamePool) -> list[str]:
-    """Take a name for each that ncnn can read; those that are safe and free stay, whatever stands before them."""
+    """Take a name for each that ncnn can read; those that are safe and free stay, even after others."""
     wanted = list(wanted)
     kept = {
         name: i for i, name in reversed(list(enumerate(wanted))) if name not in pool and clean_name(name, "") == name

@@ -124,10 +124,10 @@ class _Reader:
 
 
 def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
-    """Return the layers, each after those that produce what it reads; in the file's order where that is so."""
+    """Return the layers, each after the producers of its inputs; in the file's order if that has them so."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
     order: list[Entry] = []
-    state = [0] * len(entries)  # 1: what it reads is being looked for, 2: done
+    state = [0] * len(entries)  # 1: its producers are being visited, 2: done
     for first in range(len(entries)):
         stack = [first]
         while stack:
@@ -151,8 +151,9 @@ def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
 
 
 def blob_indexes(listing: Listing) -> Mapping[str, int]:
-    """Return the index of every blob in a .param.bin: for a public name that is a number itself, else the first free
-    one.
+    """Return the index of every blob in a .param.bin.
+
+    A public name that is a number is the blob's index itself; other blobs get the first free one.
     """
     tops = [top for line in listing.lines for top in line.tops]
     public = set(listing.names.values())
@@ -163,7 +164,7 @@ def blob_indexes(listing: Listing) -> Mapping[str, int]:
 
 
 def format_param_bin(listing: Listing) -> bytes:
-    """Return the .param.bin of layers that are listed already; `blob_indexes` tells what became of the names.
+    """Return the .param.bin of layers that are listed already; `blob_indexes` has the new names.
 
     Raises GraphError for a value that the format cannot hold, and for a custom layer, unless it was read from a
     .param.bin: only the program that runs the net knows its type's number.
@@ -174,7 +175,7 @@ def format_param_bin(listing: Listing) -> bytes:
 
 
 def named_by_index(listing: Listing) -> Mapping[Blob, str]:
-    """What inputs and outputs are called in the .param.bin: their indexes."""
+    """Return the names of inputs and outputs in the .param.bin: their indexes."""
     indexes = blob_indexes(listing)
     return {blob: str(indexes[name]) for blob, name in listing.names.items()}
 

@@ -1,4 +1,4 @@
-"""What pnnx tells about its nets in the files beside them; they are read as text, never run."""
+"""The facts about pnnx's nets in the files next to them; these are read as text, never run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _INPUT = re.compile(r"^pnnx\.Input\s+(\w+)\s+0\s+1\s+\S+\s+#\S+=\(([\d,]+)\)", r
 
 
 def shapes_beside(param: Path) -> tuple[Path | None, dict[str, Shape]]:
-    """Return the shapes of a net's inputs by name, as ncnn gets them, from NAME_ncnn.py or NAME.pnnx.param; and the
-    file.
+    """Return the shapes of a net's inputs by name, as ncnn gets them, and the file: NAME_ncnn.py or NAME.pnnx.param.
 
     NAME.pnnx.param does not say which axis is the batch: its shapes are the model's.
     """

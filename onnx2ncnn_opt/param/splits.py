@@ -1,8 +1,8 @@
-"""What a .param file lists for a graph: its layers, and a Split wherever a blob has more than one use.
+"""The lines of a .param file for a graph: its layers, and a Split for every blob with more than one use.
 
-ncnn frees a blob once it is consumed, and crashes or computes nonsense where a second layer, or the caller, wants it
-too. In the graph a blob may have any number of users; a Split layer there does one thing only: it gives the tensor of
-its input further public names.
+ncnn frees a blob once it is consumed, and crashes or computes nonsense if a second layer, or the caller, wants it too.
+In the graph a blob may have any number of users. A Split layer there does one thing only: it gives the tensor of its
+input further public names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Tensor:
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
         self.users: list[Layer] = []  # each once: a layer may read one blob several times
-        self.promised: list[Blob] = []  # the graph outputs that it is
+        self.promised: list[Blob] = []  # its graph outputs
         self.bottoms: dict[Layer, str] = {}
 
 
@@ -66,7 +66,7 @@ def list_layers(graph: Graph) -> Listing:
 
 
 def count_layers(graph: Graph) -> int:
-    """How many layers the file of a graph has, Splits included."""
+    """Return the number of layers in the file of a graph, Splits included."""
     return len(list_layers(graph).lines)
 
 
@@ -104,7 +104,7 @@ def _lines(graph: Graph, tensors: Mapping[Blob, _Tensor], names: Mapping[Blob, s
 
 
 def _split_mask(tensor: _Tensor) -> int:
-    """What a Split has to leave as it is: with a reader that wants 32 bits, a blob has 32, and has to keep them."""
+    """Return the feature mask of a Split: if a reader wants 32 bits, the blob has 32, and the Split keeps them."""
     mask = 0
     for user in tensor.users:
         if user["featmask"] & (Feature.NO_FP16_STORAGE | Feature.NO_BF16_STORAGE):

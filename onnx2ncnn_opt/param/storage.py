@@ -1,4 +1,4 @@
-"""Storing weights in 16 bits, wherever ncnn reads them so and they survive it."""
+"""Storing weights in 16 bits, if ncnn reads them so and they survive it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _SINCE: Mapping[Encoding, int] = {Encoding.BF16: 20261020}  # older releases tak
 
 
 def encoding_of(storage: str | None, release: int = NEWEST) -> Encoding | None:
-    """Return the encoding called "fp16" or "bf16"; UsageError for another name, or one that an ncnn release cannot
-    read.
+    """Return the encoding called "fp16" or "bf16".
+
+    Raises UsageError for another name, or for one that an ncnn release cannot read.
     """
     if storage is None:
         return None
@@ -64,9 +65,9 @@ class _Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Storage:
-    """What `plan_storage` found: the weights to store in 16 bits, and those that have to stay as they are.
+    """The result of `plan_storage`: the weights to store in 16 bits, and those that have to stay as they are.
 
-    `is_own` says that these weights come of weights that were stored so before.
+    `is_own` is True if these weights come from weights that were stored so before.
     """
 
     encoding: Encoding
@@ -76,21 +77,21 @@ class Storage:
 
     @property
     def count(self) -> int:
-        """How many weights are stored in 16 bits."""
+        """The number of weights stored in 16 bits."""
         return len(self.changes)
 
     @property
     def depth(self) -> int:
-        """How many layers compute with rounded weights."""
+        """The number of layers that compute with rounded weights."""
         return len({change.layer for change in self.changes})
 
     def apply(self) -> None:
-        """Let the graph have the short weights."""
+        """Give the graph the short weights."""
         self._set(short=True)
 
     @contextmanager
     def reverted(self) -> Iterator[None]:
-        """The graph has the full weights again until the block ends."""
+        """Give the graph the full weights again until the block ends."""
         self._set(short=False)
         try:
             yield
@@ -108,9 +109,9 @@ class Storage:
 
 
 def own_storage(graph: Graph) -> Storage | None:
-    """Return the weights that passes have computed from 16-bit weights, to be stored in 16 bits again; None for none.
+    """Plan to store weights that passes have computed from 16-bit weights in 16 bits again; None if there are none.
 
-    All get the encoding that most have; the others keep 32 bits.
+    Weights of the most frequent encoding get it; the others keep 32 bits.
     """
     new = [(layer, block, weight) for layer, block, weight in _candidates(graph) if weight.short]
     for encoding, _ in Counter(weight.short for *_, weight in new if weight.short).most_common(1):
@@ -119,12 +120,12 @@ def own_storage(graph: Graph) -> Storage | None:
 
 
 def plan_storage(graph: Graph, encoding: Encoding) -> Storage:
-    """Which weights can be stored as FP16 or BF16; the graph stays as it is until the plan is applied.
+    """Plan which weights to store as FP16 or BF16; the graph stays as it is until the plan is applied.
 
-    A weight qualifies if ncnn reads it after a tag (MemoryData can be told to) and it is float32 now: int8 layers and
-    what is compressed already stay as they are. It stays in 32 bits, and is named, where a number would overflow or is
-    not finite, and where a row of it (the weights of one output, as far as the layer has a `num_output`) consists of
-    numbers so small that 16 bits do not hold them.
+    A weight qualifies if ncnn reads it after a tag (MemoryData can be set to) and it is float32 now: int8 layers and
+    compressed weights stay as they are. It stays in 32 bits, and is named, if a number would overflow or is not finite,
+    or if a row of it (the weights of one output, for a layer with `num_output`) has only numbers so small that 16 bits
+    do not hold them.
     """
     return _plan(_candidates(graph), encoding)
 
@@ -170,14 +171,14 @@ def _rows(layer: Layer, block: Block) -> int:
 
 
 def rounded(array: Array, encoding: Encoding) -> Array:
-    """Return an array of float32 as it comes out of a file with that encoding."""
+    """Return float32 numbers as they come out of a file with that encoding."""
     values = np.ascontiguousarray(array, np.float32)
     with np.errstate(over="ignore"):
         return Weight(_encoded(values.reshape(-1), encoding), encoding).array.reshape(values.shape)
 
 
 def _shortened(array: Array, encoding: Encoding, rows: int) -> tuple[Array, str]:
-    """Return the stored form, and why it must not be used (empty where it may)."""
+    """Return the stored form, and the reason not to use it (empty if there is none)."""
     values = array.astype(np.float32, copy=False).reshape(-1)
     if not np.isfinite(values).all():
         return values, "it is not finite everywhere"

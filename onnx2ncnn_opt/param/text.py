@@ -1,9 +1,9 @@
 """Reading and writing .param text.
 
-What ncnn 1.0.20261020 makes of a file is what reading preserves. Integers mixed with floats in one array (their bits
-would be read as the other kind) are refused, because nobody can have meant them. Layers after as many as the header
-counts are told of and left out: ncnn does not read them, and a net of its own benchmark has one. A blob count that is
-too large is harmless and accepted.
+Reading preserves the meaning that a file has for ncnn 1.0.20261020. Integers mixed with floats in one array (ncnn would
+read their bits as the other kind) are refused, because nobody can have meant them. Layers beyond the header's count are
+reported and left out: ncnn does not read them, and a net of its own benchmark has one. A blob count that is too large
+is harmless and accepted.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _HEADER = re.compile(rb"\s*([^\s]+)\s+([^\s]+)\s+([^\s]+)")
 
 
 def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str, LayerSpec] = LAYERS) -> ParsedNet:
-    """Read .param text; weights are a matter of the .bin. `types` is the table of layers.
+    """Read .param text; the weights are in the .bin. `types` is the table of layers.
 
     The net's outputs are the blobs that no layer consumes. Split layers go: their tops become the bottom itself, which
-    takes over the name of a top that is an output. Where one name is not enough (the bottom is a net input, or several
+    takes over the name of a top that is an output. If one name is not enough (the bottom is a net input, or several
     tops are outputs) one Split stays, whose tops are those outputs. A blob with several consumers, which ncnn would
-    compute wrongly, is read as what was meant.
+    compute wrongly, is read as it was meant.
 
-    A parameter whose text is of the wrong kind is what ncnn makes of it: its default (``0=2.0`` for an integer), so it
-    is left out; integers for a float are converted. Layers after as many as the header counts are not read, as ncnn
-    does not read them. Raises ParamError, naming file and line.
+    A parameter whose text is of the wrong kind is read as ncnn reads it: as its default (``0=2.0`` for an integer), so
+    it is left out; integers for a float are converted. Layers beyond the header's count are not read, as ncnn does not
+    read them. Raises ParamError, naming file and line.
     """
     entries, unread = _entries(text.encode(errors="surrogatepass") if isinstance(text, str) else text, file)
     return connect(entries, types)._replace(unread_layers=unread)
@@ -85,7 +85,7 @@ def _header_number(token: bytes) -> int | None:
 def _entry(line: str, number: int, file: str) -> Entry:
     where = f"{file}:{number}"
     words = re.split(rf"[{BLANKS}]+", line.strip(BLANKS), maxsplit=4)
-    if len(words) < 4 or _PARAM.match(words[0]):  # ncnn takes the latter for one of the layer before
+    if len(words) < 4 or _PARAM.match(words[0]):  # ncnn takes the latter for a parameter of the layer before
         raise ParamError(f"{where}: a layer needs type, name and two blob counts, found '{excerpt(line)}'")
     type, name, *counts = words[:4]
     if not all(re.fullmatch(r"[+-]?[0-9]{1,7}", count, re.ASCII) and int(count) >= 0 for count in counts):
@@ -109,8 +109,8 @@ def _entry(line: str, number: int, file: str) -> Entry:
 def format_param(graph: Graph) -> str:
     """Return the .param text of a graph, Splits inserted; raises GraphError for a value that the format cannot hold.
 
-    What is written means the same to every ncnn since 2026: arrays old style, strings quoted, floats always with a
-    point or an exponent and at most 15 characters, in the shortest form that reads back to the same float32.
+    The text means the same to every ncnn since 2026: arrays old style, strings quoted, floats always with a point or an
+    exponent and at most 15 characters, in the shortest form that reads back to the same float32.
     """
     return format_listing(list_layers(graph))
 
@@ -139,8 +139,9 @@ def _format_params(layer: Layer) -> Iterator[str]:
 
 
 def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
-    """Return the parameters of a layer as a file lists them: id, name, kind (None where the table does not know it),
-    value.
+    """Return the parameters of a layer as a file lists them: id, name, kind, value.
+
+    The kind is None if the table does not know it.
     """
     known: Mapping[str, Param] = layer.spec.by_name if layer.spec else {}
     values: dict[int, tuple[int, str | int, Kind | None, Any]] = {}
@@ -155,7 +156,7 @@ def param_values(layer: Layer) -> list[tuple[int, str | int, Kind | None, Any]]:
 
 
 def _current_hints(layer: Layer, hints: Sequence[int]) -> Sequence[int]:
-    """Shape hints after whatever happened to the layer: from its blobs where their shapes are known."""
+    """Return shape hints for the layer as it is now: from its blobs if their shapes are known."""
     shapes = [blob.shape for blob in layer.outputs]
     if all(shape and all(isinstance(size, int) for size in shape) for shape in shapes):
         known = [shape for shape in shapes if shape]

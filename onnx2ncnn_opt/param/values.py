@@ -104,7 +104,7 @@ def excerpt(text: str) -> str:
 
 
 def as_kind(kind: Kind, value: Value) -> Value | None:
-    """Return the value as a parameter of this kind reads it; None where it takes its default instead."""
+    """Return the value as a parameter of this kind reads it; None if it takes its default instead."""
     if kind == "string":
         return value if isinstance(value, str) else None
     if kind in ("int", "float"):
@@ -124,7 +124,7 @@ def _float32(value: float) -> float:
 
 
 def format_value(id: int, kind: Kind | None, value: Any) -> str:
-    """Return one ``id=value`` token; ValueError where the format has no way to say it."""
+    """Return one ``id=value`` token; ValueError if the format cannot express it."""
     kind = kind or _kind_of(value)
     if kind == "string":
         return f"{id}={_string_text(value)}"
@@ -159,7 +159,7 @@ def _string_text(value: Any) -> str:
         raise ValueError(f"not a string of at most {MAX_STRING_BYTES} bytes on one line")
     if '"' not in value:
         return f'"{value}"'
-    # There is no escape for a quote, but a word may hold one inside.
+    # The format has no escape for a quote, but a word may hold one inside.
     if value[0].isascii() and value[0].isalpha() and not re.search(rf"[{BLANKS}]", value):
         return value
     raise ValueError("ncnn cannot read a string with both quotes and blanks")
@@ -168,7 +168,7 @@ def _string_text(value: Any) -> str:
 def stored_float(value: Any) -> float:
     """Return the float32 that a file can hold for a value: for an infinity the largest number that every ncnn can read.
 
-    Raises ValueError for what is not a number, and for NaN, which ncnn would take for a string.
+    Raises ValueError for values that are not numbers, and for NaN, which ncnn would take for a string.
     """
     if not isinstance(value, (int, float, np.integer, np.floating)):
         raise ValueError("not a number")

@@ -76,7 +76,7 @@ class Chain:
         return self.result()
 
     def result(self) -> list[Layer]:
-        """Return the layers for a rewrite to return, whatever they cost."""
+        """Return the layers for a rewrite to return, at any cost."""
         for layer, name, make in self._weights:
             layer.weights[name] = make()
         # What the layer was called is what it does.
@@ -87,7 +87,7 @@ class Chain:
 
 
 def gathered(chain: Chain, parts: list[Blob], group: int) -> Blob:
-    """What taps read, as channels of each group, tap by tap: (taps * channels, ...)."""
+    """Return the elements that taps read, as channels of each group, tap by tap: (taps * channels, ...)."""
     if len(parts) == 1:
         return parts[0]
     if group == 1:

@@ -14,12 +14,12 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require
 
 
 def data_params(shape: Shape) -> dict[str, Any]:
-    """Return the parameters that give a MemoryData a shape, whatever it had before."""
+    """Return the parameters that give a MemoryData a shape, in place of its old one."""
     return dict.fromkeys("whdc") | by_axis(shape)
 
 
 def constant_array(const: Layer) -> Array:
-    """Return a MemoryData's numbers in float64, in the shape of its blob; refused where they are not finite floats."""
+    """Return a MemoryData's numbers in float64, in the shape of its blob; refused if they are not finite floats."""
     require("data" in const.weights and const.weights.stored("data").is_float, f"'{const.name}' holds no floats")
     require(not (const["d"] and not const["c"]), f"'{const.name}' has d without c")
     sizes = (const["c"], const["d"], const["h"], const["w"])
@@ -34,12 +34,12 @@ def element_count(const: Layer) -> int:
 
 
 def is_single(const: Layer) -> bool:
-    """Return whether a MemoryData has one value."""
+    """Return True if a MemoryData has one value."""
     return element_count(const) == 1
 
 
 def is_uniform(const: Layer) -> bool:
-    """Return whether all values of a MemoryData are the same float."""
+    """Return True if all values of a MemoryData are the same float."""
     if "data" not in const.weights or not const.weights.stored("data").is_float:
         return False
     data = const.weights["data"]
@@ -47,14 +47,14 @@ def is_uniform(const: Layer) -> bool:
 
 
 def scalar(const: Layer, x: Blob) -> float:
-    """Return the one value of a constant that `is_uniform` beside `x`; refused if it changes the shape of `x`."""
+    """Return the one value of a constant that `is_uniform` next to `x`; refused if it changes the shape of `x`."""
     data = constant_array(const)
     _require_no_higher_rank(data, const, x)
     return float(data.flat[0])
 
 
 def per_channel(const: Layer, x: Blob, channels: int) -> Array:
-    """Return a constant beside `x` as one value for each of the `channels` slices of the outermost axis.
+    """Return a constant next to `x` as one value for each of the `channels` slices of the outermost axis.
 
     ncnn lays a 1-D operand along the outermost axis if it has that size, and aligns any lower rank at the outer side.
     """
@@ -70,7 +70,7 @@ def per_channel(const: Layer, x: Blob, channels: int) -> Array:
 
 
 def per_column(const: Layer, x: Blob, columns: int) -> Array:
-    """Return a constant beside a 2-D `x` of shape (rows, columns) as one value for each column."""
+    """Return a constant next to a 2-D `x` of shape (rows, columns) as one value for each column."""
     data = constant_array(const)
     shape = known_shape(x)
     _require_no_higher_rank(data, const, x)
@@ -91,5 +91,5 @@ def _require_no_higher_rank(data: Array, const: Layer, x: Blob) -> None:
 
 
 def finite_float32(value: float) -> bool:
-    """Return whether a number survives the way through a .param file."""
+    """Return True if a number survives the way through a .param file."""
     return math.isfinite(value) and abs(value) <= float(np.finfo(np.float32).max)

@@ -1,4 +1,4 @@
-"""What a Crop keeps of its operand, where that is known before the net runs."""
+"""The part of its operand that a Crop keeps, if it is known before the net runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ranges: TypeAlias = Mapping[int, tuple[int, int]]
 
 
 def ranges(crop: Layer) -> Ranges | None:
-    """What is kept of each axis that the Crop names; None where some of that is not known."""
+    """Return the range that the Crop keeps of each axis it names; None if some of them are not known."""
     if set(crop.params) - {"starts", "ends", "axes", "featmask", "shape_hints"} or len(crop.inputs) != 1:
         return None
     shape, axes = crop.input.shape, crop["axes"]
@@ -35,7 +35,7 @@ def ranges(crop: Layer) -> Ranges | None:
 
 
 def part(crop: Layer) -> tuple[int, int, int] | None:
-    """Return the one axis that the Crop cuts, and where its part begins and ends; None where there are more, or less
+    """Return the one axis that the Crop cuts, and where its part begins and ends; None if it cuts more, or if less is
     known.
     """
     found = ranges(crop)

@@ -71,7 +71,7 @@ def require_offsets_fold(first: Array, second: Array, reach: Callable[[], Array]
 
 
 def one_factor(first: float, second: float) -> float:
-    """Return one factor for two; refused where one may be there to overflow, or to flush small numbers to zero."""
+    """Return one factor for two; refused if one may be there to overflow, or to flush small numbers to zero."""
     both = first * second
     for factor in (abs(first), abs(second)):
         within = _LEAST_FACTOR * min(abs(both), 1.0) <= factor <= _MOST_FACTOR * max(abs(both), 1.0)
@@ -118,7 +118,7 @@ def require_outermost_channels(layer: Layer) -> None:
 
 
 def batchnorm_affine(bn: Layer) -> Affine:
-    """What a BatchNorm does to each slice of the outermost axis."""
+    """Return the effect of a BatchNorm on each slice of the outermost axis."""
     slope, mean, var, bias = _blocks(bn, "slope_data", "mean_data", "var_data", "bias_data")
     # ncnn adds in float32, and puts a small number where the sum is 0.
     variance = (var.astype(np.float32) + np.float32(bn["eps"])).astype(np.float64)
@@ -128,14 +128,14 @@ def batchnorm_affine(bn: Layer) -> Affine:
 
 
 def scale_affine(layer: Layer) -> Affine:
-    """What a Scale with its own factors does to each slice of the outermost axis."""
+    """Return the effect of a Scale with its own factors on each slice of the outermost axis."""
     (scale,) = _blocks(layer, "scale_data")
     shift = _blocks(layer, "bias_data")[0] if layer["bias_term"] else np.zeros_like(scale)
     return Affine(scale, shift)
 
 
 def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
-    """What a BinaryOp of a layer's output with a constant, or with its own scalar, does to each output channel."""
+    """Return the effect of a BinaryOp with a constant, or with its own scalar, on each output channel of a layer."""
     count = channels(layer)
     if const is None:
         value = np.full(count, op["b"], np.float64)
@@ -147,7 +147,7 @@ def binaryop_affine(op: Layer, layer: Layer, const: Layer | None) -> Affine:
 
 
 def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
-    """Factor and offset of an add, sub, mul or div with `value` on one side; refused where it divides by the blob."""
+    """Factor and offset of an add, sub, mul or div with `value` on one side; refused if it divides by the blob."""
     kind = BinaryOp(op["op_type"])
     if const_first:
         kind = kind.exchanged
@@ -164,7 +164,7 @@ def linear(op: Layer, value: Array, const_first: bool = False) -> Affine:
 
 
 def _own_offset(layer: Layer) -> Array:
-    """What a layer that `fold` takes adds to each channel by itself."""
+    """Return the layer's own offset of each channel, for a layer that `fold` takes."""
     if layer.type == "BatchNorm":
         return batchnorm_affine(layer).shift
     (bias,) = _blocks(layer, "bias_data") if layer["bias_term"] else (np.zeros(channels(layer)),)
@@ -172,7 +172,7 @@ def _own_offset(layer: Layer) -> Array:
 
 
 def _reach(layer: Layer, scale: Array) -> Array:
-    """What each channel of a layer, times `scale`, comes to at most for numbers up to 1, without its offset."""
+    """Return each channel's largest magnitude, times `scale`, for numbers up to 1, without the layer's offset."""
     if layer.type == "BatchNorm":
         return np.asarray(np.abs(batchnorm_affine(layer).scale * scale))
     weight = layer.weights["scale_data" if layer.type == "Scale" else "weight_data"]
@@ -184,7 +184,7 @@ def _blocks(layer: Layer, *names: str) -> tuple[Array, ...]:
 
 
 def _scaled(layer: Layer, name: str, scale: Array) -> Array:
-    """Return a weight times a factor for each output channel, which is its outermost axis whatever the layer's type."""
+    """Return a weight times a factor for each output channel, which is its outermost axis for every layer type."""
     weight = layer.weights[name]
     require(weight.size % len(scale) == 0, f"{layer.type} '{layer.name}': {name} does not divide into channels")
     rows = weight.reshape(len(scale), -1)

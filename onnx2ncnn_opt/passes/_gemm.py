@@ -1,4 +1,4 @@
-"""Gemm layers with constant B, as ``alpha * (A @ B + beta * C)``: their weights in one layout, whatever the flags."""
+"""Gemm layers with constant B, as ``alpha * (A @ B + beta * C)``: their weights in one layout for all flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARED_PRODUCTS, _SHARED_NUMBERS = 4, 2**20
 
 
 def is_shared(size: int, products: int) -> bool:
-    """Return whether so many products by a matrix of so many numbers read one constant."""
+    """Return True if this many products by a matrix of `size` numbers read one constant."""
     return products >= _SHARED_PRODUCTS and (products - 1) * size >= _SHARED_NUMBERS
 
 
@@ -43,12 +43,12 @@ def require_constant_b(gemm: Layer) -> None:
 
 
 def has_c(gemm: Layer) -> bool:
-    """Return whether a Gemm holds a C of its own."""
+    """Return True if a Gemm holds a C of its own."""
     return bool(gemm["constantC"] and gemm["constant_broadcast_type_C"] != GemmC.NONE)
 
 
 def offset_per_column(gemm: Layer) -> Array:
-    """``beta * C`` as one number for each column, in float64; refused where the rows differ."""
+    """``beta * C`` as one number for each column, in float64; refused if the rows differ."""
     columns = gemm["constantN"]
     if not has_c(gemm):
         return np.zeros(columns)
@@ -66,7 +66,7 @@ def columns_of_b(gemm: Layer) -> Array:
 
 
 def scaled_columns(gemm: Layer, scale: Array) -> Array:
-    """B as it is stored, with a factor for each of its columns; refused where a number would overflow."""
+    """B as it is stored, with a factor for each of its columns; refused if a number would overflow."""
     n, k = gemm["constantN"], gemm["constantK"]
     shape, factors = ((n, k), scale[:, None]) if gemm["transB"] else ((k, n), scale[None, :])
     product = np.empty(shape, np.float32)
@@ -77,7 +77,7 @@ def scaled_columns(gemm: Layer, scale: Array) -> Array:
 
 
 def linear_of(gemm: Layer) -> Linear:
-    """What a Gemm without transposed matrices does to each row of its blob; refused where it does anything else."""
+    """Return the effect of a Gemm without transposed matrices on each row of its blob; refused if it does more."""
     require_constant_b(gemm)
     plain = not any(gemm[flag] for flag in ("transA", "output_transpose", "output_N1M"))
     require(plain, f"Gemm '{gemm.name}' turns its matrices")
@@ -96,7 +96,7 @@ def with_c(gemm: Layer, c: Array, **weights: Array) -> Layer:
 
 
 def stored(layer: Layer, name: str, values: Array) -> Array:
-    """Numbers as float32; refused where one would overflow."""
+    """Numbers as float32; refused if one would overflow."""
     with np.errstate(over="ignore"):
         data = values.astype(np.float32)
     require(np.isfinite(data).all(), f"{layer.type} '{layer.name}': {name} would overflow")

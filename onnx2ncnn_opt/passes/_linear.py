@@ -24,7 +24,7 @@ def offset(layer: Layer) -> float:
 
 
 def close(a: float, b: float) -> bool:
-    """Return whether two numbers were meant to be the same."""
+    """Return True if two numbers were meant to be the same."""
     return math.isclose(a, b, rel_tol=_TOLERANCE)
 
 

@@ -1,4 +1,4 @@
-"""What a piece of a blob is computed from: through layers that only move numbers, as sums of linear maps or products.
+"""The computation of a piece of a blob: through layers that only move numbers, as sums of linear maps or products.
 
 A piece is a run of a blob's elements in memory order. Everything here holds for each element, so that two pieces with
 the same terms are equal whatever the numbers at run time are.
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of the blob."""
+        """True if it is all of the blob."""
         return self.start == 0 and self.stop == count(self.blob)
 
 
@@ -90,14 +90,14 @@ Products: TypeAlias = Mapping[frozenset[Piece], float]
 
 
 def count(blob: Blob) -> int:
-    """How many elements a blob has; Unlike where that is not fixed."""
+    """Return how many elements a blob has; Unlike if that is not fixed."""
     if blob.shape is None or not all(isinstance(size, int) for size in blob.shape):
         raise Unlike
     return prod(known(blob.shape))
 
 
 class Read:
-    """What was read of layers, once for all traces that come by."""
+    """A cache of facts read from layers, shared by all traces."""
 
     def __init__(self) -> None:
         self.matrices: dict[Layer, tuple[Array, Array] | None] = {}  # of `_matrix`
@@ -113,7 +113,7 @@ class Tracer:
         self._left = _MOST_LAYERS
 
     def source(self, piece: Piece) -> Piece:
-        """Where the numbers are computed that a piece consists of; Unlike where they come from several blobs."""
+        """Return the piece in which a piece's numbers are computed; Unlike if they come from several blobs."""
         found = self.sources(piece)
         if len(found) != 1:
             raise Unlike
@@ -141,7 +141,7 @@ class Tracer:
         return tuple(joined)
 
     def operand(self, piece: Piece, *types: str) -> Piece:
-        """What an elementwise layer of one of `types` makes a piece from; Unlike where another layer makes it."""
+        """Return the operand of the elementwise layer (one of `types`) of a piece; Unlike for another layer."""
         piece = self.source(piece)
         layer = piece.layer
         if layer.type not in types or layer["featmask"]:
@@ -262,9 +262,9 @@ class Tracer:
 
 
 def is_state(blob: Blob) -> bool:
-    """Return whether a matrix is multiplied with a blob, or its TanH is taken, as with the states of recurrent layers.
+    """Return True if a matrix multiplies a blob, or its TanH is taken, as with the states of recurrent layers.
 
-    True, too, where that takes too long to find out.
+    Return True, too, if that takes too long to find out.
     """
     todo, seen = [blob], {blob}
     while todo:
@@ -288,7 +288,7 @@ class _Cut(NamedTuple):
 
 
 def _before_move(piece: Piece, cuts: dict[Layer, _Cut | None]) -> list[Piece] | None:
-    """What a piece was before a layer that moves numbers; None for other layers, and where it is not a run before."""
+    """Return the pieces before a layer that moves numbers; None for other layers, and if the piece was not a run."""
     layer = piece.layer
     if step_of(layer) is not None:
         if layer.type == "Permute" and not _is_row(layer.input.shape):

@@ -16,12 +16,12 @@ _NO_PADS = {f"pad_{side}": 0 for axis in "wh" for side in SIDES[axis]}
 
 
 def is_pointwise(layer: Layer) -> bool:
-    """Return whether a layer is a convolution of images that computes each pixel from that pixel alone."""
+    """Return True if a layer is a convolution of images that computes each pixel from that pixel alone."""
     return layer.type == "Convolution" and all(layer[name] == value for name, value in (_PLAIN | _NO_PADS).items())
 
 
 def is_resize(layer: Layer) -> bool:
-    """Return whether a layer is an Interp of one image, to sizes that its channels have no part in."""
+    """Return True if a layer is an Interp of one image, to sizes that do not depend on its channels."""
     return (
         layer.type == "Interp"
         and layer["resize_type"] in list(Interp)
@@ -31,7 +31,7 @@ def is_resize(layer: Layer) -> bool:
 
 
 def matrix_of(conv: Layer) -> Linear:
-    """What a convolution does to the inputs of each output pixel, taps included; refused where it is not constant."""
+    """Return the effect of a convolution on each output pixel's inputs, taps included; refused if not constant."""
     require_own_weights(conv)
     outputs = int(conv["num_output"])
     weight = conv.weights["weight_data"].astype(np.float64).reshape(outputs, -1)

@@ -26,9 +26,10 @@ LONGEST = 64
 
 
 def step_of(layer: Layer) -> Step | None:
-    """What a view layer does to each item of a batch; None for other layers, and where its shapes are not known.
+    """Return the effect of a view layer on each item of a batch; None for other layers, and if shapes are not known.
 
-    So is a layer with a feature mask, and one that moves the batch axis: it does more than the algebra knows.
+    It is also None for a layer with a feature mask, and for one that moves the batch axis: it does more than the
+    algebra knows.
     """
     if layer.type not in VIEWS or len(layer.inputs) != 1 or layer["featmask"]:
         return None
@@ -52,7 +53,7 @@ def chain_above(blob: Blob) -> tuple[Layer, ...]:
 
 
 def steps_of(layers: Iterable[Layer]) -> Steps:
-    """What view layers do, one after another."""
+    """Return the combined effect of view layers, one after another."""
     return tuple(step for step in map(step_of, layers) if step is not None)
 
 
@@ -83,7 +84,7 @@ def _dims(step: Step) -> Shape:
 
 @lru_cache(maxsize=4096)
 def viewed(shape: Shape, steps: Steps) -> View | None:
-    """Return a blob after the steps, over the axes they lead to; None where axes are cut that do not fall apart so."""
+    """Return a blob after the steps, over the axes they lead to; None if they cut axes that cannot be split there."""
     view = View.of(shape, [[i] for i in range(len(shape))])
     for step, following in zip(steps, (*steps[1:], None), strict=True):
         if isinstance(step, Reorder):
@@ -98,7 +99,7 @@ def viewed(shape: Shape, steps: Steps) -> View | None:
 
 @lru_cache(maxsize=4096)
 def shortest(shape: Shape, steps: Steps) -> Steps | None:
-    """Return the fewest steps that do the same; None where that is not known, or cannot be written as layers."""
+    """Return the fewest steps with the same effect; None if that is not known, or cannot be written as layers."""
     found: Steps
     if all(isinstance(step, Regroup) for step in steps):
         # Whatever the sizes between: not all of them split at the same points.
@@ -125,7 +126,7 @@ def in_layout(data: Array, steps: Steps) -> Array:
 def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
     """Return the steps to the order of `elements`, each of which is the element's number in the source.
 
-    None where `elements` is not a view of the whole blob.
+    Return None if `elements` is not a view of the whole blob.
     """
     axes = [axis for axis, size in enumerate(elements.shape) if size > 1]
     whole = elements.reshape([elements.shape[axis] for axis in axes])
@@ -140,7 +141,7 @@ def steps_to(elements: Array, source: tuple[int, ...]) -> Steps | None:
 
 
 def cost(steps: Steps) -> tuple[int, int]:
-    """What decides between steps: their number, then how many of them move data."""
+    """Return the cost by which steps are compared: their number, then how many of them move data."""
     return len(steps), sum(not isinstance(step, Regroup) for step in steps)
 
 
@@ -159,7 +160,7 @@ def view_layers(source: Blob, steps: Steps, like: Sequence[Layer]) -> list[Layer
 
 
 def end_of(source: Blob, layers: Sequence[Layer]) -> Blob:
-    """What comes out of layers one after the other: the source itself where there is none."""
+    """Return the output of layers one after the other: the source itself if there are none."""
     return layers[-1].output if layers else source
 
 

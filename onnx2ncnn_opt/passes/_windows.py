@@ -21,7 +21,7 @@ _SAME_UPPER, _SAME_LOWER = -233, -234
 
 @dataclass(frozen=True)
 class Slide:
-    """How a layer slides along an axis of any size: tap i of output o is at o * stride + i * dilation - before."""
+    """The slide of a layer along an axis of any size: tap i of output o is at o * stride + i * dilation - before."""
 
     axis: str
     kernel: int
@@ -38,7 +38,7 @@ class Slide:
 
 @dataclass(frozen=True)
 class Window(Slide):
-    """How a layer slides along an axis of `size`."""
+    """The slide of a layer along an axis of `size`."""
 
     size: int
 
@@ -54,7 +54,7 @@ class Window(Slide):
         return tuple(i for i in range(self.kernel) if self._reads(i * self.dilation - self.before, last))
 
     def _reads(self, first: int, span: int) -> bool:
-        """Return whether one of first, first + stride, ... first + span is an element."""
+        """Return True if one of first, first + stride, ... first + span is an element."""
         inside = max(first, first % self.stride)  # the first of them that is not negative
         return inside <= first + span and inside < self.size
 
@@ -65,13 +65,13 @@ def axes_of(layer: Layer) -> str:
 
 
 def has_known_sizes(layer: Layer) -> bool:
-    """Return whether the sizes of the axes that a layer slides over are numbers."""
+    """Return True if the sizes of the axes that a layer slides over are numbers."""
     shape, axes = layer.inputs[0].shape, axes_of(layer)
     return shape is not None and len(shape) == len(axes) + 1 and all(isinstance(size, int) for size in shape[1:])
 
 
 def slides(layer: Layer) -> tuple[Slide, ...]:
-    """How a convolution slides, outermost axis first; sizes are needed only where they decide the pads."""
+    """Return the slides of a convolution, outermost axis first; sizes are needed only where they decide the pads."""
     if _pad_mode(layer):
         return windows(layer)
     return tuple(
@@ -85,7 +85,7 @@ def slides(layer: Layer) -> tuple[Slide, ...]:
 
 
 def _pad_mode(layer: Layer) -> int:
-    """ncnn's code for pads that depend on the size, or 0; refused where pads are negative otherwise."""
+    """ncnn's code for pads that depend on the size, or 0; refused if pads are negative otherwise."""
     pads = [layer[f"pad_{side}"] for axis in axes_of(layer) for side in SIDES[axis]]
     mode = pads[0] if len(set(pads)) == 1 and pads[0] in (_SAME_UPPER, _SAME_LOWER) else 0
     require(mode or min(pads) >= 0, f"'{layer.name}' has negative pads")
@@ -93,7 +93,7 @@ def _pad_mode(layer: Layer) -> int:
 
 
 def windows(layer: Layer) -> tuple[Window, ...]:
-    """Return the windows of a convolution, outermost axis first; refused where sizes are dynamic, or pads not
+    """Return the windows of a convolution, outermost axis first; refused if sizes are dynamic, or pads not
     understood.
     """
     x, mode, axes = layer.inputs[0], _pad_mode(layer), axes_of(layer)
@@ -132,7 +132,7 @@ def weight_with_zeros(layer: Layer) -> tuple[Weight, Array]:
 
 
 def reordered(weight: Weight, array: Array) -> Weight:
-    """Stored numbers in another order, or some of them, in the encoding that they have."""
+    """Return stored numbers in another order, or some of them, in the encoding that they have."""
     return Weight(np.ascontiguousarray(array).reshape(-1), weight.encoding, weight.table, weight.tag)
 
 

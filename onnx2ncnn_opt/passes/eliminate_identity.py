@@ -14,7 +14,7 @@ _SIDES = ("top", "bottom", "left", "right", "front", "behind")
 
 
 def _keeps_shape(layer: Layer) -> bool:
-    """What only takes away or adds (or resizes) has done nothing where the shape is the same afterwards."""
+    """Return True if the shape stays: a layer that only removes, adds or resizes then did nothing."""
     before, after = layer.inputs[0].shape, layer.output.shape
     return before is not None and before == after
 

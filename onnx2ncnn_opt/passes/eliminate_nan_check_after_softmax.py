@@ -46,7 +46,7 @@ def eliminate_nan_check_after_softmax(x: Blob, softmax: Layer, largest: Layer) -
 
 
 def _is_product(layer: Layer) -> bool:
-    """Return whether a layer makes scores that nothing has masked."""
+    """Return True if a layer makes scores that nothing has masked."""
     while layer.type == "BinaryOp" and layer["with_scalar"] and layer.input.producer is not None:
         layer = layer.input.producer
     return layer.type in ("MatMul", "Gemm")

@@ -27,7 +27,7 @@ def _kept(window: Window) -> range:
 
 
 def _may_lose_taps(layer: Layer) -> bool:
-    """Return whether a kernel has taps that read padding alone; where sizes are unknown, whether it is dilated."""
+    """Return True if a kernel has taps that read padding alone, or, if sizes are unknown, if it is dilated."""
     if not has_known_sizes(layer):
         return any(layer[f"dilation_{axis}"] > 1 and layer[f"kernel_{axis}"] > 1 for axis in axes_of(layer))
     try:

@@ -12,9 +12,7 @@ def _elementwise(capture: str, x: Op) -> Op:
 
 
 def _leaves_inner_axes(reduction: Layer) -> bool:
-    """Return whether the result needs another layout: what is left of outer axes broadcasts along the inner ones by
-    itself.
-    """
+    """Return True if the result needs another layout. Outer axes alone need none: they broadcast along inner ones."""
     rank = len(reduction.input.shape or ())
     return rank > 0 and max(-axis if axis < 0 else rank - axis for axis in reduction["axes"]) > len(reduction["axes"])
 

@@ -27,7 +27,7 @@ def eliminate_tile_before_sdpa(graph: Graph) -> Iterator[Replacement]:
 
 
 def _without_tiles(sdpa: Layer) -> Replacement | None:
-    """Return the SDPA that reads keys and values as they are before they are repeated; None where they are not."""
+    """Return the SDPA that reads keys and values before they are repeated; None if they are not repeated."""
     q, keys, values, *rest = sdpa.inputs
     chains = [_chain(keys), _chain(values)]
     ways = [way for chain in chains if (way := _way(chain)) is not None]
@@ -57,7 +57,7 @@ def _chain(blob: Blob) -> tuple[Layer, ...]:
 
 
 def _way(chain: tuple[Layer, ...]) -> tuple[int, Steps] | None:
-    """How often a chain repeats each of its heads, and the views that do the same without that; None for others."""
+    """Return how often a chain repeats each head, and equal views without repeats; None for other chains."""
     blobs = [layer.output for layer in chain]
     if not chain or not all(isinstance(n, int) for b in (chain[0].input, *blobs) for n in b.shape or (None,)):
         return None

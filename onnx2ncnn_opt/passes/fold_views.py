@@ -44,7 +44,7 @@ def _fold(layer: Layer) -> Replacement | None:
 
 
 def _goes_on(layer: Layer) -> bool:
-    """Return whether nothing but one more view reads a layer's output."""
+    """Return True if one more view is the only reader of a layer's output."""
     users = layer.output.users
     return layer.output.uses == 1 and len(users) == 1 and step_of(users[0]) is not None
 

@@ -82,7 +82,7 @@ def fuse_affine_before(affine: Layer, layer: Layer, relu: Layer | None = None) -
 
 
 def _affine(affine: Layer, inputs: int) -> Affine:
-    """What the layer before does to each of the input channels."""
+    """Return the effect of the layer before on each of the input channels."""
     if affine.type == "BinaryOp":
         return linear(affine, np.full(inputs, affine["b"], np.float64))
     require_own_weights(affine)
@@ -91,7 +91,7 @@ def _affine(affine: Layer, inputs: int) -> Affine:
 
 
 def _before(scale: Array, shift: Array, layer: Layer) -> float:
-    """What becomes 0 in every channel; refused where channels differ."""
+    """Return the number that becomes 0 in every channel; refused if channels differ."""
     reason = f"{layer.type} '{layer.name}' pads its input with zeros"
     require(bool(scale.all()) and layer.spec is not None and "pad_value" in layer.spec.by_name, reason)
     zero = (-shift / scale).astype(np.float32)

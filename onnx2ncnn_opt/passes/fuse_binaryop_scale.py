@@ -16,7 +16,7 @@ _COMMUTING, _OTHERS = (
 
 
 def _has_channel_count(binary: Layer) -> bool:
-    """Return whether one operand is as large as the other one has channels, if that is known."""
+    """Return True if one operand is as large as the other one has channels, if that is known."""
     sizes = [element_count(blob.producer) for blob in binary.inputs if blob.producer and _is_constant(blob)]
     channels = [blob.shape[0] for blob in binary.inputs if blob.shape and not _is_constant(blob)]
     return bool(sizes) and sizes[0] > 1 and (not channels or sizes[0] == channels[0])

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.rewrite.rule import known_shape, require, rewrite
 
 
 def _gains(second: Layer) -> bool:
-    """Return whether a 1x1 convolution and the layer before have no fewer weights than their product."""
+    """Return True if a 1x1 convolution and the layer before have no fewer weights than their product."""
     first = second.inputs[0].producer
     if first is not None and first.type == "Reshape":
         first = first.inputs[0].producer
@@ -64,7 +64,7 @@ def fuse_convolution_convolution(first: Layer, second: Layer, view: Layer | None
 
 
 def _matrix_of(gemm: Layer, view: Layer) -> Linear:
-    """What a Gemm does to each pixel of the image that is seen in its result."""
+    """Return the effect of a Gemm on each pixel of the image that its result is viewed as."""
     require_constant_b(gemm)
     rows, image = known_shape(gemm.output, 2), known_shape(view.output, 3)
     require(rows[0] == image[0], f"'{view.output.name}' has other channels than '{gemm.output.name}' has rows")

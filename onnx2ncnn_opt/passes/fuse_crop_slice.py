@@ -9,7 +9,7 @@ from onnx2ncnn_opt.rewrite.rule import Miss, Replacement, attempt, graph_pass, r
 
 
 class _Part(NamedTuple):
-    """What a Crop keeps of one axis."""
+    """The part of an axis that a Crop keeps."""
 
     start: int
     end: int

@@ -56,7 +56,7 @@ def _per_column(gemm: Layer, binary: Layer, constant: Layer | None) -> Array:
 
 
 def _reach(gemm: Layer, scale: Array) -> Array:
-    """What each column, times `scale`, comes to at most for numbers up to 1, without its offset."""
+    """Return the largest magnitude of each column, times `scale`, for numbers up to 1, without its offset."""
     return np.asarray(np.abs(columns_of_b(gemm)).sum(axis=1) * np.abs(gemm["alpha"] * scale))
 
 

@@ -41,7 +41,7 @@ class _Core(NamedTuple):
 
 @dataclass
 class _Trace:
-    """Where the elements of a blob come from: `index` numbers those of `source`, which all pass through `layers`."""
+    """The origin of a blob's elements: `index` numbers those of `source`, which all pass through `layers`."""
 
     source: Blob
     index: Array
@@ -175,7 +175,7 @@ def _without_gate(core: _Core) -> _Core:
 
 
 def _has_equal_rows(blob: Blob, depth: int = 12) -> bool:
-    """Return whether all rows of a matrix are certainly the same."""
+    """Return True if all rows of a matrix are certainly the same."""
     layer, shape = blob.producer, blob.shape
     if layer is None or shape is None or len(shape) < 2 or any(size != 1 for size in shape[:-2]) or not depth:
         return False

@@ -99,7 +99,7 @@ def fuse_padding_pooling(x: Blob, pool: Layer, padding: Layer) -> Layer:
 
 
 def _tail(pool: Layer, axis: str) -> int:
-    """What ncnn adds after an axis, so that windows reach its end; the most where its size is dynamic."""
+    """Return ncnn's padding after an axis, with which windows reach its end; the most if the size is dynamic."""
     stride: int = pool[f"stride_{axis}"]
     if pool["pad_mode"] == PadMode.VALID or stride == 1:
         return 0

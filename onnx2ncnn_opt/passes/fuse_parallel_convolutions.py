@@ -43,7 +43,7 @@ class _Branch(NamedTuple):
 
 
 def _sums(types: list[str], other: Pattern) -> list[Op]:
-    """Sums and differences of a convolution and another branch of one blob, in both orders."""
+    """Return sums and differences of a convolution and another branch of one blob, in both orders."""
     conv, total = op(types, "conv")("x"), op("BinaryOp", "total", op_type=frozenset(_SIGNS), with_scalar=0)
     return [total(conv, other), total(other, conv)]
 
@@ -95,7 +95,7 @@ def _branch(blob: Blob, x: Blob, conv: Layer, sign: float) -> _Branch:
 
 
 def _one_tap(layer: Layer | None, conv: Layer, sign: float) -> _Branch:
-    """What a BatchNorm, a Scale, a scalar or (None) nothing does to a blob, as the kernel of a convolution."""
+    """Return a BatchNorm, a Scale, a scalar or (None) the blob itself as the kernel of a convolution."""
     count, each = int(conv["num_output"]), weight_of(conv).shape[1]
     require(count == each * _groups(conv), f"'{conv.name}' has more or fewer outputs than inputs")
     scale, shift = _affine(layer, count)

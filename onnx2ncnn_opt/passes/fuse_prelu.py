@@ -39,7 +39,7 @@ def _with_slope(x: Blob, name: str, scale: Layer, slopes: Layer | None, sign: fl
 
 
 def _negative_parts() -> Iterator[Op]:
-    """What is left of x below 0: -relu(-x) without its sign, or min(x, 0)."""
+    """Yield patterns of the part of x below 0: -relu(-x) without its sign, or min(x, 0)."""
     for minus in negated("x"):
         yield op("ReLU", "mirrored", slope=0.0)(minus)
     yield op("Clip", "", lambda clip: clip["min"] < -1e38, max=0.0)("x")

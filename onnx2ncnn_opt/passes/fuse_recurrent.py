@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
     @property
     def sources(self) -> tuple[Piece, ...]:
-        """What the gates are computed from."""
+        """The pieces that the gates are computed from."""
         return tuple(dict.fromkeys(piece for gate in self.gates if gate for piece in gate.matrices))
 
 
@@ -162,7 +162,7 @@ def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
 
 
 def _chains(steps: Mapping[Piece, Step]) -> Iterator[list[Linked]]:
-    """Steps of which each takes the states of the one before, with equal numbers."""
+    """Yield chains of steps with equal numbers, each of which takes the states of the step before."""
     before: dict[Piece, Piece] = {}
     taken: set[Piece] = set()
     for step in steps.values():
@@ -184,7 +184,7 @@ def _chains(steps: Mapping[Piece, Step]) -> Iterator[list[Linked]]:
 
 
 def _goes_on(step: Step, following: Step) -> bool:
-    """Return whether the cell that a step takes (of a GRU, the state itself) is that of the other."""
+    """Return True if the cell of a step (of a GRU, the state itself) is the cell that the following step takes."""
     if step.cell is not None:
         return following.cell_before == step.cell
     return len(step.gates) == 1 or following.cell_before == step.hidden
@@ -199,7 +199,7 @@ def _last(step: Step, state: Piece) -> Linked | None:
 
 
 def _fits(step: Step, inputs: Sequence[Piece], state: Piece | None) -> bool:
-    """Return whether the parts of a GRU take their operands from where ncnn's do."""
+    """Return True if the parts of a GRU take their operands from the same places as ncnn's."""
     if step.cell is not None or len(step.gates) == 1:
         return True
     outer, inner = step.gates[2:]
@@ -246,7 +246,7 @@ def _lets_bias_in(step: Step) -> bool:
 
 
 def _is_used_alike(step: Step, piece: Piece, model: Step, wanted: Piece) -> bool:
-    """Return whether two pieces go into the gates of two steps with equal matrices."""
+    """Return True if two pieces go into the gates of two steps with equal matrices."""
     if piece.size != wanted.size:
         return False
     for gate, other in zip(step.gates, model.gates, strict=True):
@@ -421,7 +421,7 @@ def _is_used(blob: Blob, dead: set[Layer]) -> bool:
 
 
 def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
-    """Return whether pieces are computed from a state of the chain."""
+    """Return True if pieces are computed from a state of the chain."""
     steps = {link.step.hidden.layer for link in chain}
     todo = [piece.layer for piece in pieces]
     seen = set(todo)
@@ -436,7 +436,7 @@ def _depends(pieces: Sequence[Piece], chain: Sequence[Linked]) -> bool:
 
 
 def _is_backwards(chain: Sequence[Linked]) -> bool:
-    """Return whether the steps go through a sequence from its end."""
+    """Return True if the steps go through a sequence from its end."""
     pieces = [link.inputs[0] for link in chain]
     return all(a.blob is b.blob and a.start == b.stop for a, b in pairwise(pieces))
 

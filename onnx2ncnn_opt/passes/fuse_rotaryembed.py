@@ -109,7 +109,7 @@ def _table(root: Layer, name: str, data: Array) -> Layer:
 def _region(root: Layer, order: dict[Layer, int]) -> tuple[Blob, list[Layer]] | None:
     """Return the nearest blob that all of `root` is made of, and the layers from there on, the last one first.
 
-    None where one of them does anything else than move, multiply and add, or has a result that others need.
+    Return None if one of them does anything else than move, multiply and add, or has a result that others need.
     """
     layers: list[Layer] = []
     front = {root.output}
@@ -132,7 +132,7 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _is_linear(layer: Layer) -> bool:
-    """Return whether a layer makes each of its elements of others, as `_terms` knows it."""
+    """Return True if a layer makes its elements from others in a way that `_terms` knows."""
     if not layer.inputs:
         return False
     constants = sum(map(_is_constant, layer.inputs))
@@ -150,7 +150,7 @@ def _is_linear(layer: Layer) -> bool:
 
 
 def _terms(blob: Blob, source: Blob, found: dict[Blob, list[_Term]]) -> list[_Term]:
-    """What is added up to make each element of a blob, from elements of `source`."""
+    """Return the terms, elements of `source`, that add up to each element of a blob."""
     if blob in found:
         return found[blob]
     if blob is source:
@@ -228,7 +228,7 @@ def _moved(layer: Layer, blob: Blob, values: Array) -> Array:
 
 
 def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
-    """Return the rotation of `source` that a blob is; None where it is none, refused where RotaryEmbed cannot do it."""
+    """Return the rotation of `source` that a blob is; None if it is none, refused if RotaryEmbed cannot do it."""
     try:
         terms = _terms(blob, source, {})
     except Refused:
@@ -244,7 +244,7 @@ def _rotation(blob: Blob, source: Blob) -> _Rotation | None:
 
 
 def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, bool]]:
-    """Where the pairs of a blob may be: the axes before, the number of pairs of a row, and whether in neighbours."""
+    """Yield possible places of pairs: the axes before, the number of pairs of a row, and whether in neighbours."""
     *lead, width = shape
     if lead and lead[-1] == 2:
         yield (*lead[:-1],), width, False
@@ -256,7 +256,7 @@ def _layouts(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, boo
 
 
 def _is_rotated(a: Sequence[_Term], b: Sequence[_Term]) -> bool:
-    """Return whether a is x * cos - y * sin, and b is y * cos + x * sin."""
+    """Return True if a is x * cos - y * sin, and b is y * cos + x * sin."""
     (x, cos), (y, minus_sin) = a
     (y2, cos2), (x2, sin) = b
     pairs = ((x, x2), (y, y2), (cos, cos2), (minus_sin, -sin))

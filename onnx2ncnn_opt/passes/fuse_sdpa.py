@@ -41,7 +41,7 @@ def attention() -> Iterator[Op]:
 
 
 def _is_by_head(scale: Layer) -> bool:
-    """Return whether a Scale has its own factors, one for each matrix of scores."""
+    """Return True if a Scale has its own factors, one for each matrix of scores."""
     return bool(scale["scale_data_size"] > 0) and len(scale.input.shape or ()) == 3
 
 
@@ -63,7 +63,7 @@ def _adds_unchanged(eltwise: Layer, at: int) -> bool:
 
 
 def _factor(product: Layer, scale: Layer | None, weighted: Layer | None) -> float:
-    """What the scores are multiplied by."""
+    """Return the factor of the scores."""
     if weighted is not None:
         return float(weighted["coeffs"][weighted.inputs.index(product.output)])
     return factor(scale) if scale is not None else 1.0
@@ -120,9 +120,7 @@ def fuse_sdpa(
 
 
 def _is_divided(mask: Blob) -> bool:
-    """Return whether a mask is a product with the lowest float32 that `limit_mask_fill` leaves, as its factor is no
-    mask.
-    """
+    """Return True if a mask is a product with the lowest float32, left by `limit_mask_fill`: its factor is no mask."""
     product = mask.producer
     if product is None or not product.computes(BinaryOp.MUL, scalar=True) or product["b"] > -INFINITE:
         return False
@@ -131,7 +129,7 @@ def _is_divided(mask: Blob) -> bool:
 
 
 def _by_head(q: Blob, scale: Layer, product: Layer) -> Layer:
-    """Return the factors of the scores, for the queries; refused where those are many more numbers than the scores."""
+    """Return the factors of the scores, for the queries; refused if those are many more numbers than the scores."""
     width, keys = q.known_shape[-1], product.output.known_shape[-1]
     pays = isinstance(width, int) and isinstance(keys, int) and width <= _WIDEST * keys
     require(pays, f"'{scale.name}' multiplies far fewer numbers where it is")

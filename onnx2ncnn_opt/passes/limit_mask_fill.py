@@ -29,8 +29,11 @@ _ROWS = {"reduce_all": 0, "keepdims": 1, "fixbug0": 1}
 
 
 class _Readers:
-    """What a mask is added to, and the fill that this takes: sums, which input of them is the mask and the axis of the
-    Softmax after them, from the last one on; and attention layers."""
+    """The readers of a mask, and the fill for them.
+
+    The readers are sums, each with the input that is the mask and the axis of the Softmax after it, from the last one
+    on; and attention layers.
+    """
 
     def __init__(self) -> None:
         self.sums: list[tuple[Layer, Blob, int]] = []
@@ -76,7 +79,7 @@ class _Limiter:
         self.made: set[Layer] = set()
 
     def limit(self, layer: Layer) -> Replacement | None:
-        """Fill in a number that fp16 holds."""
+        """Replace the fill value by one that fp16 can represent."""
         self.kept = {key: rows for key, rows in self.kept.items() if rows.producer is not None}  # of edits not refused
         readers = _Readers()
         if not self._collect(layer, layer.output, readers, gate=True, axis=None) or not self._masks(layer, readers):
@@ -104,9 +107,7 @@ class _Limiter:
         return Replacement(tuple(takes), takes=takes, added=added)
 
     def _masks(self, layer: Layer, readers: _Readers) -> bool:
-        """Return whether a layer fills its number in somewhere, and has no business with numbers between it and
-        others.
-        """
+        """Return True if a layer writes its fill value somewhere, and changes no number between it and others."""
         if layer.type == "MemoryData":
             return True
         if layer.computes(BinaryOp.MUL):
@@ -120,7 +121,7 @@ class _Limiter:
         return all(user.computes(BinaryOp.MIN) for user in layer.output.users)
 
     def _is_whole(self, blob: Blob) -> bool:
-        """Return whether numbers are whole, also where a dynamic length is that of ones which Interp repeats."""
+        """Return True if numbers are whole, also if a dynamic length is that of ones that Interp repeats."""
         made = blob.producer
         if made is None or self.ranges.of(blob).is_whole:
             return made is not None
@@ -130,10 +131,10 @@ class _Limiter:
         return is_kept and all(map(self._is_whole, made.inputs))
 
     def _collect(self, fill: Layer, mask: Blob, readers: _Readers, *, gate: bool, axis: int | None) -> bool:
-        """Find what reads a mask; False where anything else than a Softmax does.
+        """Collect the mask's consumers; return False if one is not a Softmax.
 
-        With `gate`, the mask is added to scores, and not chosen instead of them; it was added above where an `axis` is
-        given, the one that a Softmax has to be over.
+        With `gate`, the mask is added to scores, and not chosen instead of them. It was added above if an `axis` is
+        given: the one that a Softmax has to be over.
         """
         if mask.is_output or not mask.users:
             return False
@@ -162,7 +163,7 @@ class _Limiter:
     def _passes(
         self, fill: Layer, user: Layer, mask: Blob, at: list[int], readers: _Readers, *, gate: bool, axis: int | None
     ) -> bool:
-        """Return whether a layer hands a mask on, and only a Softmax reads what it makes of it."""
+        """Return True if a layer hands a mask on, and only a Softmax reads the result."""
         if user.has(Trait.MOVES) and user.type != "CopyTo":  # which writes over a part of a row
             keeps_rows = (
                 axis == -1
@@ -190,7 +191,7 @@ class _Limiter:
         return self._collect(fill, user.output, readers, gate=chosen, axis=axis)
 
     def _limited(self, layer: Layer, fill: float) -> tuple[Layer, list[Layer]]:
-        """Return the layer with the fill instead of lower numbers, and what it reads instead of its input."""
+        """Return the layer with the fill instead of lower numbers, and its new input layers."""
         if layer.type == "MemoryData":
             block = layer.weights.stored("data")
             data = np.where(np.isfinite(block.data), np.maximum(block.data, np.float32(fill)), block.data)
@@ -202,7 +203,7 @@ class _Limiter:
         return new.having(inputs=[sign.output]), [sign]
 
     def _gate(self, plain: Blob, mask: Blob, axis: int, like: Layer, fill: float) -> list[Layer]:
-        """What a mask is added to, times 0 in rows along an axis that are masked as a whole."""
+        """Return layers that multiply `plain` by 0 in rows along an axis that the mask hides as a whole."""
         new: list[Layer] = []
         if (mask, axis) not in self.kept:
             new.append(self._new("Reduction", like, [mask], operation=Reduction.MAX, axes=(axis,), **_ROWS))
@@ -225,7 +226,7 @@ class _Limiter:
 
 
 def _scale(attention: Layer) -> float:
-    """What an attention layer multiplies its scores by, and has to divide the mask by before; at most 1."""
+    """Return the factor of an attention layer's scores, at most 1; the mask has to be divided by it before."""
     if attention["scale"]:
         return min(abs(float(attention["scale"])), 1.0)
     if attention.type == "MultiHeadAttention":
@@ -235,7 +236,7 @@ def _scale(attention: Layer) -> float:
 
 
 def _softmax_axis(softmax: Layer) -> int | None:
-    """Return the axis from the last one on; None where that is unknown."""
+    """Return the axis from the last one on; None if that is unknown."""
     shape, axis = softmax.input.shape, int(softmax["axis"])
     return axis if axis < 0 else None if shape is None else axis - len(shape)
 
@@ -245,14 +246,14 @@ def _is_difference_from_itself(layer: Layer) -> bool:
 
 
 def _adds(layer: Layer, at: int) -> bool:
-    """Return whether a layer adds the blob that is its input number `at` to another."""
+    """Return True if a layer adds the blob that is its input number `at` to another."""
     if layer.type == "Eltwise":
         return bool(layer["op_type"] == Eltwise.SUM and (not len(layer["coeffs"]) or layer["coeffs"][at] == 1))
     return layer.computes(BinaryOp.ADD, scalar=False)
 
 
 def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
-    """Return whether a blob is ``x * c``, where the fill multiplies ``1 - c``."""
+    """Return True if a blob is ``x * c``, where the fill multiplies ``1 - c``."""
     product = other.producer
     if product is None or not product.computes(BinaryOp.MUL) or not fill.inputs:
         return False
@@ -260,13 +261,13 @@ def _is_zero_where_filled(fill: Layer, other: Blob) -> bool:
 
 
 def _is_rest(rest: Blob, blob: Blob) -> bool:
-    """Return whether one blob is 1 minus the other."""
+    """Return True if one blob is 1 minus the other."""
     layer = rest.producer
     return layer is not None and layer.computes(BinaryOp.RSUB, scalar=True) and layer["b"] == 1 and layer.input is blob
 
 
 def _leaves_some_of_every_row(layer: Layer) -> bool:
-    """Return whether a mask is a constant that masks no row as a whole."""
+    """Return True if a mask is a constant that masks no row as a whole."""
     if layer.type != "MemoryData" or layer.output.shape is None:
         return False
     data = layer.weights["data"].reshape(known(layer.output.shape))

@@ -74,5 +74,5 @@ def _frozen(value: Any) -> str:
 
 
 def _weights(layer: Layer) -> Hashable:
-    """What the weights would be in the file."""
+    """Return a key of the weights as the file would have them."""
     return tuple((name, weight.data.size, digest(weight)) for name, weight in layer.weights.stored_items())

@@ -17,7 +17,7 @@ _CONV = op("Convolution", "conv", is_pointwise, activation_type=0)
 
 
 def _shrinks(layer: Layer) -> bool:
-    """Return whether a layer is an Interp that makes an image smaller for certain."""
+    """Return True if a layer is an Interp that certainly makes an image smaller."""
     before, after = layer.inputs[0].shape or (), layer.output.shape or ()
     fixed = all(isinstance(size, int) for size in (*before, *after))
     return is_resize(layer) and fixed and prod(known(after)) < prod(known(before))
@@ -45,7 +45,7 @@ def move_convolution_after_pooling(conv: Layer, smaller: Layer) -> list[Layer]:
 
 
 def _counts_zeros(smaller: Layer) -> bool:
-    """Return whether a Pooling takes zeros around the image into its means."""
+    """Return True if a Pooling takes zeros around the image into its means."""
     if smaller.type != "Pooling" or smaller["global_pooling"] or smaller["adaptive_pooling"]:
         return False
     pads = smaller["pad_mode"] != PadMode.VALID or any(smaller[pad] for pad in _PADS)

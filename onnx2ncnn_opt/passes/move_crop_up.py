@@ -70,7 +70,7 @@ _OPERANDS: Mapping[str, Callable[[Layer, int], _Operands]] = {
 
 
 def _keeps_few(crop: Layer) -> bool:
-    """Return whether at most every second slice of an axis is left."""
+    """Return True if at most every second slice of an axis is left."""
     found = part(crop)
     if found is None:
         return False

@@ -51,7 +51,7 @@ class _Region:
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether the innermost axis has to stay as it is."""
+        """True if the innermost axis has to stay as it is."""
         return any(layer.type in _ROWWISE for layer in self.layers)
 
 
@@ -118,7 +118,7 @@ def _same_form(a: Layer, b: Layer) -> bool:
 
 
 def _fits(layer: Layer, rowwise: Collection[str]) -> bool:
-    """Return whether a layer does the same in every layout of its one shape."""
+    """Return True if a layer does the same in every layout of its one shape."""
     if len(layer.outputs) != 1 or any(not isinstance(name, str) for name in layer.params):
         return False
     shape = layer.output.shape
@@ -141,7 +141,7 @@ def _is_over_rows(layer: Layer, shape: Shape) -> bool:
 
 
 def _operands_fit(layer: Layer, shape: Shape) -> bool:
-    """Return whether all operands have the result's shape, or are constants that broadcast to it along known axes."""
+    """Return True if all operands have the result's shape, or are constants that broadcast to it along known axes."""
     for blob in layer.inputs:
         if blob.shape is None:
             return False
@@ -225,7 +225,7 @@ def _way_in(region: _Region, blob: Blob) -> _Edge:
 
 
 def _is_gemm(layer: Layer | None) -> bool:
-    """Return whether a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
+    """Return True if a layer is a Gemm that can read or write its blob transposed (see `fuse_permute_matrix`)."""
     return layer is not None and GEMM.fits(layer) and layer["quantize_term"] == 0
 
 
@@ -255,7 +255,7 @@ def _only_view(blob: Blob) -> Layer | None:
 
 
 def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[Steps]:
-    """Steps from the region's shape to the layouts around it."""
+    """Return steps from the region's shape to the layouts around it."""
     found: dict[tuple[Shape, Steps], Steps] = {}
     for edge in ways_in:
         back = inverse(edge.blob.known_shape, edge.steps)
@@ -268,7 +268,7 @@ def _layouts(shape: Shape, ways_in: list[_Edge], ways_out: list[_Edge]) -> list[
 
 
 def _keeps_rows(shape: Shape, steps: Steps) -> bool:
-    """Return whether a layout has the same innermost axis, and the rank that layers over rows take."""
+    """Return True if a layout has the same innermost axis, and the rank that layers over rows take."""
     view = viewed(shape, steps)
     if view is None or len(view.axes) not in (2, 3) or not view.dims[-1]:
         return False
@@ -293,7 +293,7 @@ def _cost_of(layout: Steps, shape: Shape, ways_in: list[_Edge], ways_out: list[_
 
 
 def _cost(steps: Steps, edge: _Edge) -> tuple[int, int]:
-    """What views cost, given from the far end of an edge on."""
+    """Return the cost of views, given from the far end of an edge on."""
     if len(steps) == 1 and steps[0] in edge.there:
         return 0, 0
     is_free = edge.gemm is not None and bool(steps) and steps[0] == Reorder((1, 0))

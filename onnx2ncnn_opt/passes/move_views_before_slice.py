@@ -35,7 +35,7 @@ def move_views_before_slice(graph: Graph) -> Iterator[Replacement | Miss]:
 
 
 def _chain_below(layer: Layer, at: int) -> tuple[Layer, ...]:
-    """Return the views after an output, as long as nothing else reads what they make."""
+    """Return the views after an output, up to the first one with another reader."""
     chain: list[Layer] = []
     blob = layer.outputs[at]
     while blob.uses == 1 and blob.users and step_of(blob.users[0]) is not None:
@@ -113,7 +113,7 @@ def _of_all_sizes(axis: int, shapes: list[Shape], ways: list[Steps]) -> tuple[St
 
 
 def _of_any(steps: tuple[Step, ...], counts: list[int], count: Sym) -> Step | None:
-    """Return a step for parts of any number of units, given that for parts of these; None where they differ in more."""
+    """Return a step for parts of any number of units, given that for parts of these; None if they differ in more."""
     if len(set(steps)) == 1 and not isinstance(steps[0], Regroup):
         return steps[0]
     groups = [step.dims for step in steps if isinstance(step, Regroup)]

@@ -49,7 +49,7 @@ def _refuse(layer: Layer) -> None:
 
 
 class _Region:
-    """Layers that sequences connect, each with what does the same to images of one row, still without blobs."""
+    """Layers that sequences connect, each with its equivalent for images of one row, still without blobs."""
 
     def __init__(self) -> None:
         self.layers: dict[Layer, Layer] = {}
@@ -87,7 +87,7 @@ def _regions(graph: Graph) -> Iterator[_Region]:
 
 
 def _on_images(layer: Layer) -> Layer | None:
-    """Return the layer that does to images of one row what this one does to sequences; None where none is known to."""
+    """Return the layer for images of one row that is equivalent to this one for sequences; None if none is known."""
     rule = _RULES.get(layer.type)
     if (
         rule is None
@@ -125,7 +125,7 @@ def _is_constant(blob: Blob) -> bool:
 
 
 def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
-    """Return the region on images, with a Reshape wherever a sequence comes in or goes out; refused where that is
+    """Return the region on images, with a Reshape wherever a sequence comes in or goes out; refused if that is
     slower.
     """
     inside = sorted(region.layers, key=order.__getitem__)
@@ -163,7 +163,7 @@ def _replaced(region: _Region, order: Mapping[Layer, int]) -> Replacement:
 
 
 def _entry(blob: Blob, reader: Layer) -> Layer:
-    """What makes an image of a sequence that comes into a region: a Reshape, or the constant in another shape."""
+    """Return the layer that makes an image of a region's entering sequence: a Reshape, or the reshaped constant."""
     assert blob.producer is not None
     if _is_constant(blob):
         rows, columns = blob.known_shape
@@ -176,12 +176,12 @@ def _entry(blob: Blob, reader: Layer) -> Layer:
 
 
 def _is_view_of_image(layer: Layer | None) -> bool:
-    """Return whether a layer makes a sequence of an image of one row, so that a Reshape after it takes both away."""
+    """Return True if a layer makes a sequence of an image of one row, so that a Reshape after it removes both."""
     return layer is not None and layer.type == "Reshape" and layer.input.shape == _image(layer.output.shape or ())
 
 
 def _leads_to_image(layer: Layer) -> bool:
-    """Return whether a layer makes an image of one row of a sequence."""
+    """Return True if a layer makes an image of one row of a sequence."""
     return layer.type == "Reshape" and layer.output.shape == _image(layer.inputs[0].shape or ())
 
 

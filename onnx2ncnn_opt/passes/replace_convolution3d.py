@@ -52,7 +52,7 @@ def replace_convolution3d(layer: Layer) -> list[Layer]:
 
 @dataclass(frozen=True)
 class _Volume:
-    """What a layer computes; the weight is (outputs, taps, inputs of a group, kernel_h, kernel_w)."""
+    """The computation of a layer; the weight is (outputs, taps, inputs of a group, kernel_h, kernel_w)."""
 
     layer: Layer
     channels: int
@@ -73,7 +73,7 @@ class _Volume:
         return self.layer.weights["bias_data"] if self.layer["bias_term"] else None
 
     def stored(self, weight: Array) -> Callable[[], Weight]:
-        """What makes some of the weights, in this order, a block of the file."""
+        """Return the function that makes some of the weights, in this order, a block of the file."""
         return partial(reordered, self.layer.weights.stored("weight_data"), weight)
 
 
@@ -95,12 +95,12 @@ def _forms(volume: _Volume) -> Iterator[Chain]:
 
 
 def _is_one_tap(window: Window) -> bool:
-    """Return whether output positions are input positions."""
+    """Return True if output positions are input positions."""
     return window.kernel == window.stride == 1 and not window.before and not window.after
 
 
 def _are_apart(volume: _Volume) -> bool:
-    """Return whether there is a result for each element, of 3x3 taps as far apart in height as in width."""
+    """Return True if there is a result for each element, of 3x3 taps as far apart in height as in width."""
     depth, height, width, apart = volume.depth, volume.height, volume.width, volume.height.dilation
     same = all((w.kernel, w.dilation, w.before, w.after) == (3, apart, apart, apart) for w in (height, width))
     steady = depth.stride == height.stride == width.stride == volume.group == 1
@@ -108,7 +108,7 @@ def _are_apart(volume: _Volume) -> bool:
 
 
 def _classes(depth: Window) -> int:
-    """How many depths in a row have nothing to do with each other: what one of them reads, the others do not."""
+    """Return how many consecutive depths are independent: no two of them read the same depth."""
     return depth.dilation if depth.stride == 1 and depth.before % depth.dilation == 0 else 1
 
 
@@ -258,7 +258,7 @@ def _dense_weight(volume: _Volume, reads: int, gives: int) -> Weight:
 
 
 def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
-    """How the tall image is gone through, the rows of zeros before each depth, and the rows from depth to depth.
+    """Return the slide through the tall image, the rows of zeros before each depth, and the rows from depth to depth.
 
     The zeros between two depths serve both. The convolution gives as many rows for each depth as there are steps in the
     pitch; those after the first `height.outputs` mix two depths.
@@ -275,7 +275,7 @@ def _rows(height: Window, depths: int) -> tuple[Window, int, int]:
 
 
 def _sum(chain: Chain, parts: list[Blob]) -> Blob:
-    """What parts of the result add up to, with the layer's activation."""
+    """Return the sum of parts of the result, with the layer's activation."""
     total = chain.add("Eltwise", "sum", *parts, op_type=Eltwise.SUM)
     activation = separate_activation(chain.layer)
     return chain.add(activation[0], "activation", total, **activation[1]) if activation else total

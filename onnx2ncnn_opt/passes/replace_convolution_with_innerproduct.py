@@ -11,9 +11,7 @@ _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 
 def of_vector(conv: Layer, x: Blob) -> Layer:
-    """Return the InnerProduct that does to a vector what a convolution does to a pixel; refused where it reads
-    several.
-    """
+    """Return the InnerProduct that does to a vector what a convolution does to a pixel; refused for several pixels."""
     name = f"Convolution '{conv.name}'"
     require(conv["kernel_w"] == conv["kernel_h"] == 1, f"{name} has a larger kernel")
     require(not any(conv[pad] for pad in _PADS), f"{name} pads")

@@ -30,7 +30,7 @@ _KEPT = "bias_term", "activation_type", "activation_params", "pad_value"
 
 
 def _is_large(conv: Layer) -> bool:
-    """Return whether a layer has a large kernel, of one row or of several, and a result for each pixel."""
+    """Return True if a layer has a large kernel, of one row or of several, and a result for each pixel."""
     steps = [conv[f"{name}_{axis}"] for name in ("stride", "dilation") for axis in "hw"]
     large = conv["kernel_w"] >= _LEAST_TAPS and (conv["kernel_h"] == 1 or conv["kernel_h"] >= _LEAST_TAPS)
     return large and steps == [1, 1, 1, 1]

@@ -58,7 +58,7 @@ def replace_deconvolution3d(layer: Layer) -> list[Layer]:
 
 
 def _taps(depth: Window) -> dict[int, dict[int, int]]:
-    """What the output depths of step j read: input depth j + key, each of the ways with the tap that is given."""
+    """Return the taps of the output depths of step j: for input depth j + key, the tap of each way that reads it."""
     found: dict[int, dict[int, int]] = {}
     for way in range(depth.stride):
         for tap in range(depth.kernel):

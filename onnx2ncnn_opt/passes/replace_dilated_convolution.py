@@ -27,7 +27,7 @@ _PADS = ("pad_left", "pad_right", "pad_top", "pad_bottom")
 
 
 def _is_dilated(conv: Layer) -> bool:
-    """Return whether a layer has 3x3 taps that lie as far apart in height as in width, and a result for each pixel."""
+    """Return True if a layer has 3x3 taps as far apart in height as in width, and a result for each pixel."""
     return has_3x3_taps(conv) and conv["dilation_h"] == conv["dilation_w"] > 1
 
 

@@ -30,7 +30,7 @@ _SOME_ROWS, _LARGE_FOR_A = (8, 12), 1 << 18
 
 
 def _is_of_matrix(layer: Layer) -> bool:
-    """Return whether a layer reads one matrix, as far as that is known."""
+    """Return True if a layer reads one matrix, or if its shape is unknown."""
     x = layer.inputs[0]
     return x.shape is None or (len(x.shape) == 2 and x.batch == 1)
 
@@ -106,7 +106,7 @@ def replace_gemm_with_innerproduct(x: Blob, gemm: Layer) -> Layer:
 
 
 def _is_read_often(gemm: Layer) -> bool:
-    """Return whether a Gemm goes through many constants for some rows, again and again."""
+    """Return True if a Gemm goes through many constants for some rows, again and again."""
     if gemm["constantN"] * gemm["constantK"] < _LARGE_FOR_A or _rows(gemm) is None:
         return False
     rows = gemm.inputs[0].known_shape[gemm["transA"]]
@@ -142,7 +142,7 @@ def swap_gemm_operands(x: Blob, gemm: Layer) -> Layer:
 
 
 def _matrix(x: Blob) -> tuple[Dim, Dim]:
-    """Rows and columns of a blob; refused where they are unknown."""
+    """Rows and columns of a blob; refused if they are unknown."""
     rows, columns = known_shape(x, 2)
     return rows, columns
 

@@ -73,14 +73,14 @@ def _broadcast_axes(user: Layer, blob: Blob) -> set[int]:
 
 
 def _is_equal_along(data: Array, axis: int) -> bool:
-    """Return whether all slices along an axis have the same bits."""
+    """Return True if all slices along an axis have the same bits."""
     bits = data.view(f"u{data.itemsize}")
     first = bits.take([0], axis)
     return bool((bits.take([-1], axis) == first).all() and (bits == first).all())
 
 
 def _is_fast(user: Layer, small: Sequence[int]) -> bool:
-    """Return whether the BinaryOp works on rows that are long enough, or on whole channels."""
+    """Return True if the BinaryOp works on rows that are long enough, or on whole channels."""
     shape = user.output.shape
     if shape is None or not isinstance(shape[-1], int):
         return False

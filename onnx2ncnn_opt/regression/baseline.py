@@ -1,8 +1,8 @@
-"""The baseline: for each model the net that was right, what it cost, and what the model computed then.
+"""The baseline: for each model the right net, its costs, and the model's results at that time.
 
 For a model called models/a the folder has
 
-    models/a.check.json       what is below, with the hashes of the other files
+    models/a.check.json       the record below, with the hashes of the other files
     models/a.ncnn.param       the net, and its .bin
     models/a.ncnn.json        its manifest, if the converter wrote one
     models/a.npz              inputs, and the outputs of ONNX Runtime for them
@@ -47,7 +47,7 @@ class Record:
     `checked` are those of the run that recorded it. `layers` (without Splits) and `size` (bytes of .param and .bin) are
     the net's, `types` its layers by type. `accuracy` has the largest relative error in each mode. `milliseconds` is a
     run on one thread; `ratio` says how often as long the net took as the one that it replaced. `memory` is in bytes.
-    The last three are None where they were not measured. `files` are hashes by file name, `examples` the names of
+    The last three are None if they were not measured. `files` are hashes by file name, `examples` the names of
     inputs and outputs in NAME.npz, where they are called 0_in_0, 0_out_0, and so on.
     """
 
@@ -68,7 +68,7 @@ class Record:
 
 @dataclass(frozen=True)
 class BaselineFiles:
-    """Where a baseline has its files for one model."""
+    """The files of a baseline for one model."""
 
     folder: Path
     name: str
@@ -98,7 +98,7 @@ class BaselineFiles:
         return self.path(".npz")
 
     def read(self) -> Record | None:
-        """Return the record, None if there is none; raises UsageError for one that is broken, or about other files."""
+        """Return the record, None if there is none; raises UsageError if it is broken, or about other files."""
         if not self.record.is_file():
             return None
         try:
@@ -120,7 +120,7 @@ class BaselineFiles:
         return record
 
     def examples(self, record: Record) -> list[Example]:
-        """Return the stored arrays; raises UsageError where they cannot be read."""
+        """Return the stored arrays; raises UsageError if they cannot be read."""
         try:
             with np.load(self.arrays, allow_pickle=False) as data:
                 return [
@@ -157,7 +157,7 @@ class BaselineFiles:
 
 
 def _numbered(examples: Sequence[Example]) -> dict[str, Array]:
-    """Return all arrays by keys that any file takes, whatever the model calls them."""
+    """Return all arrays by keys that suit every file, independent of the model's names."""
     return {
         f"{number}_{kind}_{i}": array
         for number, example in enumerate(examples)
@@ -171,5 +171,5 @@ def _arrays(data: Mapping[str, Array], number: int, kind: str, names: Sequence[s
 
 
 def recorded_names(folder: Path) -> list[str]:
-    """Return the names of the models that the baseline knows, as `BaselineFiles.stem` has them."""
+    """Return the names of the models in the baseline, as `BaselineFiles.stem` has them."""
     return [path.relative_to(folder).as_posix().removesuffix(_RECORD) for path in sorted(folder.rglob(f"*{_RECORD}"))]

@@ -1,4 +1,4 @@
-"""ncnn-check.toml: which models are checked, how they are converted, and what their nets may cost."""
+"""ncnn-check.toml: the models to check, their conversions, and the limits for the costs of their nets."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _SUFFIXES = (".onnx", ".pt2")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What passes.
+    """The limits for a model to pass.
 
     `accuracy` is the largest error of an output by mode, relative to its largest value; a mode without one passes as
-    `verify` says. The others are factors: what the net may have of what the baseline's has, infinite for any.
+    `verify` says. The others are factors: the net's allowed cost in units of the baseline's, infinite for no limit.
     """
 
     accuracy: Mapping[str, float] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Model:
 
     `name` is the path relative to the file that lists it, without suffix and with "/". `convert` is the words of the
     converter's command, empty for this package's own; `version` the words of one that prints the converter's version.
-    `net` is where the .param is that is judged, None for what the converter writes to {out}. `modes` are empty for
-    those of the target. `timeout` is in seconds, for the converter and for each run of the model or the net.
+    `net` is the path of the .param to judge, None for the file that the converter writes to {out}. `modes` are empty
+    for those of the target. `timeout` is in seconds, for the converter and for each run of the model or the net.
     """
 
     name: str
@@ -85,14 +85,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Config:
-    """What `check` does: the models in the order of their names, and the folder of the baseline."""
+    """The job of `check`: the models in the order of their names, and the folder of the baseline."""
 
     file: Path
     baseline: Path
     models: tuple[Model, ...]
 
     def chosen(self, names: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> Config:
-        """Return the same for the models that one of these patterns fits, and of those the i-th share of n."""
+        """Return the configuration of the models that match one of these patterns, and of those the i-th share of n."""
         for pattern in names:
             if not any(fnmatchcase(model.name, pattern) for model in self.models):
                 known = ", ".join(model.name for model in self.models)
@@ -101,13 +101,13 @@ class Config:
         return replace(self, models=tuple(fitting[shard[0] - 1 :: shard[1]]))
 
     def everywhere(self, *, on: str | None = None, modes: Sequence[str] = ()) -> Config:
-        """Return the same on another device, or in other modes, whatever the file says."""
+        """Return the configuration on another device, or in other modes, in place of the file's."""
         changes: dict[str, Any] = ({"on": on} if on else {}) | ({"modes": check_modes(modes)} if modes else {})
         return replace(self, models=tuple(replace(model, **changes) for model in self.models))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return the two numbers of "i/n", of which the first counts from 1."""
+    """Return the two numbers of "i/n"; the first counts from 1."""
     first, _, count = text.partition("/")
     if first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count):
         return int(first), int(count)
@@ -115,7 +115,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def read_config(path: Path) -> Config:
-    """Read and check the file; raises UsageError that names the key and what it takes."""
+    """Read and check the file; raises UsageError with the key and the values that it takes."""
     try:
         data = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
@@ -126,7 +126,7 @@ def read_config(path: Path) -> Config:
 
 
 class _Key(NamedTuple):
-    """What a key may hold: a type, and what is to be said of another."""
+    """The values of a key: a type, and the message for any other."""
 
     fits: Callable[[Any], bool]
     wanted: str
@@ -198,7 +198,7 @@ _FILE_KEYS = {
 
 
 class _Reader:
-    """Takes the parsed file apart, and says where something is not what it has to be."""
+    """A reader of the parsed file; its errors say where a value is not as required."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.folder = file, file.parent
@@ -304,7 +304,7 @@ class _Reader:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with its {placeholders} filled in, and nothing else that str.format knows."""
+    """Return the text with its {placeholders} filled in; it supports nothing else of str.format."""
     return "".join(_parts(text, values))
 
 
@@ -318,7 +318,7 @@ def _parts(text: str, values: Mapping[str, str]) -> Iterator[str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a value as --value takes it."""
+    """Return the text of a value for --value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(_value_text, value)) if isinstance(value, list) else str(value)

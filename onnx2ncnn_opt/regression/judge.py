@@ -1,4 +1,4 @@
-"""One net against its model and its baseline, in a process of its own: whatever becomes of it, others are judged."""
+"""The judgement of one net against its model and its baseline, in a child process: a crash does not stop the others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A net, what it is fed by blob, and its outputs."""
+    """A net, its inputs by blob, and its outputs."""
 
     param: Path
     bin: Path
@@ -78,7 +78,7 @@ def main(folder: str) -> None:
 
 
 def judge(request: Request) -> ModelResult:
-    """Return the result for one net; what cannot be judged is a failure with the reason."""
+    """Return the result for one net; a net that cannot be judged is a failure with the reason."""
     judgement = _Judgement(request)
     try:
         judgement.reach()
@@ -100,7 +100,7 @@ def judge(request: Request) -> ModelResult:
 
 @dataclass
 class _Judgement:
-    """What is known so far of one model; `step` is what an error is about."""
+    """The results so far for one model; `step` names the stage in errors."""
 
     request: Request
     step: str = "device"
@@ -124,19 +124,19 @@ class _Judgement:
         )
 
     def fail(self, what: str, message: str, exit_code: int = 3, **numbers: Any) -> None:
-        """Something is wrong."""
+        """Record a failed measurement."""
         self.measurements.append(Measurement(what, "failed", message=message, **numbers))
         self.exit_code = max(self.exit_code, exit_code)
 
     def add(self, what: str, wrong: str, **numbers: Any) -> None:
-        """A measurement, which is right if nothing is said."""
+        """Record a measurement; it passes if `wrong` is empty."""
         if wrong:
             self.fail(what, wrong, **numbers)
         else:
             self.measurements.append(Measurement(what, "ok", **numbers))
 
     def skip(self, reason: str, *what: str) -> None:
-        """Measurements that were not made."""
+        """Record measurements that were not made, with the reason."""
         self.measurements += [Measurement(each, "not measured", message=reason) for each in what]
 
     def reach(self) -> None:
@@ -189,7 +189,7 @@ class _Judgement:
             self.write({"layers": len(graph), "size": size, "accuracy": accuracy, **ran}, graph)
 
     def baseline(self) -> Record | None:
-        """What was recorded, if anything was."""
+        """Return the recorded baseline, if there is one."""
         try:
             found = self.stored.read()
         except UsageError as error:
@@ -209,7 +209,7 @@ class _Judgement:
         return found
 
     def examples(self, before: Record) -> list[Example]:
-        """Return the baseline's inputs and outputs; it is a failure if today's ONNX Runtime computes something else."""
+        """Return the baseline's inputs and outputs; record a failure if today's ONNX Runtime differs."""
         if file_hash(self.model.path) != before.model:
             self.fail("model", f"{self.model.path.name} is not the file that the baseline is about; {AGAIN}", 2)
             return []
@@ -243,7 +243,7 @@ class _Judgement:
             yield from ({"seed": seed} for seed in self.model.seeds)
 
     def accuracy(self, examples: Sequence[Example], before: Record | None) -> dict[str, float | None]:
-        """Verify the net in each mode; returns the largest relative error in each."""
+        """Verify the net in each mode; return the largest relative error in each."""
         found: dict[str, list[OutputReport]] = {mode: [] for mode in self.modes}
         for given in (*self.inputs(), *({"feeds": example.inputs} for example in examples)):
             for modes, tolerance in self.tolerances():
@@ -269,7 +269,7 @@ class _Judgement:
         return accuracy
 
     def tolerances(self) -> Iterator[tuple[Sequence[str], Tolerance | None]]:
-        """Modes to verify together, and the tolerance where a threshold allows more than `verify` does."""
+        """Yield modes to verify together, and the tolerance if a threshold allows more than `verify` does."""
         limits = self.limits.accuracy
         wider = [mode for mode in self.modes if limits.get(mode, 0.0) > in_mode(mode, self.tolerance).relative]
         if others := [mode for mode in self.modes if mode not in wider]:
@@ -278,20 +278,20 @@ class _Judgement:
             yield [mode], replace(self.tolerance, relative=limits[mode])
 
     def cost(self, what: str, measured: float, baseline: float | None, room: float = 0.0) -> None:
-        """A measurement that is held against the baseline's."""
+        """Record a cost, and compare it with the baseline's."""
         factor: float = getattr(self.limits, what)
         limit = None if baseline is None or isinf(factor) else max(baseline * factor, baseline + room)
         wrong = "" if limit is None or measured <= limit else f"at most {factor:g} times the baseline's is allowed"
         self.add(what, wrong, measured=measured, limit=limit, baseline=baseline)
 
     def is_same(self, before: Record) -> bool:
-        """Return whether the net is the baseline's, bit by bit."""
+        """Return True if the net is the baseline's, byte for byte."""
         new, old = self.request, self.stored.net
         pairs = (new.param, old.param), (new.bin, old.bin)
         return all(file_hash(path) == before.files.get(stored.name) for path, stored in pairs)
 
     def compared(self, graph: Graph) -> Changes:
-        """What changed from the baseline's net."""
+        """Return the changes from the baseline's net."""
         old = self.stored.net
         found = diff_graphs(read_net(old.param, old.bin, entry_points.layer_types()).graph, graph)
         return Changes(
@@ -302,7 +302,7 @@ class _Judgement:
         )
 
     def run(self, examples: Sequence[Example], *, with_baseline: bool) -> dict[str, Any]:
-        """Measure latency and memory beside the baseline's net; returns what a record has of them."""
+        """Measure latency and memory of this net and of the baseline's; return them for a record."""
         if self.worker.target.patience > 1:
             self.skip("an emulator tells nothing about it", "latency", "memory")
             return {}
@@ -342,14 +342,14 @@ class _Judgement:
         return _Timed(param, bin, feeds, runner.output_names())
 
     def runner(self, param: Path, bin: Path, worker: NcnnWorker) -> NcnnRunner:
-        """Return a net as it is measured."""
+        """Return a runner of a net for measurements."""
         return NcnnRunner(param, bin, mode=self.modes[0], timeout=self.model.timeout, worker=worker)
 
     def latency(self, net: _Timed, old: _Timed) -> Latency:
-        """Return the best of some measurements, if the first is not good enough.
+        """Return the best of some measurements; only the first if it is good enough.
 
-        Of the fastest runs and the median of all turns the better ratio counts: what disturbs a machine for a while
-        makes either of them worse, seldom both.
+        It counts the better of two ratios, that of the fastest runs and the median of all turns: a disturbance of the
+        machine makes either of them worse, seldom both.
         """
         best: Latency | None = None
         target = self.worker.target
@@ -369,7 +369,7 @@ class _Judgement:
         return best
 
     def memory(self, net: _Timed) -> int | None:
-        """What a new process needs for the net: to load it, and to run it once."""
+        """Return the bytes that a new process needs to load the net, and to run it once."""
         with NcnnWorker(self.worker.target) as worker:
             before = worker.memory(restart=True)
             self.runner(net.param, net.bin, worker).run(net.feeds, [Fetch(blob, 0) for blob in net.outputs])
@@ -377,7 +377,7 @@ class _Judgement:
         return None if before is None or after is None else after - before
 
     def write(self, measured: dict[str, Any], graph: Graph) -> None:
-        """Record the net, its costs, and examples of what the model computes."""
+        """Record the net, its costs, and examples of the model's results."""
         runner = OrtRunner(
             self.source, values=self.loaded.values, threads=os.cpu_count() or 1, timeout=self.model.timeout
         )

@@ -1,4 +1,4 @@
-"""What a report shows of one net, gathered in a process of its own as its judgement is."""
+"""The content of a report about one net, gathered in a child process like the net's judgement."""
 
 from __future__ import annotations
 

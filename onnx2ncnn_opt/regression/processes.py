@@ -1,4 +1,4 @@
-"""Programs that are run with a time limit, and ended with all that they started."""
+"""Programs that run with a timeout, and that are ended with all their children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOMENT = 2.0  # seconds to end in order
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended: its exit code (None where it was stopped) in words too, and the last that it said."""
+    """The end of a program: its exit code (None if it was stopped), the same in words, and its last output."""
 
     code: int | None
     how: str
@@ -98,7 +98,7 @@ class Processes:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all of its session; what has ended by itself may have left others behind."""
+    """End a program and its whole session; a program that has ended may have left children."""
     for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         with suppress(OSError):
             if hasattr(os, "killpg"):

@@ -1,4 +1,4 @@
-"""What a check found out, as plain records that are JSON as well."""
+"""The result of a check, as plain records that convert to JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Status = Literal["ok", "failed", "not measured"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One thing that was looked at.
+    """One measurement.
 
     `what` is "conversion", "model", "accuracy" or "stored outputs" (in `mode`; relative errors), "layers", "size"
     (bytes of .param and .bin), "latency" (milliseconds) or "memory" (bytes). `measured` is compared with `limit`;
-    `baseline` is the number of the baseline's net. None is where there is none. `message` says what is wrong, or why
-    nothing was measured.
+    `baseline` is the number of the baseline's net. They are None if there is no number. `message` says what is wrong,
+    or why nothing was measured.
     """
 
     what: str
@@ -29,13 +29,13 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """What was measured, as people call it."""
+        """The name of the measurement for people."""
         return f"{self.what} {self.mode}".rstrip()
 
 
 @dataclass(frozen=True)
 class Changes:
-    """How a net differs from the baseline's: counts of layers by type, without Splits; names do not count.
+    """The differences of a net from the baseline's: counts of layers by type, without Splits; names do not count.
 
     `files` says whether the files differ at all.
     """
@@ -67,7 +67,7 @@ class ModelResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the model passes."""
+        """True if the model passes."""
         return self.exit_code == 0
 
     @property
@@ -77,12 +77,12 @@ class ModelResult:
 
     @classmethod
     def failed(cls, name: str, what: str, message: str, exit_code: int) -> ModelResult:
-        """Return the result of a model that came no further."""
+        """Return the result of a model that failed at this point."""
         return cls(name, exit_code, (Measurement(what, "failed", message=message),))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ModelResult:
-        """Return the inverse of `asdict`, after a way through JSON."""
+        """Return a result from JSON: the inverse of `asdict`."""
         changes = data["changes"]
         return cls(
             **{
@@ -105,7 +105,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """Whether all models pass."""
+        """True if all models pass."""
         return self.exit_code == 0
 
     @property

@@ -51,12 +51,12 @@ def check(
 ) -> CheckResult:
     """Check the models of an ncnn-check.toml against their baseline, or `record` that.
 
-    `names` are patterns of the models to take, `shard` "i/n" the i-th of n parts of them. `on` and `modes` stand in for
+    `names` are patterns of the models to take, `shard` "i/n" the i-th of n parts of them. `on` and `modes` replace
     those of the file. `jobs` models are worked on at once. The nets of models that fail are copied to the folder
-    `keep`. `done` is told of each result as it comes. `look` is told, in the order of the models, of each with what a
-    report shows of its net (None where there is no net, or it cannot be looked at); without it that is not found out.
+    `keep`. `done` gets each result as it comes. `look` gets each result in the order of the models, with the content of
+    a report about its net (None if there is no net, or it cannot be read); without `look` that content is not gathered.
 
-    Raises UsageError for a file or an option that makes no sense; whatever is wrong with a model is in its result.
+    Raises UsageError for a file or an option that makes no sense; an error of a model is in its result.
     """
     check_options(names=names, modes=modes, jobs=jobs)
     config = read_config(Path(file)).everywhere(on=on, modes=modes)
@@ -104,7 +104,7 @@ def check_model(
 def _checked(
     config: Config, model: Model, record: bool, keep: Path | None, processes: Processes, *, looks: bool
 ) -> tuple[ModelResult, NetRecord | None]:
-    """Return the result for one model, and what a report shows of it if that `looks` at the net."""
+    """Return the result for one model, and the content of a report about it if it `looks` at the net."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
         task = _Task(config, model, Path(folder), processes)
@@ -145,7 +145,7 @@ class _Task:
         return self.model.timeout * _RUNS * (10 if self.model.on else 1)
 
     def look(self) -> NetRecord | None:
-        """What a report shows of the net, None where there is none, or it cannot be looked at."""
+        """Return the content of a report about the net; None if there is no net, or it cannot be read."""
         if self.net is None:
             return None
         self.python("-c", _LOOK, os.fspath(self.folder), seconds=self.patience)
@@ -156,7 +156,7 @@ class _Task:
         return shown
 
     def convert(self) -> str:
-        """Make the net and find its files; returns what is wrong."""
+        """Make the net and find its files; return the error, if any."""
         stamp = self.folder / "start"
         stamp.touch()
         if self.model.convert or self.model.net is None:
@@ -187,21 +187,21 @@ class _Task:
         return self.python(*words, *self.model.bindings(), seconds=self.model.timeout)
 
     def python(self, *arguments: str, seconds: float) -> Ended:
-        """Run this Python with the packages of this process, whatever is in the current folder."""
+        """Run this Python with the packages of this process, independent of the current folder."""
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}
         command = [sys.executable, *arguments]
         return self.processes.run(command, seconds=seconds, folder=self.folder, environment=environment)
 
     def version(self) -> str:
-        """What the converter says about itself."""
+        """Return the version that the converter prints."""
         if not self.model.version:
             return "" if self.model.convert else f"onnx2ncnn-opt {__version__}"
         ended = self.processes.run(self.model.version, seconds=self.model.timeout, folder=self.config.file.parent)
         return " ".join(ended.said.split())[:200] if ended.code == 0 else ended.how
 
     def keep(self, folder: Path) -> str:
-        """Copy the net to a folder, for study; returns why that could not be done."""
+        """Copy the net to a folder, for study; return the reason if that failed."""
         if self.net is None:
             return ""
         stored = BaselineFiles(folder, self.model.name).net

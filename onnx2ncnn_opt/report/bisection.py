@@ -1,4 +1,4 @@
-"""What `bisect` found, for people."""
+"""The result of `bisect`, for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def located_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def pair_lines(pair: Mapping[str, Any] | None) -> list[str]:
-    """Return the files of a minimal pair, and the command that shows what is wrong with it."""
+    """Return the files of a minimal pair, and the command that shows its fault."""
     if pair is None:
         return ["pair: none was written, because no part of the net is wrong alone"]
     return [
@@ -38,7 +38,7 @@ def pair_lines(pair: Mapping[str, Any] | None) -> list[str]:
 
 
 def pass_lines(rewrites: int, number: int | None, event: str) -> list[str]:
-    """What `bisect --passes` found."""
+    """Return the result of `bisect --passes`."""
     if number is None:
         return [f"right: the net is right with all {rewrites} rewrites"]
     if number == 0:

@@ -1,4 +1,4 @@
-"""What `check` found: for a terminal, as Markdown, and as JUnit's XML."""
+"""The result of `check`: for a terminal, as Markdown, and as JUnit's XML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTHING, _SAME = "-", "="
 
 
 def check_blocks(found: Mapping[str, Any]) -> list[Block]:
-    """Return the fields of a CheckResult as a table, and lines about what failed and changed."""
+    """Return the fields of a CheckResult as a table, and lines about failures and changes."""
     models: Sequence[Mapping[str, Any]] = found["models"]
     columns, rows = _rows(models, _short)
     blocks: list[Block] = [Table(columns, rows, "model", tuple(range(2, len(columns))))] if rows else []
@@ -25,7 +25,7 @@ def check_blocks(found: Mapping[str, Any]) -> list[Block]:
 
 
 def model_line(model: Mapping[str, Any]) -> str:
-    """Return one model as soon as it is done, for a log."""
+    """Return the log line of a finished model."""
     return f"{model['name']}: {_verdict(model)}, {model['seconds']:.0f} s"
 
 
@@ -33,7 +33,7 @@ Form = Callable[[str, float, float | None], str]
 
 
 def _rows(models: Sequence[Mapping[str, Any]], form: Form) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return a header, and a row for each model: what was measured."""
+    """Return a header, and a row of measurements for each model."""
     modes = dict.fromkeys(m["mode"] for model in models for m in model["measurements"] if m["what"] == "accuracy")
     keys = [*(("accuracy", mode) for mode in modes), *((what, "") for what in _COSTS)]
     columns = ("model", "result", *(f"error {mode}" for mode in modes), *_COSTS)
@@ -54,13 +54,13 @@ def _cell(measurement: Mapping[str, Any] | None, is_same: bool, form: Form) -> s
 
 
 def _full(what: str, measured: float, baseline: float | None) -> str:
-    """Return a number, and how it changed."""
+    """Return a number, and its change from the baseline."""
     text = _FORMS.get(what, _exponent)(measured)
     return text if what not in _COSTS or not baseline else f"{text} ({_change(measured, baseline)})"
 
 
 def _short(what: str, measured: float, baseline: float | None) -> str:
-    """What is new: a number, or how it changed. All columns fit into a terminal so."""
+    """Return the new fact: a number, or how it changed. So all columns fit into a terminal."""
     if what not in _COSTS or not baseline:
         return _full(what, measured, baseline)
     if what == "layers":
@@ -73,7 +73,7 @@ def _change(measured: float, baseline: float) -> str:
 
 
 def details(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What else there is to say of a model: a word ("failed", "changed", "note") and a text, for each."""
+    """Yield the other facts about a model, each as a word ("failed", "changed", "note") and a text."""
     for measurement in model["measurements"]:
         if measurement["status"] == "failed":
             yield "failed", failure_text(measurement)
@@ -86,7 +86,7 @@ def details(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def failure_text(measurement: Mapping[str, Any]) -> str:
-    """Why a measurement failed: what was measured, the limit, what the baseline has."""
+    """Return the reason of a failure: the measured value, the limit, and the baseline's value."""
     name = f"{measurement['what']} {measurement['mode']}".rstrip()
     form = _FORMS.get(measurement["what"], _exponent)
     words = {"measured": "{}", "limit": "at most {}", "baseline": "the baseline {}"}
@@ -95,7 +95,7 @@ def failure_text(measurement: Mapping[str, Any]) -> str:
 
 
 def check_markdown(found: Mapping[str, Any]) -> str:
-    """Return the table and the lines as GitHub's step summaries take them."""
+    """Return the table and the lines in the Markdown of GitHub's step summaries."""
     columns, rows = _rows(found["models"], _full)
     lines = ["## ncnn nets", ""]
     lines += [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"] if rows else []
@@ -109,9 +109,7 @@ def check_markdown(found: Mapping[str, Any]) -> str:
 
 
 def check_junit(found: Mapping[str, Any]) -> str:
-    """Return a test suite with a test case for each model; what could not be judged is an error, what is wrong a
-    failure.
-    """
+    """Return a test suite with a case for each model; one that cannot be judged is an error, a wrong one a failure."""
     models = found["models"]
     codes = [model["exit_code"] for model in models]
     suite = ElementTree.Element(
@@ -146,7 +144,7 @@ def check_junit(found: Mapping[str, Any]) -> str:
 
 
 def check_record(model: Mapping[str, Any], record: NetRecord | None) -> NetRecord:
-    """What a page shows of a model: its result, with what is known of its net."""
+    """Return a model's record for a page: its result, with the facts about its net."""
     failures = [text for kind, text in details(model) if kind == "failed"]
     headline = f"{_verdict(model)}: {failures[0]}" if failures else f"{_verdict(model)}: it keeps all limits."
     measured = [
@@ -213,11 +211,11 @@ _COSTS = tuple(_FORMS)
 
 
 def _markdown(text: str) -> str:
-    """Return a text of which nothing is markup: names come from models."""
+    """Return a text without markup, because names come from models."""
     escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~&" else char for char in printable(text))
     return escaped.replace("\n", "<br>")
 
 
 def _xml(text: str) -> str:
-    """Return a text without the characters that no XML may have."""
+    """Return a text without the characters that XML forbids."""
     return printable(text)

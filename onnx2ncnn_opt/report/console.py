@@ -1,4 +1,4 @@
-"""Where a report goes: tables and a spinner on a terminal, plain lines for everything else."""
+"""Output of a report: tables and a spinner on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -128,5 +128,5 @@ def _reminding(line: _Line, stream: TextIO) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Return the text with everything escaped that a name from somebody's model could do to a terminal."""
+    """Return the text with every character escaped with which a name from a model could control a terminal."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""What `convert` tells about its work."""
+"""The report of `convert` on its work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from onnx2ncnn_opt.report.verification import mask_lines, output_table, shapes_l
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConversionSummary(Summary):
-    """A conversion that is done.
+    """A finished conversion.
 
-    `prefix` is that of the `files`, `shapes` are those of dynamic inputs that it was run at, `notes` what was seen
-    besides. `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one
-    leads to, `equal` the dynamic dimensions that became one, `cost` what these cost, `fed_masks` inputs that are added
-    to scores.
+    `prefix` is that of the `files`, `shapes` are those of dynamic inputs at which it was run, `notes` are other facts.
+    `custom` are the operators that became layers of their own, `lost` the model's outputs that no chosen one leads to,
+    `equal` the dynamic dimensions that became one, `cost` their costs, `fed_masks` inputs that are added to scores.
     """
 
     model: str
@@ -50,9 +49,7 @@ def conversion_fields(summary: ConversionSummary) -> dict[str, Any]:
 
 
 def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> list[Block]:
-    """Return the summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and what nearly was
-    one.
-    """
+    """Return the summary as lines and tables; `verbose` adds inputs and outputs, every rewrite, and every near miss."""
     manifest = summary.manifest
     blocks: list[Block] = [f"model: {summary.model} (opset {manifest.source.opset}, {summary.producer})"]
     if verbose:
@@ -80,7 +77,7 @@ def conversion_blocks(summary: ConversionSummary, *, verbose: bool = False) -> l
 
 
 def _notes(summary: ConversionSummary) -> list[str]:
-    """What the reader should know about the net."""
+    """Return notes on the net."""
     notes = [f"{names} in this net: ONNX Runtime runs the model only with equal sizes" for names in summary.equal]
     notes += summary.cost
     if summary.lost:
@@ -99,6 +96,6 @@ def _port(kind: str, tensor: Tensor) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value as it is given on the command line, shortened."""
+    """Return a value as the command line takes it, shortened."""
     text = str(value).lower() if isinstance(value, (bool, tuple)) else str(value)
     return text if len(text) <= 60 else text[:60] + "..."

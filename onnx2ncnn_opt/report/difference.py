@@ -1,4 +1,4 @@
-"""What `diff` found, for people."""
+"""The result of `diff`, for people."""
 
 from __future__ import annotations
 

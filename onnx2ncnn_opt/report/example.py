@@ -58,7 +58,7 @@ def example(
 ) -> str:
     """Return the program in "cpp" or "python" for a net and its manifest.
 
-    `shapes` are sizes for inputs that have dynamic dimensions; others are made up. Raises UsageError where they do not
+    `shapes` are sizes for inputs that have dynamic dimensions; others are made up. Raises UsageError if they do not
     fit.
     """
     for entry in (*manifest.inputs, *manifest.outputs):
@@ -117,12 +117,12 @@ def _is_sum(entry: Tensor) -> bool:
 
 
 def _plain(text: object) -> str:
-    """Return a name from somebody's model as one line of a comment, that no name can end."""
+    """Return a name from a model as one line of a comment, which no name can end."""
     return "".join(char if char.isprintable() and char != "\\" else ascii(char)[1:-1] for char in str(text))
 
 
 def _too_small(manifest: Manifest, codes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a condition and what to say for each size that has a minimum; `codes` are expressions of sizes by name."""
+    """Yield a condition and a message for each size that has a minimum; `codes` are expressions of sizes by name."""
     for text, least in manifest.minimum.items():
         size = parsed_size(text, {name: symbol(code) for name, code in codes.items()})
         if size is not None:
@@ -295,7 +295,7 @@ def _cpp_feed(name: str, mat: _Mat) -> list[str]:
 
 
 def _dynamic(mat: _Mat) -> list[str]:
-    """Return a line that says which sizes may be others."""
+    """Return a line that says which sizes may differ."""
     sizes = [
         f"{'?' if dim is None else _plain(dim)} = {size}"
         for dim, size in zip(mat.entry.shape, mat.shape, strict=True)

@@ -1,4 +1,4 @@
-"""What `inspect` tells, for people."""
+"""The report of `inspect`, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mixed` tells about its work."""
+"""The report of `mixed` on its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx2ncnn_opt.report.console import Block
 
 @dataclass(frozen=True)
 class MaskRow:
-    """A mask in words, and what it costs in each run; None where that could not be measured."""
+    """A mask in words, and its cost in each run; None if the cost could not be measured."""
 
     mask: str
     seconds: float | None
@@ -20,9 +20,7 @@ class MaskRow:
 def mixed_blocks(
     masks: Sequence[MaskRow], before: float, after: float, budget: float, seconds: float | None, checked: str
 ) -> list[Block]:
-    """Return the masks with their costs, the errors (in units of an output's largest value), and where they were found
-    out.
-    """
+    """Return the masks with their costs, the errors (in units of an output's largest value), and where nets ran."""
     blocks: list[Block] = []
     for row in masks:
         cost = "" if row.seconds is None else f"; costs {row.seconds * 1e3:+.2f} ms"

@@ -1,4 +1,4 @@
-"""What `optimize` tells about its work."""
+"""The report of `optimize` on its work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def optimization_fields(summary: OptimizationSummary) -> dict[str, Any]:
 
 
 def optimization_blocks(summary: OptimizationSummary, *, verbose: bool = False) -> list[Block]:
-    """Return the summary as lines and tables: `verbose` adds every rewrite, and what nearly was one."""
+    """Return the summary as lines and tables: `verbose` adds every rewrite, and every near miss."""
     blocks: list[Block] = [f"net: {summary.source}"]
     if summary.unread_layers:
         blocks.append(f"note: layers after those that the header counts are left out: {summary.unread_layers}")

@@ -53,7 +53,7 @@ def _hash(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as JSON has it, which knows no NaN and no infinity: they become text."""
+    """Return the value in JSON, which has no NaN and no infinity: they become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

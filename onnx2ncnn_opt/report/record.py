@@ -1,4 +1,4 @@
-"""What a report page shows, as plain records: everything in them is a number, a text, or a list of these."""
+"""The content of a report page as plain records: everything in them is a number, a text, or a list of these."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ Number = float | None
 class LayerError:
     """The error of a layer's worst output, relative to the largest value of the reference.
 
-    `status` is "right", "reordered" (the reference's numbers in another order), "wrong", or "unknown" where the
-    reference has no such value; `max_rel` is None where there is no number. `value` is what the reference calls the
-    output.
+    `status` is "right", "reordered" (the reference's numbers in another order), "wrong", or "unknown" if the reference
+    has no such value; `max_rel` is None if there is no number. `value` is the reference's name of the output.
     """
 
     status: str
@@ -31,7 +30,8 @@ class LayerRow:
 
     `reads` are the numbers of the layers that it reads, in their list. `blobs` are its outputs with their shapes.
     `origin` are the nodes that it comes from. `macs` are multiplications with an addition, `weights` elements,
-    `weight_bytes` what they take in the file, `blob_bytes` what the layer reads and writes. What is not known is None.
+    `weight_bytes` their bytes in the file, `blob_bytes` the bytes that the layer reads and writes. Unknown fields are
+    None.
     """
 
     type: str
@@ -86,12 +86,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class NetRecord:
-    """One net with all that is known of it.
+    """One net with the facts about it.
 
-    `verdict` is "ok", "wrong", or "unverified", `headline` says it in a sentence. `facts` are labels and texts.
-    `names` are what the lists `before` and `after` are. `rows` show the two beside each other, see
-    `rewrite.lineage.side_by_side`. `memory` is before and after, None where sizes are not known. `timing` says how
-    `seconds` were measured, and is empty where nothing was; `errors` says the same about the layers' errors.
+    `verdict` is "ok", "wrong", or "unverified", `headline` says it in a sentence. `facts` are labels and texts. `names`
+    are the titles of the lists `before` and `after`. `rows` show the two side by side, see
+    `rewrite.lineage.side_by_side`. `memory` is before and after, None if sizes are unknown. `timing` says how `seconds`
+    were measured, and is empty if nothing was; `errors` says the same about the layers' errors.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""What `convert` and `optimize` both tell about their work."""
+"""The common report of `convert` and `optimize` on their work."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Summary:
-    """A net that is done.
+    """A finished net.
 
-    `storage` is a name and the number of weights stored so, `kept` those that were not. `verified` is None if nothing
-    was; `checked` says where and in which modes. `files` are paths and sizes in bytes.
+    `storage` is a name and the number of weights stored so, `kept` the weights that were not. `verified` is None
+    without a verification; `checked` says where and in which modes it ran. `files` are paths and sizes in bytes.
     """
 
     applied: Sequence[Applied]
@@ -55,7 +55,7 @@ def summary_fields(summary: Summary) -> dict[str, Any]:
 
 
 def layers_blocks(summary: Summary, before: int, after: int) -> list[Block]:
-    """How many layers there were and are, and which passes have done that."""
+    """Return the numbers of layers before and after, and the passes that changed them."""
     passes = Counter(event.pass_name for event in summary.applied)
     rows = tuple((name, str(count)) for name, count in passes.items())
     warnings = [f"warning: {event}" for event in summary.failed]
@@ -63,7 +63,7 @@ def layers_blocks(summary: Summary, before: int, after: int) -> list[Block]:
 
 
 def storage_lines(summary: Summary, *, is_own: bool = False) -> list[Block]:
-    """How weights are stored, if not as they were, and a line for each that could not be.
+    """Return the storage of weights if it changed, and a line for each weight that could not be stored so.
 
     `is_own` is about a net that was stored so before.
     """
@@ -74,7 +74,7 @@ def storage_lines(summary: Summary, *, is_own: bool = False) -> list[Block]:
 
 
 def end_lines(summary: Summary, other: str) -> list[Block]:
-    """Return the times of the net and of the `other` one, the files, and how it was verified."""
+    """Return the times of the net and of the `other` one, the files, and the kind of verification."""
     return [
         *latency_lines(summary.latency, other),
         *(f"wrote: {path} ({file_size(size)})" for path, size in summary.files),

@@ -1,4 +1,4 @@
-"""What verification tells: one line for each output."""
+"""The report of a verification: one line for each output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def latency_lines(latency: Latency | None, other: str) -> list[str]:
-    """Return the times of a net beside what it is held against; none where nothing was timed."""
+    """Return the times of a net and of the one that it is compared with; none if nothing was timed."""
     if latency is None:
         return []
     times = f"{latency.net:.3g} ms, {other} {latency.other:.3g} ms, ratio {latency.ratio:.2f}"
@@ -24,9 +24,9 @@ _MOST_MASKS = 10
 
 
 def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refused: bool = True) -> list[str]:
-    """Return the shapes of dynamic inputs that the net was run at, where it has any.
+    """Return the shapes of dynamic inputs at which the net was run, if it has any.
 
-    `others_refused` says that a single run is one of several, which ONNX Runtime did not take. A wrong net does not run
+    `others_refused` says that a single run is one of several that ONNX Runtime did not take. A wrong net does not run
     at further shapes.
     """
     if not any(shapes):
@@ -45,7 +45,7 @@ def shapes_lines(shapes: Sequence[Mapping[str, tuple[int, ...]]], *, others_refu
 
 
 def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
-    """Where nets ran and in which modes, for the end of a summary; none where nothing ran."""
+    """Return the places and modes of runs, for the end of a summary; none if nothing ran."""
     stores_only = checked.startswith("x86") and "fp16" in checked
     estimated = "; estimated for fp16" if is_estimated and (stores_only or "fp16" not in checked) else ""
     note = "note: in fp16 an x86 CPU stores some weights in 16 bits, and computes in fp32; --on takes other devices"
@@ -53,7 +53,7 @@ def checked_lines(checked: str, is_estimated: bool = False) -> list[str]:
 
 
 def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -> list[str]:
-    """Return the layers that fp16 is not enough for, and what it does to the outputs with their masks.
+    """Return the layers for which fp16 is not enough, and the effect of fp16 on the outputs with their masks.
 
     Of many layers only the first are named, unless `verbose`.
     """
@@ -63,9 +63,7 @@ def mask_lines(masks: Sequence[str], estimated: str, *, verbose: bool = False) -
 
 
 def output_table(rows: Sequence[OutputReport], label: str = "output") -> Table:
-    """Return the outputs as a table, with columns of modes where there are others than fp32, and of causes
-    where known.
-    """
+    """Return the outputs as a table, with columns of modes if there are others than fp32, and of known causes."""
     modes = any(row.mode != "fp32" for row in rows)
     causes = any(row.cause for row in rows)
     first = ("output", "mode", "result") if modes else ("output", "result")

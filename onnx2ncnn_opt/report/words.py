@@ -9,7 +9,7 @@ _HASH = 12  # digits of a hash that people compare
 
 
 def file_size(size: int) -> str:
-    """Return a size in bytes as people read it."""
+    """Return a size in bytes in units that people read."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB"):
         if value >= 1000:
@@ -18,14 +18,12 @@ def file_size(size: int) -> str:
 
 
 def layer_text(ref: Mapping[str, str] | None) -> str:
-    """Return a LayerRef as people read it."""
+    """Return the text of a LayerRef."""
     return f"{ref['type']} '{ref['name']}'" if ref else "nothing"
 
 
 def change_rows(change: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the fields of a LayerChange: for each change the layer, what it is about, before, after, and the
-    difference.
-    """
+    """Yield a row for each change in a LayerChange: the layer, the subject, before, after, and the difference."""
     old, new = change["before"], change["after"]
     layer = layer_text(old) if old["name"] == new["name"] else f"{layer_text(old)} ('{new['name']}')"
     for param in change["params"]:

@@ -1,6 +1,7 @@
-"""The one door through which passes change a graph, with the checks that hold for every edit.
+"""The single entry for all changes of a graph by passes, with the checks that hold for every edit.
 
-Both kinds of passes end here: what a rewrite returns for a match becomes a `Replacement`, and a graph pass yields them.
+Both kinds of passes end here: the result of a rewrite for a match becomes a `Replacement`, and a graph pass yields
+`Replacement`s.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Names:
         self._blobs.release(*(blob.name for blob in blobs))
 
     def move(self, old: Blob, new: Blob, *, is_made: bool, stays: bool) -> None:
-        """Give `new` the name of `old`; what it was called before is free, or goes to `old` if that one stays."""
+        """Give `new` the name of `old`; its former name is free, or goes to `old` if that one stays."""
         wanted, new.name = new.name, old.name
         if not is_made:
             self._blobs.release(wanted)
@@ -51,10 +52,10 @@ class Names:
 def require_private(
     layers: Sequence[Layer], replaced: Collection[Blob], needed: Iterable[Blob] = (), sources: Sequence[Layer] = ()
 ) -> None:
-    """Refuse layers whose blobs somebody else needs, or that have parameters nobody knows the meaning of.
+    """Refuse layers whose blobs are needed elsewhere, or whose parameters have no known meaning.
 
-    `replaced` are the blobs for which there is another one, `needed` those that the result reads; `sources` are layers
-    that stay, but that the result is made of as well.
+    `replaced` are the blobs that another one replaces, `needed` those that the result reads; `sources` are layers that
+    stay, but that the result is made of as well.
     """
     inside = set(layers)
     inner = [blob for layer in layers for blob in layer.outputs if blob not in replaced]
@@ -64,9 +65,9 @@ def require_private(
             require(user in inside, f"'{blob.name}' is also used by {user.type} '{user.name}'")
     lost = set(inner)
     for blob in needed:
-        # One and the same blob inside and as an operand: the result would need what is removed.
+        # The blob is both inside and an operand: the result would need a removed layer.
         require(blob not in lost, f"'{blob.name}' is needed for itself, too")
-    # A mask is about the whole layer that comes of a fusion, but its inputs have 32 bits only where each layer's had.
+    # A mask holds for the whole fused layer, but its inputs have 32 bits only where each layer's had.
     storage = {layer["featmask"] & _STORAGE for layer in layers}
     require(len(storage) <= 1, "not all layers have 16 bit storage: their feature masks differ")
     for layer in (*layers, *sources):
@@ -77,9 +78,9 @@ def require_private(
 def carry_out(
     graph: Graph, edit: Replacement, names: Names, allow: Callable[[Layer], None] = lambda layer: None
 ) -> tuple[Layer, ...]:
-    """Edit the graph; returns the layers that are new or read something else now.
+    """Edit the graph; returns the layers that are new or read another blob now.
 
-    Raises Refused, with the graph as it was, where the edit would lose a blob, a name or a parameter, or where `allow`
+    Raises Refused, with the graph as it was, if the edit would lose a blob, a name or a parameter, or if `allow`
     refuses a new layer.
     """
     replaced = {*edit.reads, *(blob for layer in edit.takes for blob in layer.outputs)}
@@ -113,7 +114,7 @@ def carry_out(
 
 
 def _name(graph: Graph, edit: Replacement, public: Mapping[Blob, Blob], names: Names) -> None:
-    """Give every new layer and blob a name; those that the net's caller knows stay."""
+    """Give every new layer and blob a name; the names that the net's caller knows stay."""
     made = set(edit.made)
     for layer in edit.layers:
         if layer.graph is not graph:
@@ -127,7 +128,7 @@ def _name(graph: Graph, edit: Replacement, public: Mapping[Blob, Blob], names: N
 
 
 def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob]:
-    """Return the outputs of the net that get another blob; refused where that one has a public name itself."""
+    """Return the replaced outputs of the net, with their new blobs; refuse a new blob that has a public name itself."""
     public: dict[Blob, Blob] = {}
     for old, new in edit.reads.items():
         if not old.is_output:
@@ -143,7 +144,7 @@ def _public_names(edit: Replacement, made: Collection[Layer]) -> dict[Blob, Blob
 def _inherit(edit: Replacement) -> None:
     """Hand on origins, feature masks and shape hints: an opt-out of fp16 must survive a fusion.
 
-    One layer that replaces several unites what they had. Where several are replaced one by one, each keeps its own.
+    One layer that replaces several gets the union of theirs. If several are replaced one by one, each keeps its own.
     """
     alone = len(edit.takes) <= 1
     sources = edit.layers if alone else edit.removed
@@ -164,7 +165,7 @@ def _inherit(edit: Replacement) -> None:
 
 
 def _keep_storage(edit: Replacement) -> None:
-    """Let a new weight with the numbers of an old one have its encoding; note for others that all old ones are short.
+    """Give a new weight the encoding of an old one with the same numbers; for others, note if all old ones are short.
 
     Only weights that ncnn reads after a tag have encodings.
     """
@@ -193,9 +194,9 @@ def _set(layer: Layer, name: str, value: object) -> None:
 
 
 def remove_all(graph: Graph, layers: Iterable[Layer], *, may_stay: bool = False) -> None:
-    """Remove layers that only need each other, whatever their order.
+    """Remove layers that only need each other, in any order.
 
-    GraphError where somebody else needs one; with `may_stay` that one stays.
+    Raises GraphError if another layer needs one; with `may_stay` that one stays.
     """
     left = list(layers)
     while left:

@@ -1,4 +1,4 @@
-"""What a run of the pipeline tells: plain records for reports, free of graph objects."""
+"""The events of a run of the pipeline: plain records for reports, free of graph objects."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Event: TypeAlias = Applied | NearMiss | Failed
 
 
 class Rewritten:
-    """What has been through the pipeline, and knows its events."""
+    """A result of the pipeline, which knows its events."""
 
     events: tuple[Event, ...]
 

@@ -1,7 +1,7 @@
-"""Integers in nets that compute in fp16: the bits of those that are fed, indexes, and whole numbers beyond 2048.
+"""Integers in nets that compute in fp16: the bits of fed integers, indexes, and whole numbers beyond 2048.
 
-ncnn takes the bits of integers for floats, and casts them where a layer computes in fp16. Whole numbers that are held
-as floats are exact up to 2048 there, and positions in an image as wide as 1024.
+ncnn takes the bits of integers for floats, and casts them if a layer computes in fp16. There, whole numbers held as
+floats are exact up to 2048, and positions in an image up to a width of 1024.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ _LARGEST_SIDE = 1024  # of an image: the middle of each pixel is told apart from
 
 
 def moved(layer: Layer) -> tuple[Blob, ...]:
-    """Return the blobs whose bits a layer hands on; of others it takes sizes."""
+    """Return the blobs whose bits a layer hands on; of its other inputs it uses only the sizes."""
     if not layer.has(Trait.MOVES) and not (layer.type == "Dropout" and layer["scale"] == 1.0):
         return ()
     return layer.inputs if layer.type in ("Concat", "CopyTo") else layer.inputs[:1]
 
 
 def index_blobs(graph: Graph) -> set[Blob]:
-    """Return the blobs whose bits are integers, because they end as indexes into a table or as numbers made of
-    integers.
-    """
+    """Return the blobs whose bits are integers: they end as indexes into a table, or as numbers made of integers."""
     found: set[Blob] = set()
     left = [layer.inputs[0] for layer in graph if layer.type == "Embed" or _reads_integers(layer)]
     while left:
@@ -79,7 +77,7 @@ def inexact_layers(graph: Graph, ports: Collection[Blob]) -> Iterator[tuple[Laye
 
 
 def _longest(image: Blob) -> int | None:
-    """Return the longest side of an image; None where that is not known."""
+    """Return the longest side of an image; None if that is unknown."""
     if image.shape is None:
         return None
     sides = [size for size in image.shape[1:] if isinstance(size, int)]
@@ -87,7 +85,7 @@ def _longest(image: Blob) -> int | None:
 
 
 def _collect(blob: Blob, reason: str, ranges: Ranges, found: dict[Layer, str]) -> None:
-    """Add the layers that a blob is computed by, up to numbers that fp16 holds."""
+    """Add the layers that compute a blob, up to numbers that fp16 holds."""
     left = [blob]
     while left:
         layer = left.pop().producer

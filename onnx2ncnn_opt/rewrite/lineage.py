@@ -1,4 +1,4 @@
-"""What became of each layer of a net in the pipeline: which layers went into which, by which passes."""
+"""The history of each layer of a net in the pipeline: which layers went into which, by which passes."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def groups(before: Sequence[str], after: Sequence[str], applied: Iterable[Applie
 
 
 def side_by_side(before: int, after: int, partners: Mapping[int, int]) -> tuple[Row, ...]:
-    """Rows that show two lists beside each other: every number of either once, in order, and partners in one row.
+    """Return rows that show two lists side by side: every number of both once, in order, and partners in one row.
 
-    `partners` are the numbers before, by those after. Where they cross, as many stay in one row as can.
+    `partners` are the numbers before, by those after. If they cross, as many stay in one row as can.
     """
     # The longest rising sequence of partners: for each length, the least number that one of this length ends with.
     ends: list[int] = []

@@ -1,10 +1,10 @@
-"""Feature masks (parameter 31) for layers that fp16 is not enough for: what the graph alone proves, and how one is put.
+"""Feature masks (parameter 31) that follow from the graph alone, for layers that need more than fp16.
 
-A layer without fp16 storage needs its inputs in 32 bits, which ncnn does not see to (`ir.features`). What makes them so
-is a Dropout of scale 1: it has no fp16 kernel on ARM, so that ncnn converts its input, and its own mask keeps it off
-the GPU, so that the blob comes down in 32 bits. Everywhere else it costs nothing. But x86 has a bf16 kernel of it: for
-layers without bf16 storage it is a DeepCopy. Splits of such blobs take the mask from their readers when the net is
-written (`param.splits`).
+A layer without fp16 storage needs its inputs in 32 bits, and ncnn does not convert them (`ir.features`). A Dropout of
+scale 1 does: it has no fp16 kernel on ARM, so ncnn converts its input, and its own mask keeps it off the GPU, so the
+blob comes down in 32 bits. Everywhere else it costs nothing. But x86 has a bf16 kernel of it: for layers without bf16
+storage it is a DeepCopy. Splits of such blobs take the mask from their readers when the net is written
+(`param.splits`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnx2ncnn_opt.ir.ranges import Ranges
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.rewrite.integers import inexact_layers
 
-# Their output is in 32 bits on a CPU, whatever the options are: nothing converts what a program feeds, or a file holds.
+# Their output is in 32 bits on a CPU with all options: nothing converts the data of a program or a file.
 SOURCES = frozenset({"Input", "MemoryData"})
 # Layers that take their weights as fp16 wherever they take their input so.
 _HALF_WEIGHTS = frozenset(
@@ -49,7 +49,7 @@ class Mask(NamedTuple):
 
 
 def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
-    """Return the masks that a graph needs whatever its inputs are.
+    """Return the masks that a graph needs for every possible input.
 
     Its known sizes are those at run time. `integers` are inputs and outputs; the graph itself shows which are indexes.
     """
@@ -75,11 +75,11 @@ def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer,
             for user in layer.output.users:
                 add(user, FP32, f"it reads the constant {size:.3g}, and fp16 ends at {LARGEST:g}")
         if (factor := _factor_of_zeros(layer)) > LARGEST:
-            features = FP32 if layer.type == "InstanceNorm" else Feature.NO_VULKAN  # as ARM has others in fp32
+            features = FP32 if layer.type == "InstanceNorm" else Feature.NO_VULKAN  # ARM computes the others in fp32
             add(layer, features, f"its eps multiplies zeros by {factor:.3g}, which is infinite in fp16 on GPUs")
         size = max((float(np.abs(numbers).max(initial=0.0)) for numbers in own_numbers(layer).values()), default=0.0)
         if size > LARGEST and not _may_be_infinite(layer, size, ranges):
-            is_limit = size >= INFINITE  # which bf16 does not hold either
+            is_limit = size >= INFINITE  # bf16 does not hold it either
             features = FP32 | Feature.NO_BF16_STORAGE if is_limit else FP32
             add(layer, features, f"a number of its own is {size:.3g}, which is infinite in fp16")
             for each in _readers_of_sums(layer.output) if is_limit else ():
@@ -93,7 +93,7 @@ def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer,
 
 
 def added_inputs(graph: Graph) -> list[Blob]:
-    """Return the inputs that are added to what a Softmax takes, or that attention layers have as a mask."""
+    """Return the inputs that are added to a Softmax's operand, or that are the mask of an attention layer."""
     found: dict[Blob, None] = {}
     for layer in graph:
         added: tuple[Blob, ...] = ()
@@ -107,14 +107,14 @@ def added_inputs(graph: Graph) -> list[Blob]:
 
 
 def _unmoved(blob: Blob) -> Blob:
-    """What a blob has the elements of."""
+    """Return the blob whose elements a blob has, before all moves."""
     while blob.producer is not None and blob.producer.has(Trait.MOVES) and len(blob.producer.inputs) == 1:
         blob = blob.producer.input
     return blob
 
 
 def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
-    """Yield the layers from a Clip at the largest float32, which infinity may get into, to sums of two blobs."""
+    """Yield the layers from a Clip at the largest float32, whose input may be infinite, to sums of two blobs."""
     limited: set[Blob] = set()
     for layer in graph:
         if layer.type == "Clip" and max(-layer["min"], layer["max"]) >= INFINITE:
@@ -135,7 +135,7 @@ def _differences_of_limits(graph: Graph, ranges: Ranges) -> Iterator[Layer]:
 
 
 def _factor_of_zeros(layer: Layer) -> float:
-    """What a layer that has it in fp16, on GPUs at least, multiplies zeros by, or numbers less their mean."""
+    """Return the factor of zeros, or of numbers less their mean, that a layer has in fp16, at least on GPUs; else 0."""
     if layer.type not in ("GroupNorm", "InstanceNorm", "Normalize") or layer["eps"] <= 0:
         return 0.0
     is_least_length = layer.type == "Normalize" and layer["eps_mode"] == EpsMode.MAX_ROOT
@@ -143,7 +143,7 @@ def _factor_of_zeros(layer: Layer) -> float:
 
 
 def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
-    """Yield the layers that a blob is moved by, or added to others, up to what makes something else of it."""
+    """Yield the consumers of a blob that are reached through moves and additions."""
     left, seen = [blob], {blob}
     while left:
         for user in left.pop().users:
@@ -155,9 +155,7 @@ def _readers_of_sums(blob: Blob) -> Iterator[Layer]:
 
 
 def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
-    """Return whether a layer does with infinity what it does with the largest of its own numbers, but for infinite
-    results.
-    """
+    """Return True if replacing the largest of a layer's own numbers by infinity changes only infinite results."""
     if layer.type != "BinaryOp":
         return False
     if layer["op_type"] in _HARMLESS:
@@ -166,7 +164,7 @@ def _may_be_infinite(layer: Layer, size: float, ranges: Ranges) -> bool:
 
 
 def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
-    """Return whether numbers may be 0: not those that are a half, or another part, more than whole ones."""
+    """Return whether an element can be 0; a whole number plus a fraction cannot."""
     added = blob.producer
     has_offset = added is not None and added.computes(BinaryOp.ADD, scalar=True)
     if added is not None and has_offset and added["b"] % 1 and ranges.of(added.input).is_whole:
@@ -175,13 +173,13 @@ def _may_be_0(blob: Blob, ranges: Ranges) -> bool:
 
 
 def _largest_weight(layer: Layer) -> float:
-    """Return the largest weight, but for what stands for infinity."""
+    """Return the largest weight, without numbers that stand for infinity."""
     largest = 0.0
     for name, stored in layer.weights.stored_items():
         if stored.is_float and stored.data.dtype.kind == "f" and not name.endswith("bytes"):
             numbers = np.asarray(stored.array, np.float32)
-            size = max(numbers.max(initial=0.0), -numbers.min(initial=0.0))  # float32, as what it is compared with
-            if not size < INFINITE:  # a copy, which may be large
+            size = max(numbers.max(initial=0.0), -numbers.min(initial=0.0))  # float32, like the limit
+            if not size < INFINITE:  # the copy may be large
                 sizes = np.abs(numbers)
                 size = sizes[sizes < INFINITE].max(initial=0.0)
             largest = max(largest, float(size))
@@ -189,7 +187,7 @@ def _largest_weight(layer: Layer) -> float:
 
 
 def _divides(blob: Blob) -> list[Layer]:
-    """Return the layers after a sum that have no result at 0, through a square root."""
+    """Return the layers after a sum that have no result at 0, also through a square root."""
     found: list[Layer] = []
     for user in blob.users:
         if _has_no_result_at_0(user, blob):
@@ -207,7 +205,7 @@ def _has_no_result_at_0(layer: Layer, blob: Blob) -> bool:
 
 
 def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
-    """Put masks on layers, beside those they have, and what brings blobs in 32 bits to those that need them so."""
+    """Add masks to those that layers have, and insert the casts to 32 bits that they need."""
     given = {layer: layer["featmask"] | int(features) for layer, features in masks}
     for layer, mask in given.items():
         layer.params["featmask"] = mask
@@ -223,7 +221,7 @@ def put_masks(graph: Graph, masks: Iterable[tuple[Layer, Feature]]) -> None:
 def _in_32_bits(graph: Graph, blob: Blob, kind: str, entries: dict[tuple[Blob, str], Blob], names: set[str]) -> Blob:
     producer = blob.producer
     if producer is None or producer.type in SOURCES or producer["featmask"] & Feature.NO_FP16_STORAGE:
-        if producer is not None and producer.type == "MemoryData":  # which a GPU has in 16 bits
+        if producer is not None and producer.type == "MemoryData":  # a GPU has it in 16 bits
             producer.params["featmask"] = producer["featmask"] | int(Feature.NO_VULKAN)
         return blob
     if producer.type in ("Dropout", "DeepCopy") and producer["featmask"] == Feature.NO_VULKAN:

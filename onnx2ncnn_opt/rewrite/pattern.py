@@ -1,8 +1,8 @@
-"""Patterns over def-use links: what a rewrite looks for, written as an expression.
+"""Patterns over def-use links: the layers that a rewrite looks for, written as an expression.
 
 ``op("BatchNorm", "bn")(op("Convolution", "conv", activation_type=0))`` is a BatchNorm that reads a Convolution without
 activation. An input of an operator is another operator, a constant (`const`), or a name, which captures any blob. A
-name that occurs twice stands for one and the same thing. Operators that commute match in either order of their inputs.
+name that occurs twice stands for the same thing. Operators that commute match in either order of their inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Op(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The number of layers on the longest way through the pattern."""
+        """The number of layers on the longest path through the pattern."""
         return 1 + max((p.depth for p in self.inputs or () if not isinstance(p, str)), default=0)
 
     @property
@@ -52,7 +52,7 @@ class Op(NamedTuple):
         return frozenset(found)
 
     def fits(self, layer: Layer) -> bool:
-        """Return whether the layer itself is wanted, whatever its inputs are."""
+        """Return whether the layer itself is wanted; its inputs do not matter."""
         if layer.type not in self.types:
             return False
         for name, wanted in self.params.items():
@@ -62,7 +62,7 @@ class Op(NamedTuple):
         return self.where is None or self.where(layer)
 
     def may_read(self, blobs: Sequence[Blob]) -> bool:
-        """Return whether its inputs may be these, in some order: so many, and of layers of their types."""
+        """Return whether its inputs may be these, in some order, by their number and their layers' types."""
         if self.inputs is None:
             return True
         made = {blob.producer.type for blob in blobs if blob.producer is not None}
@@ -106,9 +106,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def kept(pattern: Op) -> Op:
-    """Return a layer that a match needs to see, but does not replace: others may use it too, and it stays in
-    the graph.
-    """
+    """Return a pattern for a layer that a match needs, but does not replace: it stays, and others may use it too."""
     return pattern._replace(is_kept=True)
 
 
@@ -135,7 +133,7 @@ class Match(NamedTuple):
         return [captured for captured in self.captures.values() if isinstance(captured, Blob)]
 
     def _bound(self, name: str, value: Layer | Blob) -> Match | None:
-        """Return the match with a name bound; None where the name already stands for something else."""
+        """Return the match with a name bound; None if the name already stands for something else."""
         if not name:
             return self
         known = self.captures.get(name)
@@ -153,7 +151,7 @@ def matches(pattern: Op, root: Layer) -> Iterator[Match]:
 
 
 def matches_above(pattern: Op, root: Layer) -> Iterator[Match]:
-    """As `matches`, for a root that fits."""
+    """Yield the `matches` of a root that fits."""
     return _match_layer(pattern, root, _NOTHING)
 
 

@@ -1,9 +1,8 @@
-"""Runs passes to a fixpoint, at a cost that grows with the size of the graph and the number of rewrites.
+"""The engine that runs passes to a fixpoint; its cost grows with the size of the graph and the number of rewrites.
 
-Every pass has a queue of layers that may be the root of a match. In the beginning these are all layers of its root
-types; after a rewrite only layers are queued again that are close enough for their match to have changed. The passes
-take turns in their order until all queues are empty. A pass over the whole graph waits until the rewrites before it
-have come to rest.
+Every pass has a queue of layers that may be the root of a match. At first these are all layers of its root types. After
+a rewrite, only layers close enough for their match to have changed are queued again. The passes take turns in their
+order until all queues are empty. A pass over the whole graph waits until the rewrites before it have come to rest.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ def run(
     check: bool = False,
     veto: Veto | None = None,
 ) -> list[Event]:
-    """Apply passes until none finds anything more; returns what was done, then the near misses and failed passes.
+    """Apply passes until none finds anything more; returns the rewrites, then the near misses and failed passes.
 
     `limit` stops after so many rewrites, to bisect which one breaks a net. `check` verifies the graph after every one.
-    `veto` is asked for every layer that a rewrite would make; what it answers is the reason not to. A pass that fails
-    is left out: the others start again with the graph as it was. With `check` its error is raised.
+    `veto` is called for every layer that a rewrite would make, and returns the reason against it. A pass that fails is
+    left out: the others start again with the graph as it was. With `check` its error is raised.
     """
     failed: dict[Pass, Failed] = {}
     undo = graph.checkpoint()
     while True:
         run = _Run(graph, [p for p in passes if p not in failed], limit, check, veto)
         try:
-            with np.errstate(all="ignore"):  # weights that overflow or are NaN give what they give in the net
+            with np.errstate(all="ignore"):  # overflow and NaN happen as in the net
                 return [*run.run(), *failed.values()]
         except PluginError as error:
             if check:
@@ -108,7 +107,7 @@ class _Run:
         return len(self.applied) >= self.limit
 
     def _settle(self, rewrites: Sequence[Rewrite]) -> None:
-        """Let the rewrites come to rest: a pass over the whole graph must not take away what they would still fold."""
+        """Finish the rewrites first: a pass over the whole graph must not take layers that they would still fold."""
         while any(map(self.queues.__getitem__, rewrites)) and not self._is_full:
             for p in rewrites:
                 self._drain(p)
@@ -137,7 +136,7 @@ class _Run:
                 return
 
     def _guarded(self, p: Pass) -> AbstractContextManager[None]:
-        """Make a PluginError of an exception in a pass, except of ours with `check`: tests want the error itself."""
+        """Turn an exception in a pass into a PluginError, except in ours with `check`: tests want the error itself."""
         self.current = p
         if is_foreign(p):
             return plugged(f"the pass {p.name} of the plug-in {p.function.__module__}", MemoryError)
@@ -166,7 +165,7 @@ class _Run:
                 return
 
     def _apply(self, p: Pass, edit: Replacement) -> None:
-        """Carry out an edit, note it, and queue what it may concern."""
+        """Carry out an edit, note it, and queue the layers that it may concern."""
         used = [blob for layer in edit.layers for blob in layer.inputs]
         if self.names is None:
             self.names = Names(self.graph)
@@ -182,7 +181,7 @@ class _Run:
         self._revisit(touched, used)
 
     def _allow(self, layer: Layer) -> None:
-        """Refuse a layer that the veto is against."""
+        """Refuse a layer that the veto rejects."""
         reason = self.veto(layer) if self.veto is not None else None
         require(reason is None, reason or "")
 
@@ -210,7 +209,7 @@ def _near_users(blobs: Iterable[Blob]) -> Iterator[Layer]:
 
 
 def replacement(match: Match, result: Result) -> Replacement:
-    """What a rewrite returned for a match, as an edit."""
+    """Turn the result of a rewrite for a match into an edit."""
     items = [result] if isinstance(result, Blob | Layer) else list(result)
     layers = match.layers[::-1]
     blobs = [item for item in items if isinstance(item, Blob)]

@@ -1,4 +1,4 @@
-"""What a pass is: a `rewrite` of a pattern, or a `graph_pass` over the whole graph."""
+"""The two kinds of passes: a `rewrite` of a pattern, or a `graph_pass` over the whole graph."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Refused(Exception):
 
 
 def require(condition: object, reason: str) -> None:
-    """Go on only if the condition holds; otherwise the match becomes a near miss with this reason."""
+    """Raise Refused unless the condition holds: the match becomes a near miss with this reason."""
     if not condition:
         raise Refused(reason)
 
 
 def known_shape(blob: Blob, *ranks: int) -> Shape:
-    """Return the shape of a blob; refused where it is unknown, or where `ranks` are given and it has none of them."""
+    """Return the shape of a blob; refuse an unknown shape, and a rank that is not in `ranks`, if there are any."""
     require(blob.shape is not None, f"the shape of '{blob.name}' is unknown")
     shape = blob.known_shape
     wanted = " or ".join(f"{rank}-D" for rank in ranks)
@@ -36,14 +36,14 @@ def known_shape(blob: Blob, *ranks: int) -> Shape:
 
 
 def fixed_shape(blob: Blob, *ranks: int) -> tuple[int, ...]:
-    """As `known_shape`; refused where a dimension is dynamic, too."""
+    """Return the `known_shape`; refuse a dynamic dimension, too."""
     sizes = [size for size in known_shape(blob, *ranks) if isinstance(size, int)]
     require(len(sizes) == len(blob.known_shape), f"'{blob.name}' has a dynamic dimension")
     return tuple(sizes)
 
 
 def fixed_size(blob: Blob, axis: int) -> int:
-    """Return the size of a blob along an axis; refused where it is unknown or dynamic."""
+    """Return the size of a blob along an axis; refuse an unknown or dynamic one."""
     size = known_shape(blob)[axis]
     if not isinstance(size, int):
         raise Refused(f"the size of '{blob.name}' along axis {axis} is not fixed")
@@ -97,7 +97,7 @@ class Rewrite:
 
     @cached_property
     def depth(self) -> int:
-        """The most layers on a way through a match."""
+        """The largest number of layers on a path through a match."""
         return max(pattern.depth for pattern in self.patterns)
 
     def matches(self, root: Layer) -> Iterator[Match]:
@@ -108,7 +108,7 @@ class Rewrite:
                     yield from matches_above(pattern, root)
 
     def result(self, match: Match) -> Result:
-        """What the function returns for a match; raises Refused."""
+        """Return the function's result for a match; raises Refused."""
         return self.function(**{name: match.captures[name] for name in self._parameters if name in match.captures})
 
     @cached_property
@@ -118,14 +118,14 @@ class Rewrite:
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """Layers that go, and what replaces them.
+    """Layers that go, and the layers and blobs that replace them.
 
-    `layers` are all that the edit is about, the last one last. They are removed, except those that `takes` has a new
-    layer for: that one comes without outputs, and takes over the position and the blobs of the old one. `added` are new
-    layers with blobs of their own, each with the layer that it stands before (None: at the end). Whoever reads a key of
-    `reads` reads its value instead, and a name that the net's caller knows moves along. With `may_stay` a layer that
-    others read too is left where it is, as views are; otherwise such an edit is refused. `sources` are layers that are
-    left alone, but from whose ONNX nodes the result comes too; `heirs` stand for the removed layers from now on.
+    `layers` are all layers of the edit, the last one last. They are removed, except those that `takes` has a new layer
+    for: that one comes without outputs, and takes over the position and the blobs of the old one. `added` are new
+    layers with blobs of their own, each with the layer that it stands before (None: at the end). Layers that read a key
+    of `reads` read its value instead, and a name that the net's caller knows moves along. With `may_stay` a layer that
+    others read too stays where it is, as views do; otherwise such an edit is refused. `sources` are layers that stay,
+    although the result comes from their ONNX nodes too; `heirs` stand for the removed layers from now on.
     """
 
     layers: tuple[Layer, ...]
@@ -155,7 +155,7 @@ class Miss(NamedTuple):
 
 
 def attempt(layer: Layer, find: Callable[..., Replacement | None], *arguments: Any) -> Iterator[Replacement | Miss]:
-    """What `find` proposes for the sake of a layer, if anything; a refusal becomes a near miss."""
+    """Yield the edit that `find` proposes because of a layer, if any; a refusal becomes a near miss."""
     try:
         edit = find(*arguments)
     except Refused as refusal:
@@ -181,7 +181,7 @@ class GraphPass:
     covers: tuple[str, ...] = ()
 
     def sweep(self, graph: Graph) -> Iterator[Replacement | Miss]:
-        """Yield every edit that the pass asks for, and every one that nearly was."""
+        """Yield every edit that the pass proposes, and every near miss."""
         return self.function(graph)
 
 
@@ -196,7 +196,7 @@ def is_foreign(p: Pass) -> bool:
 def rewrite(
     *patterns: Op, exact: bool, name: str = "", summary: str = "", purpose: str = "", covers: Iterable[str] = ()
 ) -> Callable[[Callable[..., Result]], Rewrite]:
-    """Make a Rewrite of a function; its name and the first line of its docstring serve where none are given."""
+    """Make a Rewrite of a function; its name and the first line of its docstring are the defaults."""
 
     def decorate(function: Callable[..., Result]) -> Rewrite:
         told = summary or _first_line(function)

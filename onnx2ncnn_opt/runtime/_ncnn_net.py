@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BINARY_MAGIC = (7767517).to_bytes(4, "little")
 
-# What ncnn's own faults reach Python as: a Mat of a kind that it cannot convert, a string that it cannot decode.
+# The exceptions of ncnn's own faults in Python: a Mat that it cannot convert, a string that it cannot decode.
 NCNN_ERRORS = (RuntimeError, TypeError, ValueError, MemoryError, OSError)
 
 
@@ -21,7 +21,7 @@ EMPTY = "extract returned an empty Mat"
 
 
 class NcnnNet:
-    """A loaded net. `options` are those of ncnn.Option; raises one of NCNN_ERRORS where it does not load."""
+    """A loaded net. `options` are those of ncnn.Option; raises one of NCNN_ERRORS if it does not load."""
 
     def __init__(self, param: str, bin: str, options: dict[str, Any]) -> None:
         import ncnn  # type: ignore[import-untyped]
@@ -44,7 +44,7 @@ class NcnnNet:
         self.inputs, self.outputs = list(inputs), list(outputs)
 
     def blob(self, name: str) -> str | int:
-        """What ncnn calls a blob."""
+        """Return ncnn's name for a blob."""
         return int(name) if self.is_binary else name  # a binary .param has no names
 
     def feed(self, feeds: list[dict[str, Any]]) -> Any:

@@ -1,7 +1,7 @@
 """The process that ncnn runs in; sent to it over its stdin by runtime/child.py, after _worker.py and _ncnn_net.py.
 
-A broken net ends this process instead of the caller's. Each output is sent as soon as it is there, so that what was
-computed before a crash is not lost.
+A broken net ends this process instead of the caller's. Each output is sent as soon as it is there, so a crash does not
+lose the outputs before it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NcnnServer(Server):
     errors = NCNN_ERRORS
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Take ncnn and, if it is to be used, a GPU; the greeting has their names."""
+        """Import ncnn and, if it is to be used, take a GPU; the greeting has their names."""
         import ncnn  # type: ignore[import-untyped]
         import numpy  # noqa: F401  ncnn's arrays are its own, whether it says so or not
 
@@ -61,7 +61,7 @@ class NcnnServer(Server):
         self.answer({})
 
     def do_load(self, **request: Any) -> None:
-        """Replace the net by that of two files, which are paths here or names of files that were put."""
+        """Replace the net by that of two files: paths here, or names of files that were put."""
         self.net = None
         self.attempt(self.load, **request)
 
@@ -72,7 +72,7 @@ class NcnnServer(Server):
         self.answer({"inputs": self.net.inputs, "outputs": self.net.outputs})
 
     def do_run(self, feeds: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
-        """Compute outputs, from arrays that follow; an answer that it was fed, then one for each output."""
+        """Compute outputs from arrays that follow; send an answer after feeding them, then one for each output."""
         for feed in feeds:
             feed["array"] = self.read_array(feed)
         extractor = self.attempt(self.feed, feeds)
@@ -94,7 +94,10 @@ class NcnnServer(Server):
         self.attempt(self.time, feeds, [self.net.blob(output["blob"]) for output in outputs], seconds)
 
     def clock(self) -> Callable[[], float]:
-        """What runs are timed with: CPU time of this thread; but a GPU works in no thread of this process."""
+        """Return the clock for runs: CPU time of this thread, but real time for a GPU.
+
+        A GPU works in no thread of this process.
+        """
         return time.perf_counter if self.vulkan else time.thread_time
 
     def time(self, feeds: list[dict[str, Any]], blobs: list[Any], seconds: float) -> None:
@@ -112,7 +115,7 @@ class NcnnServer(Server):
         self.answer({"times": times})
 
     def do_memory(self, restart: bool) -> None:
-        """The most bytes that this process had up to now, or has now if that is to `restart`; null if nothing tells."""
+        """Send the most bytes that this process has had, or has now with `restart`; null if the system does not say."""
         try:
             if restart:
                 with open("/proc/self/clear_refs", "w") as file:
@@ -124,7 +127,7 @@ class NcnnServer(Server):
         self.answer({"bytes": kilobytes[0] * 1024 if kilobytes else None})
 
     def do_walk(self, feeds: list[dict[str, Any]], steps: list[dict[str, Any]], seed: int) -> None:
-        """Compute blob after blob, and round each before the next is computed from it; an answer for each."""
+        """Compute blob after blob, and round each before the next is computed from it; send an answer for each."""
         import numpy as np
 
         for feed in feeds:
@@ -137,7 +140,7 @@ class NcnnServer(Server):
     def step(
         self, extractor: Any, random: Any, blob: str, rounding: str, cast: bool, noise: Sequence[float], send: bool
     ) -> None:
-        """One blob: rounded as `rounding` says, after errors of root mean squares drawn from `noise`."""
+        """Compute one blob: add errors of root mean squares drawn from `noise`, then round as `rounding` says."""
         import numpy as np
 
         code, mat = extractor.extract(self.net.blob(blob))
@@ -148,10 +151,10 @@ class NcnnServer(Server):
         del mat
         sizes, is_finite = np.abs(array), np.isfinite(array)
         largest = float(sizes.max(initial=0.0, where=is_finite))
-        limits = np.count_nonzero(is_finite & (sizes >= 3.4e38))  # which stand for infinity
+        limits = np.count_nonzero(is_finite & (sizes >= 3.4e38))  # they stand for infinity
         del sizes, is_finite  # a blob may be large
         if array.dtype == np.float32 and (rounding or noise):
-            if noise:  # what is exactly 0 was cut off by an activation, and nothing becomes negative after one
+            if noise:  # an activation made exact zeros, and nothing becomes negative after one
                 is_positive = array.min() >= 0
                 scale = np.asarray(noise, np.float32)
                 scale = random.choice(scale, array.shape) if len(noise) > 1 else scale
@@ -173,7 +176,7 @@ class NcnnServer(Server):
         self.answer(answer, array if send else None)
 
     def do_time_blobs(self, feeds: list[dict[str, Any]], blobs: list[str], runs: int, seconds: float) -> None:
-        """How long a net takes, and each of its blobs; one answer."""
+        """Measure the time of a net, and of each of its blobs; send one answer."""
         for feed in feeds:
             feed["array"] = self.read_array(feed)
         self.attempt(self.time_blobs, feeds, blobs, runs, seconds)
@@ -198,7 +201,7 @@ class NcnnServer(Server):
         self.answer({"blobs": least, "whole": min(whole[1:]), "runs": len(whole) - 1})
 
     def times_of(self, extractor: Any, blob: str, clock: Callable[[], float]) -> tuple[float, float]:
-        """Return the seconds to extract a blob, and to do so once more: it is there then, and nothing but copied."""
+        """Return the seconds to extract a blob, and to do so once more: the second time ncnn only copies it."""
         name, at = self.net.blob(blob), [clock()]
         for _ in range(2):
             code, mat = extractor.extract(name, 1)
@@ -210,7 +213,7 @@ class NcnnServer(Server):
 
 
 def rounded(array: Any, rounding: str) -> Any:
-    """float32 numbers as 16 bits have them; those too large are infinite."""
+    """Round float32 numbers to 16 bits; those too large become infinite."""
     import numpy as np
 
     if rounding == "fp16":
@@ -224,7 +227,7 @@ def rounded(array: Any, rounding: str) -> Any:
 
 
 def cast_one_by_one(array: Any) -> Any:
-    """fp16 as ncnn's float32_to_float16 has it: halves are rounded away from 0, and there are no subnormal numbers."""
+    """Round to fp16 as ncnn's float32_to_float16 does: halves away from 0, and no subnormal numbers."""
     import numpy as np
 
     bits = (array.view(np.uint32) + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)

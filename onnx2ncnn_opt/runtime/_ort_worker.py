@@ -1,6 +1,6 @@
 """The process that ONNX Runtime runs in; sent to it over its stdin by runtime/child.py, after _worker.py.
 
-A model that takes all memory, or for ever, ends this process instead of the caller's.
+A model that takes all memory, or runs for ever, ends this process instead of the caller's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OrtServer(Server):
     """Holds sessions by their number, and runs them."""
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Take ONNX Runtime."""
+        """Import ONNX Runtime."""
         import onnxruntime  # type: ignore[import-untyped]
         from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 

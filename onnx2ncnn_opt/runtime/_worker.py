@@ -1,8 +1,8 @@
-"""What a worker process has in common with others; sent to it over its stdin by runtime/child.py, never imported.
+"""The code that all worker processes share; runtime/child.py sends it over their stdin, and none imports it.
 
 It runs in any Python from 3.8 on, perhaps on another machine, where nothing of this package is installed. Messages on
 stdin and stdout are one line of JSON; the arrays that it describes ("dtype", "shape") follow it as raw bytes. stderr
-carries what the libraries print, and marks: a word between two zero bytes.
+carries the text that libraries print, and marks: a word between two zero bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ GREETING = b"onnx2ncnn-opt worker\n"
 
 
 class Missing(Exception):
-    """Something that the worker needs is not to be had here; the message says what, and is told to people."""
+    """Something that the worker needs is missing here; the message names it, and people read it."""
 
 
 class Server:
     """Answers requests until its stdin ends; a request {"do": "x", ...} is the method do_x, called by keywords."""
 
-    # What a step may fail with and the process go on; anything else is a fault of the worker, and ends it.
+    # After these errors of a step the process continues; any other is a fault of the worker, and ends it.
     errors: tuple[type[Exception], ...] = (MemoryError, OSError)
 
     def __init__(self, requests: IO[bytes], answers: IO[bytes], folder: str | None) -> None:
@@ -38,7 +38,7 @@ class Server:
         self.marks = 0
 
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Import what is needed; returns what the caller should know. Raises Missing or ImportError."""
+        """Import the libraries; returns the facts that the caller should know. Raises Missing or ImportError."""
         raise NotImplementedError
 
     def read_array(self, described: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -64,7 +64,7 @@ class Server:
         self.answers.flush()
 
     def attempt(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a step returns, or None after its error has been told."""
+        """Return the result of a step; after an error, send it and return None."""
         try:
             return step(*args, **kwargs)
         except self.errors as error:
@@ -72,7 +72,7 @@ class Server:
             return None
 
     def mark(self) -> str:
-        """Return a mark on stderr: the end of what was printed up to now."""
+        """Write a mark to stderr, and return it: the end of the text printed up to now."""
         self.marks += 1
         sys.stderr.flush()
         write_mark(str(self.marks))
@@ -84,21 +84,21 @@ class Server:
             request = json.loads(line)
             try:
                 getattr(self, "do_" + request.pop("do"))(**request)
-            except MemoryError:  # arrays that were announced are still on their way: there is no going on
+            except MemoryError:  # announced arrays are still on their way: the process cannot continue
                 sys.exit("out of memory")
 
 
 def write_mark(word: str) -> None:
-    """A word that the caller finds among what is printed."""
+    """Write a word to stderr that the caller finds in the printed text."""
     os.write(2, b"\0" + word.encode() + b"\0")
 
 
 def supervise(child: int, life: int, folder: str | None) -> None:
-    """Wait for the process that works, tell how it ended if not by itself, and end it when the caller has gone."""
+    """Wait for the process that works, report a crash or an error, and kill the process when the caller has gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends that process, and this one has to clean up
     poll = select.poll()
     for stream in (life, 0, 1):
-        poll.register(stream, 0)  # an end that hangs up is always told
+        poll.register(stream, 0)  # poll always reports an end that hangs up
     while life not in [stream for stream, _ in poll.poll()]:
         poll.unregister(0)
         poll.unregister(1)
@@ -127,14 +127,14 @@ def main(kind: type[Server]) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     config = json.loads(sys.stdin.buffer.readline())
     folder = tempfile.mkdtemp(prefix="onnx2ncnn-opt-") if config["files"] else None
-    if hasattr(os, "fork"):  # another process sees a crash, wherever it happens
+    if hasattr(os, "fork"):  # the parent process sees a crash anywhere in the child
         life, work = os.pipe()
         child = os.fork()
         if child:
             os.close(work)
             supervise(child, life, folder)
         os.close(life)
-    # Whatever libraries print goes to stderr, so that stdout carries nothing but answers.
+    # The text of libraries goes to stderr, so stdout carries only answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     worker = kind(sys.stdin.buffer, answers, folder)

@@ -1,4 +1,4 @@
-"""What every runtime has in common: what goes in, what comes out, and how its absence is told."""
+"""The common part of all runtimes: inputs, outputs, and the error about a missing runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Feed(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """A blob to read. `batch_axis` is where the Mat's batch count goes in the array, None if it has no batch.
+    """A blob to read. `batch_axis` is the place of the Mat's batch count in the array, None if it has no batch.
 
     ncnn's Mats carry no type: `integer` reads the 32 bits of every element as an int32 instead of a float32.
     """
@@ -34,12 +34,12 @@ class Fetch(NamedTuple):
     integer: bool = False
 
     def read(self, array: Array) -> Array:
-        """Return the elements as what they are."""
+        """Return the elements in their own type."""
         return array.view(np.int32) if self.integer and array.itemsize == 4 else array
 
 
 class Failure(NamedTuple):
-    """Why one output of a net could not be had, and whether ncnn died on it."""
+    """The reason why one output of a net is missing, and whether ncnn died on it."""
 
     reason: str
     crashed: bool = False
@@ -49,16 +49,16 @@ class Failure(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether ncnn computed the output, and it has no elements."""
+        """True if ncnn computed the output, and it has no elements."""
         return self.reason.startswith(EMPTY)
 
 
-# The first version that can do what is asked of it here: from this one on, ncnn takes batches from Python.
+# The oldest version that works: from this one on, ncnn takes batches from Python.
 OLDEST = {"ncnn": "1.0.20261020"}
 
 
 def require(package: str) -> None:
-    """Raise UsageError with the way to get it if a runtime is not installed, or too old (without importing it)."""
+    """Raise UsageError if a runtime is not installed or too old, with the way to get it (without importing it)."""
     if importlib.util.find_spec(package) is None:
         problem = "is not installed"
     elif package in OLDEST and is_older(version(package), OLDEST[package]):

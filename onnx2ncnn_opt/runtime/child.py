@@ -1,6 +1,6 @@
-"""A worker in a process of its own: it is started, spoken with, stopped in time, and its end is put into words.
+"""A worker in a process of its own: its start, its messages, its timeouts, and the words for its end.
 
-The process may be on another machine: all that it needs goes over its stdin, its own program first.
+The process may be on another machine: everything that it needs goes over its stdin, its own program first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnx2ncnn_opt.errors import Error, UsageError
 from onnx2ncnn_opt.runtime._worker import GREETING
 from onnx2ncnn_opt.runtime.base import Array
 
-# Reads files of a program, and runs them as one. Modules of the folder that it happens to run in are none of ours.
+# Reads files of a program, and runs them as one. It ignores the modules of the folder that it happens to run in.
 _BOOTSTRAP = (
     "import sys;sys.path[:]=filter(None,sys.path);s=sys.stdin.buffer;n=lambda:int(s.readline());"
     "[exec(compile(s.read(n()),'worker','exec'),globals())for _ in range(n())]"
@@ -35,7 +35,7 @@ _END = re.compile(rb"\0(crashed|ended) (\d{1,9})\0")
 
 _SAID_AT_MOST = 2000
 _KEPT_AT_MOST = 1 << 20
-# What a login may print before the worker does.
+# Lines that a login may print before the worker does.
 _LINES_BEFORE_GREETING = 200
 # A device that sends more than these ends with an error, before it takes the memory of this machine. In bytes.
 _LONGEST_REPLY = 1 << 22
@@ -45,13 +45,13 @@ _SHOWN_AT_MOST = 80
 # The fields of a reply that an array follows. The kind of a field is a type; [kind] is a list.
 ARRAY: Mapping[str, Any] = {"dtype": str, "shape": [int]}
 _DTYPES = frozenset(np.dtype(order + code).str for code in "?bBhHiIqQefd" for order in "<>")
-_PATIENCE = 2.0  # seconds for what takes no time, but another process has to do
+_PATIENCE = 2.0  # seconds for another process to do a trivial step
 
 
 class Ended(Exception):
     """The process has ended, by itself or because it took too long.
 
-    `how` is like "crashed with SIGSEGV", `said` what it printed before, as the end of a message.
+    `how` is like "crashed with SIGSEGV", `said` the text that it printed before, as the end of a message.
     """
 
     def __init__(self, how: str, said: str = "") -> None:
@@ -60,7 +60,7 @@ class Ended(Exception):
 
 
 class _InvalidReply(EOFError):
-    """A reply that no worker sends; the message says what it was."""
+    """A reply that no worker sends; the message quotes it."""
 
     def __init__(self, reply: bytes) -> None:
         super().__init__(f"sent an invalid reply: {reply[:_SHOWN_AT_MOST].decode(errors='replace')!r}")
@@ -73,10 +73,10 @@ class TimeUp(Ended):
 class Child:
     """A process that runs a worker.
 
-    `command` starts Python, here or anywhere else; `programs` are the worker's files, after what all have in common.
-    With `remote` the process is reached by something that may end without it. `config` is for the worker; the answer to
-    it is `greeting`: texts of these names, or an "error" that says what the worker lacks. Raises Ended where no worker
-    comes to life, with what was said instead.
+    `command` starts Python, here or anywhere else; `programs` are the worker's files, after the file that all share.
+    With `remote` another program reaches the process, and may end without it. `config` is for the worker. The answer to
+    it is `greeting`: texts of these names, or an "error" that says what the worker lacks. Raises Ended if no worker
+    starts, with the text that was printed instead.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Child:
         self.said(self.greeting["mark"])
 
     def send(self, message: Mapping[str, Any], *arrays: Array | bytes) -> None:
-        """A message, and the arrays or bytes that follow it."""
+        """Send a message, and the arrays or bytes that follow it."""
         self._stdin.write(json.dumps(message).encode() + b"\n")
         for array in arrays:  # reshape puts any array into C order
             self._stdin.write(array if isinstance(array, bytes) else array.reshape(-1).view(np.uint8).data)
@@ -150,7 +150,7 @@ class Child:
     def receive(self, **fields: Any) -> dict[str, Any]:
         """Return the next answer: it has an "error" and a "mark", or else `fields`, each of its kind (see ARRAY).
 
-        Raises EOFError where there is no answer, or another one.
+        Raises EOFError if there is no answer, or an invalid one.
         """
         line = self._stdout.readline(_LONGEST_REPLY)
         if not line.endswith(b"\n") and len(line) < _LONGEST_REPLY:  # the process has ended
@@ -158,7 +158,7 @@ class Child:
         try:
             answer = json.loads(line)
             json.dumps(answer, ensure_ascii=False).encode()  # text that cannot be printed is refused
-        except (ValueError, RecursionError):  # the words of something in between, or of somebody hostile
+        except (ValueError, RecursionError):  # text of a program in between, or of a hostile device
             raise _InvalidReply(line) from None
         expected = {"error": str, "mark": str} if isinstance(answer, dict) and "error" in answer else fields
         if not isinstance(answer, dict) or not all(_is_kind(answer.get(name), expected[name]) for name in expected):
@@ -177,12 +177,12 @@ class Child:
         return array
 
     def said(self, mark: str | None = None) -> str:
-        """What was printed since this was last asked, up to a mark or the end, as the end of a message."""
+        """Return the text printed since the last call, up to a mark or the end, as the end of a message."""
         return _as_end(self._stderr.until(mark))
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """A time limit; raises Ended where the process ends in it, or is ended by it."""
+        """Limit the time of a block; raises Ended if the process ends in it, or is ended by the limit."""
         expired = threading.Event()
 
         def expire() -> None:
@@ -201,25 +201,25 @@ class Child:
             if expired.is_set():
                 raise TimeUp(f"did not finish within {seconds:g} s", said) from end
             raise Ended(how, said) from end
-        except Error:  # of a process that has told it, and goes on
+        except Error:  # the process reported it, and continues
             finished = True
             raise
         finally:
             timer.cancel()
             if not finished:
-                # Whatever else the process has to say would be taken for the answer to the next request.
+                # Later output of the process would be taken for the answer to the next request.
                 self.close()
 
     def close(self) -> None:
         """End the process, and wait until it has gone."""
         self._signal()
         for stream in (self._stdin, self._stdout):
-            with suppress(OSError):  # what could not be sent
+            with suppress(OSError):  # there may be unsent data
                 stream.close()
         self.process.wait()
 
     def _signal(self) -> None:
-        """End the process and its own, without waiting for anything that it has to say."""
+        """End the process and its children, without waiting for more of their output."""
         for kill in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
             try:
                 if hasattr(os, "killpg"):
@@ -235,7 +235,7 @@ class Child:
             return
 
     def _ended(self, end: Exception) -> tuple[str, str]:
-        """Return how the process ended, and what it printed last; `end` is how reading from it ended."""
+        """Return how the process ended, and the last text that it printed; `end` is how reading from it ended."""
         try:
             code: int | None = self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:  # it has closed its stdout, or talks nonsense
@@ -257,26 +257,26 @@ class Child:
 
 
 class Worker(ABC):
-    """What runs in a process that is started when it is first needed, or before."""
+    """The owner of a process that is started when it is first needed, or before."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
     @abstractmethod
     def start(self) -> Child:
-        """Return the process, one for all threads; raises UsageError where it cannot be had."""
+        """Return the process, one for all threads; raises UsageError if it cannot be started."""
 
     def warm_up(self) -> None:
         """Start the process while the caller does something else."""
         threading.Thread(target=self._warmed, daemon=True).start()
 
     def _warmed(self) -> None:
-        with suppress(UsageError):  # it is told when the process is needed
+        with suppress(UsageError):  # raised when the process is used
             self.start()
 
 
 class _Printed:
-    """What a process prints; a thread takes it, as a pipe that nobody reads would stop a process that complains."""
+    """The text that a process prints; a thread reads it, because a full pipe would block the process."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._text, self._has_ended = b"", False
@@ -294,7 +294,7 @@ class _Printed:
             self._changed.notify()
 
     def until(self, mark: str | None) -> bytes:
-        """Return the text up to a mark, or to the end; as far as it has come if that does not come soon."""
+        """Return the text up to a mark, or to the end; the text so far if that does not come soon."""
         end = b"\0%s\0" % mark.encode() if mark is not None else None
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or (end is not None and end in self._text), _PATIENCE)
@@ -306,7 +306,7 @@ class _Printed:
 
 
 def _as_end(printed: bytes) -> str:
-    """Return the last of what was printed, as the end of a message."""
+    """Return the last part of the printed text, as the end of a message."""
     text = printed.decode(errors="replace").strip()
     return f"; it says: {text[-_SAID_AT_MOST:]}" if text else ""
 

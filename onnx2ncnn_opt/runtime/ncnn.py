@@ -1,4 +1,4 @@
-"""ncnn in a process of its own, here or on a device: a net that is wrong may end that process, but not the caller's."""
+"""ncnn in a process of its own, here or on a device: a faulty net may end that process, but not the caller's."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ _SEEN = {"largest": float, "special": int, "batch": bool}
 
 @dataclass(frozen=True)
 class Step:
-    """A blob of a walk: it is rounded to 16 bits ("fp16", "bf16") or not (""), after random errors, each of
-    the root mean square that is drawn from `noise`; with `send` it is returned. With `cast` a layer makes it in 32 bits
-    on ARM, and ncnn rounds it between layers: the up to three numbers that four do not divide one by one.
+    """A blob of a walk: it gets random errors, and is then rounded to 16 bits ("fp16", "bf16") or not ("").
+
+    Each error has a root mean square that is drawn from `noise`. With `send` the blob is returned. With `cast` a layer
+    makes it in 32 bits on ARM, and ncnn rounds it between layers: the last up to three numbers, which do not fill a
+    group of four, one by one.
     """
 
     blob: str
@@ -44,7 +46,7 @@ class Step:
 class Seen:
     """The largest finite number of a blob before it was rounded, and the blob itself.
 
-    `special` is how many are not finite after it was rounded, but for 3.4e38 and more, which stands for infinity;
+    `special` counts the numbers that are not finite after rounding, without 3.4e38 and more, which stands for infinity;
     `is_batch` says that the array's first axis is the Mat's batch.
     """
 
@@ -56,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds: for each blob, in the order in which they were asked for, and for a whole run; the fastest of `runs`."""
+    """Times in seconds: for each blob, in the order of the request, and for a whole run; the fastest of `runs`."""
 
     blobs: tuple[float, ...]
     whole: float
@@ -91,7 +93,7 @@ class NcnnWorker(Worker):
             self._sent = set()
 
     def start(self) -> Child:
-        """Return the process; raises UsageError where it cannot be had, or does not have what it needs."""
+        """Return the process; raises UsageError if it cannot be started, or lacks something that it needs."""
         with self._lock:
             if self._child is None:
                 self._child = self._started()
@@ -118,12 +120,12 @@ class NcnnWorker(Worker):
         return child
 
     def checked(self, modes: Sequence[str]) -> str:
-        """Where nets run here and in which modes, for people: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
+        """Return where nets run and in which modes, for people: "x86-64 fp32", "aarch64 fp32, fp16 (qemu)"."""
         return self.target.described(self.start().greeting, modes)
 
     @contextmanager
     def session(self, runner: NcnnRunner) -> Iterator[Child]:
-        """The process with `runner`'s net in it; its end, by itself or by the runner's timeout, raises CrashError."""
+        """Yield the process with `runner`'s net; raises CrashError if it ends, by itself or by the runner's timeout."""
         with self._within(runner.timeout, str(runner.param)) as child:
             if self._runner is not runner:
                 self._runner = None
@@ -132,9 +134,9 @@ class NcnnWorker(Worker):
             yield child
 
     def memory(self, *, restart: bool = False) -> int | None:
-        """Return the most bytes that the process had, since the last time that this was asked with `restart`.
+        """Return the most bytes that the process had since the last call with `restart`.
 
-        None where its system does not tell.
+        None if its system does not say.
         """
         with self._within(_SECONDS_TO_START, "a question") as child:
             child.send({"do": "memory", "restart": restart})
@@ -153,8 +155,9 @@ class NcnnWorker(Worker):
             raise CrashError(f"ncnn {end.how} on {what}{end.said}") from end
 
     def file(self, path: Path) -> str:
-        """Return the name of a file for the process, which gets its bytes first where it does not see this machine's
-        files.
+        """Return the name of a file for the process.
+
+        If the process does not see this machine's files, it gets the file's bytes first.
         """
         if self.target.shares_files:
             return str(path.absolute())
@@ -220,7 +223,7 @@ class NcnnRunner:
         return list(self._loaded()["outputs"])
 
     def run(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None) -> dict[str, Array]:
-        """Return the outputs (all of the net's by default) by blob name; RunError if any of them cannot be had."""
+        """Return the outputs (all of the net's by default) by blob name; RunError if one of them is missing."""
         results = self.extract(feeds, outputs)
         failures = [f"  {blob}: {result}" for blob, result in results.items() if isinstance(result, Failure)]
         if failures:
@@ -230,7 +233,7 @@ class NcnnRunner:
     def extract(
         self, feeds: Mapping[str, Feed | Array], outputs: Sequence[Fetch | str] | None = None
     ) -> dict[str, Array | Failure]:
-        """As `run`, with a Failure for each output that could not be had.
+        """Return the outputs like `run`, with a Failure for each missing one.
 
         All outputs come from one extractor, as a user's program would get them. Once ncnn has died on one of them, the
         ones after it are Failures too. Raises RunError if the net does not load or does not take the feeds.
@@ -261,10 +264,9 @@ class NcnnRunner:
         return results
 
     def time(self, feeds: Mapping[str, Feed | Array], outputs: Sequence[str], seconds: float) -> list[float]:
-        """Return the seconds that each run took, as many as fit into some `seconds`: CPU time of one thread, or time on
-        a GPU.
+        """Return the seconds of each run, for as many as fit into `seconds`: CPU time of one thread, or time on a GPU.
 
-        The runner's `threads` have to be 1. Raises RunError if an output cannot be had, and CrashError.
+        The runner's `threads` have to be 1. Raises RunError if an output is missing, and CrashError.
         """
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         request = {"do": "time", "feeds": _described(given), "outputs": [{"blob": blob} for blob in outputs]}
@@ -279,10 +281,10 @@ class NcnnRunner:
         visit: Callable[[Step, Seen], None],
         seed: int = 0,
     ) -> None:
-        """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is told of each.
+        """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is called for each.
 
         `steps` are all blobs to be rounded, in the order of the file's layers: a blob is gone once it has been read.
-        Raises RunError if a blob cannot be had, and CrashError.
+        Raises RunError if a blob is missing, and CrashError.
         """
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         request = {"do": "walk", "feeds": _described(given), "steps": [asdict(step) for step in steps], "seed": seed}
@@ -294,7 +296,7 @@ class NcnnRunner:
                 try:
                     fields = {**_SEEN, **(ARRAY if step.send else {})}
                     answer = self._receive(child, **fields)
-                except RunError as error:  # the other answers come all the same
+                except RunError as error:  # the other answers still come
                     failure = failure or error
                     continue
                 array = child.receive_array(answer) if step.send else None
@@ -306,16 +308,15 @@ class NcnnRunner:
     def time_blobs(
         self, feeds: Mapping[str, Feed | Array], blobs: Sequence[str], *, runs: int = 20, seconds: float = 5.0
     ) -> Times:
-        """How long each blob takes when the blobs are computed one after the other, and how long a whole run takes: CPU
-        time of one thread, or time on a GPU.
+        """Measure the time of each blob, one after the other, and of a whole run: CPU time of a thread, or GPU time.
 
-        ncnn's Python package does not time layers. So each blob is extracted before the next: the layer that makes it
-        runs then, on the blobs before it, which are there already. What the copy of a blob for the caller takes is
-        measured as well, and subtracted. `blobs` are in the order of the file's layers. There is a first run that does
-        not count, then `runs` of them, or as many as there are in so many `seconds`, but one at least. The fastest
-        counts: whatever else the machine does only adds time, and to a whole run more often than to a layer.
+        ncnn's Python package does not time layers. So each blob is extracted before the next: only the layer that makes
+        it runs then, because the blobs before it are there already. The copy of a blob for the caller is measured as
+        well, and subtracted. `blobs` are in the order of the file's layers. There is a first run that does not count,
+        then `runs` of them, or as many as fit into `seconds`, but one at least. The fastest counts: other work of the
+        machine only adds time, and to a whole run more often than to a layer.
 
-        Raises RunError if a blob cannot be had, and CrashError.
+        Raises RunError if a blob is missing, and CrashError.
         """
         given = {blob: as_feed(blob, feed) for blob, feed in feeds.items()}
         request = {
@@ -331,7 +332,7 @@ class NcnnRunner:
         return Times(tuple(answer["blobs"]), answer["whole"], answer["runs"])
 
     def load(self, child: Child) -> None:
-        """Put the net into the worker's process; called by it."""
+        """Load the net into the worker's process; the worker calls this."""
         param, bin = self._worker.file(self.param), self._worker.file(self.bin)
         child.send({"do": "load", "param": param, "bin": bin, "options": self._options})
         self._names = self._receive(child, inputs=[str], outputs=[str])
@@ -350,7 +351,7 @@ class NcnnRunner:
 
 
 def _described(feeds: Mapping[str, Feed]) -> list[dict[str, Any]]:
-    """Feeds as a request announces them; their arrays follow it."""
+    """Describe feeds for a request; their arrays follow it."""
     return [
         {"blob": blob, "batch_axis": feed.batch_axis, "dtype": feed.array.dtype.str, "shape": feed.array.shape}
         for blob, feed in feeds.items()
@@ -379,10 +380,9 @@ def as_feed(blob: str, feed: Feed | Array) -> Feed:
 
 
 def as_ncnn(array: Array) -> Array:
-    """Return the array in an element type that ncnn knows: integers and bools as int32, the rest as float32; rank 0 as
-    [1].
+    """Return the array in an element type that ncnn knows; rank 0 as [1].
 
-    Raises UsageError for integers that do not fit.
+    Integers and bools become int32, the rest float32. Raises UsageError for integers that do not fit.
     """
     if array.dtype.kind in "iub":
         limits = np.iinfo(np.int32)

@@ -30,8 +30,8 @@ from onnx2ncnn_opt.runtime.targets import MODES, check_modes, find_target
 class Net:
     """A net that `convert` wrote, or any other, ready to run.
 
-    `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin is beside it unless `bin`
-    names it. The manifest, NET.json beside NET.param, says how the model's arrays go in and out; without one, arrays
+    `path` is the prefix of PREFIX.ncnn.param, .bin and .json, or a .param file. Its .bin is next to it unless `bin`
+    names it. The manifest, NET.json next to NET.param, says how the model's arrays go in and out; without one, arrays
     have the names of blobs and the dims of their Mats, outermost first.
 
     `mode` is "fp32", as nets are verified by default, "fp16" or "bf16". `threads` are all cores by default. ncnn runs
@@ -93,7 +93,7 @@ class Net:
         self.close()
 
     def close(self) -> None:
-        """End ncnn's process, or let go of the net in this one; a later run starts again."""
+        """End ncnn's process, or drop the net in this one; a later run starts again."""
         self._runner.close()
         if isinstance(self._runner, NcnnRunner):
             self._worker.close()
@@ -111,12 +111,12 @@ class Net:
     def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the outputs by name, all of them by default, in the model's shapes and types.
 
-        `inputs` are arrays, or what numpy makes arrays of, by name. Inputs that the conversion bound to a value may be
-        left out.
+        `inputs` are arrays, or values that numpy makes arrays of, by name. Inputs that the conversion bound to a value
+        may be left out.
 
         Raises:
             UsageError: a name, shape or type is not the model's.
-            RunError: ncnn could not compute an output; CrashError where its process died or took too long.
+            RunError: ncnn could not compute an output; CrashError if its process died or took too long.
         """
         if not isinstance(inputs, Mapping):
             raise UsageError(f"inputs has to be a dict of arrays by name, not {inputs!r:.80}")
@@ -147,11 +147,11 @@ class Net:
         return _all_there(self._runner.extract(feeds, [Fetch(blob) for blob in wanted]), self.param)
 
     def _check_blobs(self) -> None:
-        """Raise UsageError where the manifest is not about this net."""
+        """Raise UsageError if the manifest is not about this net."""
         inputs, outputs = self._runner.input_names(), self._runner.output_names()
         if self.manifest is None:
             return
-        # An output that is also read inside the net is none of ncnn's output_names.
+        # An output that is also read inside the net is not in ncnn's output_names.
         words = set(self.param.read_text(errors="replace").split())
         missing = [
             entry.blob for entry in (*self.inputs, *self.outputs) if entry.blob not in {*words, *inputs, *outputs}
@@ -173,7 +173,7 @@ class _Runner(Protocol):
 
 
 class _InProcess:
-    """A net in this process, which dies with it."""
+    """A net in this process; a crash of the net ends the process."""
 
     def __init__(self, param: Path, bin: Path, options: dict[str, Any]) -> None:
         self._param, self._bin, self._options = param, bin, options
@@ -217,9 +217,7 @@ class _InProcess:
 
 
 def net_files(path: Path, bin: Path | None = None) -> tuple[Path, Path, Manifest | None]:
-    """Return the .param and .bin of a net, and the manifest if there is one; raises UsageError where there is
-    no net.
-    """
+    """Return the .param and .bin of a net, and its manifest if there is one; raises UsageError if there is no net."""
     if path.name.endswith((".param", ".param.bin")):
         param = path
     else:
@@ -251,7 +249,10 @@ def _all_there(results: Mapping[str, Array | Failure], param: Path) -> dict[str,
 
 
 def _as_output(entry: Tensor, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
-    """What was fetched, in the model's shape and type; raises RunError where it has another shape, or no number."""
+    """Return a fetched array in the model's shape and type.
+
+    Raises RunError if it has another shape, or if an integer output is not finite.
+    """
     shape = [_size(dim, sizes) for dim in entry.shape]
     array = slot.restored(result, shape)
     if array is None:

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the original model: the reference that a net is held against, in a process of its own."""
+"""ONNX Runtime on the original model, in a process of its own: the reference for a net."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OrtWorker(Worker):
         self._held: list[OrtRunner] = []
 
     def start(self) -> Child:
-        """Return the process; raises UsageError where it cannot be had."""
+        """Return the process; raises UsageError if it cannot be started."""
         with self._lock:
             if self._child is None:
                 require("onnxruntime")
@@ -66,7 +66,10 @@ class OrtWorker(Worker):
             self._child, self._held = None, []
 
     def hold(self, runner: OrtRunner, child: Child) -> bool:
-        """Return whether the process has a runner's session; if it has not, it is about to, and has dropped another."""
+        """Return whether the process has a runner's session.
+
+        If not, note that it is about to, and drop another one if there are too many.
+        """
         if runner in self._held:
             return True
         if len(self._held) == _SESSIONS_AT_ONCE:
@@ -81,7 +84,7 @@ class OrtWorker(Worker):
             self._child.send({"do": "drop", "number": runner.number})
 
     def lost(self) -> None:
-        """The process has ended."""
+        """Note that the process has ended."""
         self._child, self._held = None, []
 
 
@@ -92,9 +95,9 @@ _numbers = count()
 class OrtRunner:
     """An ONNX model on ONNX Runtime's CPU provider.
 
-    `model` is a path (external data is found beside it, the size has no limit) or the bytes of a whole model of less
+    `model` is a path (external data is found next to it, the size has no limit) or the bytes of a whole model of less
     than 2 GB, whose external data is in `folder`. `outputs` are values of the graph to compute instead of its outputs.
-    `values` are fed in every run to the inputs of their names, as far as the outputs need those. `timeout` is in
+    `values` are fed in every run to the inputs of their names, if the outputs need them. `timeout` is in
     seconds, for each run and for loading. `fast` is for times: subnormal numbers are 0, as in ncnn, in the whole
     process of the `worker`, and runs need not repeat to the bit. `plain` runs node after node as they are, so that
     nothing is computed of weights beforehand; but products of 8-bit integers are right on every CPU only without it.
@@ -149,7 +152,7 @@ class OrtRunner:
             return {name: child.receive_array(child.receive(**ARRAY)) for name in self._outputs}
 
     def time(self, feeds: Mapping[str, Array], seconds: float) -> list[float]:
-        """Return the seconds of CPU time that each run of one thread took, as many as fit into some seconds."""
+        """Return the seconds of CPU time of each run of one thread, for as many runs as fit into `seconds`."""
         with self._asked({"do": "time", "seconds": seconds}, feeds, times=[float]) as (_, answer):
             return [float(each) for each in answer["times"]]
 
@@ -157,7 +160,7 @@ class OrtRunner:
     def _asked(
         self, request: Mapping[str, Any], feeds: Mapping[str, Array], **fields: Any
     ) -> Iterator[tuple[Child, dict[str, Any]]]:
-        """The process and its first answer, which has `fields`, to a request with arrays."""
+        """Send a request with arrays; yield the process and its first answer, which has `fields`."""
         arrays = {name: np.asarray(array) for name, array in {**self._values, **feeds}.items()}
         for name, array in arrays.items():
             if array.dtype.kind not in "biuf":
@@ -215,7 +218,7 @@ class OrtRunner:
 
 
 def _unsigned(model: Path | bytes) -> bytes:
-    """Return the model with weights of uint8 for those of int8, for each node that reads them; 128 makes up for it."""
+    """Return the model with uint8 weights instead of int8 ones, for each node that reads them; 128 makes up for it."""
     import onnx
     from onnx.external_data_helper import load_external_data_for_tensor
 
@@ -247,7 +250,7 @@ def _cut(model: Path | bytes, outputs: Collection[str]) -> bytes:
 
 
 def read_model(model: Path | bytes) -> onnx.ModelProto:
-    """Return a model that is to be changed and run from its folder; the weights stay in its file."""
+    """Return a model to change and run from its folder; the weights stay in its file."""
     import onnx
 
     from onnx2ncnn_opt.onnx.read.embedded import without_weights
@@ -260,7 +263,7 @@ def read_model(model: Path | bytes) -> onnx.ModelProto:
 def cut_model(
     proto: onnx.ModelProto, outputs: Collection[str], folder: Path | None, starts: Collection[str] = ()
 ) -> None:
-    """Give a model other outputs, and take what these do not need; `folder` is of its external data.
+    """Give a model other outputs, and remove the nodes that these do not need; `folder` holds its external data.
 
     `starts` are values that need not be computed, because the caller makes inputs or initializers of them.
     """
@@ -291,7 +294,7 @@ def cut_model(
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, and what the nodes of its subgraphs do, in any depth."""
+    """Yield the names that a node reads, and those that the nodes of its subgraphs read, at any depth."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

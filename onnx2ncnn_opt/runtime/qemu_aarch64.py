@@ -1,4 +1,4 @@
-"""Prepare an aarch64 Python with numpy and ncnn that qemu runs on this machine; what ``--on qemu-aarch64`` starts.
+"""Prepare an aarch64 Python with numpy and ncnn that qemu runs on this machine; ``--on qemu-aarch64`` starts it.
 
     python -m onnx2ncnn_opt.runtime.qemu_aarch64 [FOLDER]
 
@@ -32,7 +32,7 @@ _WHEELS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"
 
 
 def prepare(folder: Path) -> Path:
-    """Fill the folder; returns the command in it. Raises UsageError where something is missing or does not work."""
+    """Fill the folder; returns the command in it. Raises UsageError if something is missing or does not work."""
     for tool in _TOOLS:
         if shutil.which(tool) is None:
             raise UsageError(
@@ -88,7 +88,7 @@ def _unpack(architecture: str, packages: Sequence[str], into: Path, scratch: Pat
 
 
 def _wheels(python: str, site: Path) -> None:
-    """numpy and ncnn for an aarch64 Python of this version."""
+    """Install numpy and ncnn for an aarch64 Python of this version."""
     try:
         ncnn = f"ncnn=={version('ncnn')}"
     except PackageNotFoundError:
@@ -100,7 +100,7 @@ def _wheels(python: str, site: Path) -> None:
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:
-    """What a command says; raises UsageError with it where it fails."""
+    """Run a command and return its output; raises UsageError with the output if it fails."""
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""How the model's arrays go into a net and come out of it: what a user's run and a verification do alike."""
+"""The way of the model's arrays into a net and out of it, the same for a user's run and a verification."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 class Slot:
     """A blob of the net for an input or output of the model, and the array's axis that is the Mat's batch (or None).
 
-    `integer` is about an output whose elements are int32 instead of float32. With an `image` the net takes pixels in
-    place of the model's input.
+    `integer` marks an output whose elements are int32 instead of float32. With an `image` the net takes pixels instead
+    of the model's input.
     """
 
     name: str
@@ -39,8 +39,10 @@ class Slot:
         return Fetch(self.blob, self.batch_axis, self.integer)
 
     def restored(self, array: Array, shape: Sequence[int | None]) -> Array | None:
-        """What was fetched as an array of the model's shape (None for a size that is not known), or None if it has
-        another one. A Mat cannot have the rank of a scalar, nor one above 4: there sizes of 1 do not count."""
+        """Return a fetched array in the model's shape (None for an unknown size), or None if it has another one.
+
+        A Mat cannot have the rank of a scalar, nor one above 4: there sizes of 1 do not count.
+        """
         dims = len(shape) - (self.batch_axis is not None)
         if 1 <= dims <= 4:
             fits = array.ndim == len(shape) and all(w in (None, n) for n, w in zip(array.shape, shape, strict=True))
@@ -52,12 +54,12 @@ class Slot:
 
 
 def alike(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Return whether shapes agree but for sizes of 1."""
+    """Return whether shapes agree except for sizes of 1."""
     return [size for size in shape if size != 1] == [size for size in other if size != 1]
 
 
 def check_fed(fed: Collection[str], blobs: Collection[str], names: Collection[str]) -> None:
-    """Raise VerificationError where a blob of the net would be left without a value, on which ncnn crashes."""
+    """Raise VerificationError if a blob of the net would get no value, on which ncnn crashes."""
     if unfed := set(blobs) - set(fed):
         raise VerificationError(
             f"the net's input {', '.join(sorted(unfed))} is none of the model's, which are {', '.join(names)}"
@@ -70,7 +72,7 @@ def feeds_of(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Fe
 
 
 def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str, Feed]:
-    """As `feeds_of`, of the model's own inputs: the net gets the pixels that lead to them."""
+    """Return `feeds_of` the model's own inputs: the net gets the pixels that lead to them."""
     pixels = {slot.name: slot.image.pixels(arrays[slot.name]) for slot in slots if slot.image}
     return feeds_of(slots, {**arrays, **pixels})
 
@@ -78,7 +80,7 @@ def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str,
 def check_arrays(
     arrays: Mapping[str, Any], entries: Sequence[Tensor], values: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """Return the arrays in the order and element types of the model's inputs; UsageError where they do not fit these.
+    """Return the arrays in the order and element types of the model's inputs; UsageError if they do not fit these.
 
     `values` are inputs that are bound to a value. They may be among the arrays, with that value.
     """
@@ -113,7 +115,7 @@ def check_arrays(
 
 
 def np_dtype(entry: Tensor) -> np.dtype[Any]:
-    """numpy's type of an entry; raises UsageError for one that is none of numbers."""
+    """Return numpy's type of an entry; raises UsageError for a type that has no numbers."""
     try:
         import ml_dtypes  # noqa: F401  makes bfloat16 known to numpy
 
@@ -133,7 +135,7 @@ def _array(entry: Tensor, given: Any) -> Array:
 
 
 def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str, int]:
-    """Return the dynamic dimensions, as far as arrays for entries say them."""
+    """Return the sizes of dynamic dimensions that arrays for entries give."""
     return {
         dim: size
         for entry in entries
@@ -143,7 +145,7 @@ def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str
 
 
 def too_small(manifest: Manifest | None, arrays: Mapping[str, Array]) -> str:
-    """What is wrong with arrays of dynamic dimensions that are below the net's minimum; empty where they are not."""
+    """Return why arrays are too small, if a dynamic dimension is below the net's minimum; empty if none is."""
     if manifest is None or not manifest.minimum:
         return ""
     sizes = sizes_of(manifest.inputs, arrays)

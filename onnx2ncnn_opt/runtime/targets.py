@@ -1,4 +1,4 @@
-"""Where ncnn runs: this machine's CPU, its GPU, an emulated phone's CPU, or any Python that a command starts."""
+"""Places to run ncnn: this machine's CPU, its GPU, an emulated phone's CPU, or any Python that a command starts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from onnx2ncnn_opt.errors import UsageError, check_options
 from onnx2ncnn_opt.runtime import base
 
-# How numbers are stored and computed with. Every option that decides it is set in each mode, whatever the defaults of
-# a release are: fp16 is what ncnn does by itself on a device that can.
+# The storage and arithmetic of numbers. Each mode sets every option that decides it, for any defaults of a
+# release: fp16 is ncnn's default on a device that can.
 MODES: Mapping[str, Mapping[str, bool]] = {
     mode: {
         **dict.fromkeys(("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"), mode == "fp16"),
@@ -33,8 +33,8 @@ _MACHINES = {"x86_64": "x86-64", "AMD64": "x86-64", "arm64": "aarch64"}
 class Target:
     """A Python with numpy and ncnn.
 
-    `command` starts it; with `shares_files` it sees the files of this machine, else they are sent. `is_remote` is about
-    a command that may lose it. Time limits are multiplied by `patience`. `note` follows the machine in reports.
+    `command` starts it; with `shares_files` it sees the files of this machine, else they are sent. `is_remote` is True
+    if the command may lose it. Time limits are multiplied by `patience`. `note` follows the machine in reports.
     """
 
     command: tuple[str, ...]
@@ -46,21 +46,21 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the Python that runs this."""
+        """True if it is the Python that runs this."""
         return self.command == _HERE
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What a net is verified in unless somebody chooses: fp32, and what the device does by itself."""
+        """The default modes of a verification: fp32, and the device's own default."""
         return ("fp32",) if self == LOCAL else ("fp32", "fp16")
 
     def require(self) -> None:
-        """Raise UsageError where it is seen without starting anything that ncnn cannot run there."""
+        """Raise UsageError if ncnn surely cannot run there; this starts nothing."""
         if self.is_local:
             base.require("ncnn")
 
     def described(self, greeting: Mapping[str, str], modes: Sequence[str]) -> str:
-        """What was checked, for people, from what the worker said about itself."""
+        """Describe for people what was checked, from the worker's words about itself."""
         machine = "Vulkan" if self.vulkan else _MACHINES.get(greeting["machine"], greeting["machine"])
         note = greeting.get("gpu", self.note)
         return f"{machine} {', '.join(modes)}{f' ({note})' if note else ''}"
@@ -71,9 +71,7 @@ LOCAL = Target(_HERE)
 
 
 def find_target(on: str | None) -> Target:
-    """Return the target of ``--on``, this machine's CPU for None; raises UsageError where there is none of that
-    name.
-    """
+    """Return the target of ``--on``, this machine's CPU for None; raises UsageError if there is none of that name."""
     if on is None:
         return LOCAL
     if not isinstance(on, str):
@@ -89,7 +87,7 @@ def find_target(on: str | None) -> Target:
         host = on.removeprefix("ssh:")
         if not host or host.startswith("-") or any(character.isspace() for character in host):
             raise UsageError(f"--on ssh: takes user@host, not '{host}'")
-        # Nobody is there to type a password, and a connection that is gone is noticed within a minute.
+        # Nobody is there to type a password; a lost connection is noticed within a minute.
         alive = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=20")
         return Target(("ssh", "-T", *alive, "--", host, "python3"), note=host, shares_files=False, is_remote=True)
     try:
@@ -111,7 +109,7 @@ def check_modes(modes: Sequence[str]) -> tuple[str, ...]:
 
 
 def qemu_folder() -> Path:
-    """Where the emulated Python is kept."""
+    """Return the folder of the emulated Python."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "onnx2ncnn-opt" / "qemu-aarch64"
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a net's blob are in a value of the model: in which order of its axes."""
+"""The order of axes in which a net's blob has the numbers of a value of the model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ def in_order(value: Array, axes: tuple[int, ...]) -> Array:
 
 
 def natural(value: Array) -> tuple[int, ...]:
-    """Return the order in which a value's own axes are."""
+    """Return a value's axes in their own order."""
     return tuple(range(len(squeezed(value.shape))))
 
 
 def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Difference, tuple[int, ...]]:
-    """Return the difference of a blob from a value of as many elements, and in which order of its axes (see
-    `in_order`).
+    """Return the difference of a blob from a value with as many elements, and the order of the value's axes.
 
-    It is the first order in which there is no difference; where there is none, the value's own.
+    It is the first order without a difference (see `in_order`). If every order has one, it is the value's own order.
     """
     flat, order = result.reshape(-1), natural(value)
     plain = compare(flat, value.reshape(-1), tolerance)
@@ -45,7 +44,7 @@ def aligned(result: Array, value: Array, tolerance: Tolerance) -> tuple[Differen
 
 
 def nearest(result: Array, value: Array) -> tuple[int, ...]:
-    """Return the order of a value's axes in which it is most like a blob of as many elements."""
+    """Return the order of a value's axes that is most like a blob with as many elements."""
     order = natural(value)
 
     def distance(axes: tuple[int, ...]) -> float:
@@ -56,7 +55,7 @@ def nearest(result: Array, value: Array) -> tuple[int, ...]:
 
 
 def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
-    """Return whether the least and largest numbers agree, as they do in any order."""
+    """Return True if the least and the largest numbers agree. They do in any order of axes."""
     if a.dtype.kind != "f" or b.dtype.kind != "f":
         return True
     ends = [(float(np.nanmin(x)), float(np.nanmax(x))) if not np.isnan(x).all() else (0.0, 0.0) for x in (a, b)]
@@ -65,6 +64,6 @@ def same_range(a: Array, b: Array, tolerance: Tolerance) -> bool:
 
 
 def _others(order: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all other orders of axes, none where there would be too many."""
+    """Yield all other orders of axes; none if there are too many."""
     if 1 < len(order) <= _MOST_AXES:
         yield from (axes for axes in permutations(order) if axes != order)

@@ -1,4 +1,4 @@
-"""The manifest beside a net, if it is really about this net and this model."""
+"""The manifest next to a net, if it is about this net and this model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from onnx2ncnn_opt.manifest import Manifest, file_hash, read_manifest
 
 
 def manifest_beside(param: Path, model: Path) -> tuple[Manifest | None, str]:
-    """NET.json for NET.param, and why it is not used although it is there (empty if it is used, or not there).
+    """Return NET.json for NET.param, and why it exists but is not used (empty if it is used, or does not exist).
 
-    It is there with any net that was later written under the same name, by whatever converter, and stays when the
-    model is exported once more: it is about these two only if it has the model's hash and the net has its blobs.
+    Another converter may have written the net later under the same name, or the model was exported again. So the
+    manifest is about these two only if it has the model's hash and the net has its blobs.
     """
     path = param.with_suffix(".json")
     if path == param or not path.is_file() or not model.is_file():

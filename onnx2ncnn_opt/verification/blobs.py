@@ -1,4 +1,4 @@
-"""The blobs inside a net against the values inside its model, whatever the order of their axes."""
+"""Comparison of the blobs inside a net with the values inside its model, in any order of axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnx2ncnn_opt.verification.compare import Difference, Tolerance
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a blob; `value` is what the model calls it, `difference` how far it is from that.
+    """The verdict on a blob; `value` is the model's name of it, `difference` its distance from that value.
 
     A blob that is "reordered" has the value's numbers in an order that no permutation of the value's axes gives.
     """
@@ -33,11 +33,11 @@ UNKNOWN = Verdict("unknown", "the model has no such value")
 def model_values(
     model: Path | bytes, feeds: Mapping[str, Array], values: Mapping[str, Array], timeout: float
 ) -> dict[str, Array]:
-    """What ONNX Runtime computes for every node of the model's graph, and its inputs; `values` are bound inputs."""
+    """Return ONNX Runtime's value of every node of the model's graph, and its inputs; `values` are bound inputs."""
     proto = read_model(model)
 
     def computed(names: Sequence[str]) -> dict[str, Array]:
-        """Return the values of these names; what cannot be an output, such as a sequence, is left out."""
+        """Return the values of these names, without values that cannot be an output, such as a sequence."""
         try:
             runner = OrtRunner(model, outputs=names, values=values, timeout=timeout)
             taken = set(runner.input_names())
@@ -58,7 +58,7 @@ def model_values(
 
 
 def by_size(values: Mapping[str, Array]) -> dict[int, list[str]]:
-    """Return the names of values with so many elements."""
+    """Return the names of values by their number of elements."""
     found: dict[int, list[str]] = {}
     for name, array in values.items():
         found.setdefault(array.size, []).append(name)
@@ -78,7 +78,7 @@ def judge(
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """Return a blob against the model's value of that name, or else against any value with the same numbers.
+    """Compare a blob with the model's value of that name, or else with any value that has the same numbers.
 
     `sizes` are the names `by_size`.
     """
@@ -97,7 +97,7 @@ def judge(
 def same_numbers(
     array: Array, values: Mapping[str, Array], sizes: Mapping[int, Sequence[str]], tolerance: Tolerance
 ) -> tuple[str, tuple[int, ...], Difference] | None:
-    """Return the first value with an array's numbers, in which order of its axes, and how far they are from these."""
+    """Return the first value with an array's numbers, the order of its axes, and its distance from the array."""
     for name in sizes.get(array.size, ()):
         if same_range(array, values[name], tolerance):
             difference, axes = aligned(array, values[name], tolerance)
@@ -107,6 +107,6 @@ def same_numbers(
 
 
 def as_verdict(difference: Difference, value: str | None) -> Verdict:
-    """Return a difference from a value of the model, in words."""
+    """Return the verdict for a difference from a value of the model."""
     message = difference.special or difference.excess
     return Verdict("right" if difference.ok else "wrong", message, value, difference)

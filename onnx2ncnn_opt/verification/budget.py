@@ -1,4 +1,4 @@
-"""Where the error of an output comes from: rounding, 16 or 8 bits, ncnn's faster kernels, or the conversion."""
+"""The causes of an output's error: rounding, 16 or 8 bits, ncnn's faster kernels, or the conversion."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ ROOM = 4.0
 
 @dataclass(frozen=True)
 class Budget:
-    """What explains the error of an output, in units of its largest value; None where that is not known.
+    """The parts of an output's error by cause, in units of its largest value; None if unknown.
 
-    `rounding` is how far ONNX Runtime's float32 is from float64, `bits` how much the `kind` of 16 or 8 bits explains.
+    `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that the `kind` of 16 or 8 bits
+    explains.
     """
 
     rounding: float | None
@@ -41,7 +42,7 @@ class Budget:
     kind: str = ""
 
     def cause(self, error: float | None, mode: str, *, ok: bool) -> str:
-        """What an error comes of: "rounding", `kind`, "kernels" for ncnn's faster ones, or "conversion"."""
+        """Return the cause of an error: "rounding", `kind`, "kernels" for ncnn's faster ones, or "conversion"."""
         if error is None:
             return "" if ok else self.kind if self.bits == math.inf else "conversion"
         if error == 0:
@@ -56,7 +57,7 @@ class Budget:
 
 
 def float32_budget(rounding: float | None, least: float) -> float:
-    """What an output may be off by in float32, in units of its largest value, by what rounding does to the model.
+    """Return the float32 error that rounding explains, in units of an output's largest value.
 
     That holds for ncnn's plain kernels. The faster ones have errors of their own, up to what `Tolerance` says.
     """
@@ -64,7 +65,7 @@ def float32_budget(rounding: float | None, least: float) -> float:
 
 
 def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
-    """What an output may be off by in float32 whatever rounding does to the model, in units of its largest value.
+    """Return the float32 error allowed for any model, in units of an output's largest value.
 
     A GPU's exp and its like are nearly as good as a CPU's, and it has no plain kernels. But its GELU is always the one
     with tanh (`gelu.comp`), which is off by up to 5e-4.
@@ -80,7 +81,7 @@ def least_budget(param: Path, bin: Path, *, vulkan: bool) -> float:
 
 
 def weights_encoding(param: Path, bin: Path) -> Encoding | None:
-    """Return the encoding that rounds a net's weights most; None where they have 32 bits, or it cannot be read."""
+    """Return the encoding that rounds a net's weights most; None if they have 32 bits, or it cannot be read."""
     try:
         graph = read_net(param, bin, entry_points.layer_types()).graph
     except (ParamError, BinError, GraphError, UsageError):  # which ncnn will say more about
@@ -99,11 +100,10 @@ def budgets(
     mode: str,
     by_weights: Mapping[str, float],
 ) -> tuple[dict[str, Budget], str]:
-    """Return a budget for each output, on inputs that are fed in this way; and why nobody knows what bits explain, if
-    so.
+    """Return a budget for each output, and why the effect of 16 or 8 bits is unknown (empty if it is known).
 
-    `blobs` are the outputs' in the net; `by_weights` is how far these move if the model's weights are rounded as the
-    net's are.
+    The budgets hold for inputs fed in this way. `blobs` are the outputs' in the net; `by_weights` is how far these move
+    if the model's weights are rounded as the net's are.
     """
     measured = rounding.measured(feeds, reference)
     encoding = weights_encoding(*net)
@@ -123,9 +123,9 @@ def budgets(
 def _estimated(
     net: tuple[Path, Path], feeds: Mapping[str, Array], way: Sequence[Slot], blobs: Mapping[str, str | None], mode: str
 ) -> tuple[dict[str, float], str]:
-    """What rounding every blob to 16 bits does to the outputs here, or in fp32 what int8 does to those of its layers.
+    """Estimate how far rounding every blob to 16 bits moves the outputs; in fp32, how far int8 layers move them.
 
-    Nothing where ncnn cannot run the net so, and why.
+    Return nothing, and the reason, if ncnn cannot run the net so.
     """
     found: dict[str, float] = {}
     try:
@@ -143,9 +143,7 @@ def _estimated(
 
 
 def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the outputs of a net by name as they should be, and with every blob rounded to 16 bits, or with int8 in
-    fp32.
-    """
+    """Return the right outputs of a net by name, and those with every blob rounded to 16 bits, or with int8 in fp32."""
     graph = read_net(*net, entry_points.layer_types()).graph
     given = {blob: feeds[blob.name] for blob in graph.inputs if blob.name in feeds}
     with NcnnWorker() as worker:
@@ -162,7 +160,7 @@ def _walks(net: tuple[Path, Path], feeds: Mapping[str, Feed], mode: str) -> tupl
 
 
 def _to_floats(layer: Layer) -> None:
-    """Give an int8 layer the weights that its integers stand for; raises GraphError where that is not known."""
+    """Give an int8 layer the weights that its integers stand for; raises GraphError if that is not known."""
     weights = dict(layer.weights.stored_items())
     if all(weight.encoding is not Encoding.INT8 for weight in weights.values()):
         return

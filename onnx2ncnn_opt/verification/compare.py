@@ -1,4 +1,4 @@
-"""How far an array is from its reference, and whether that is near enough."""
+"""The distance of an array from its reference, and the tolerance for it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ LAST_BIT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What passes: ``max|a-b| <= relative * max|b|`` over an output, with the reference b.
+    """The rule for an output: ``max|a-b| <= relative * max|b|``, with the reference b.
 
-    The rule is about the whole output, because the rounding errors of a sum are as large as its largest terms, whatever
-    is left of them. But outputs are often put together from unlike things, such as boxes in pixels and scores up to 1:
-    so it holds for every slice of `SLICE` elements or more along any axis as well, where a tenth of what is allowed to
-    the whole is allowed in any case.
+    The rule is about the whole output, because the rounding errors of a sum are as large as its largest terms, even if
+    little is left of them. But outputs often join unlike things, such as boxes in pixels and scores up to 1. So the
+    rule also holds for every slice of `SLICE` elements or more along any axis; a slice may always have a tenth of the
+    error that the whole may have.
 
     Of eighty real networks (classification, segmentation, detection, audio, transformers) that other converters got
-    right, none was off by more than 2.4e-5, winograd included; those that they got wrong were off by 1e-1 and more: a
+    right, none was off by more than 2.4e-5, winograd included. Those that they got wrong were off by 1e-1 and more: a
     lost axis, another rounding rule, a swapped weight are no small errors. `relative` is between, with room for other
     processors. `absolute` passes in any case, for outputs whose terms have cancelled and left nothing but rounding. A
-    reference in 16 bits has rounding errors of its own, in each of its layers: it is met to `steps` of its last bit.
-    Without `slices` only the rule about the whole output holds.
+    reference in 16 bits has rounding errors of its own, in each of its layers: the output may be `steps` of its last
+    bit away. Without `slices` only the rule about the whole output holds.
     """
 
     relative: float = 1e-3
@@ -58,21 +58,21 @@ _SPECIAL: Mapping[str, Callable[[Array], Array]] = {
 
 
 def with_rounding(rounding: float, layers: int, tolerance: Tolerance = DEFAULT) -> Tolerance:
-    """What rounding every weight by up to `rounding` of itself may change in a net of so many layers with weights.
+    """Return the tolerance for a net with so many layers whose weights are rounded by up to `rounding` of themselves.
 
-    The roundings of a layer are independent of each other and of those of other layers, so that errors add like random
-    steps: with the square root of the number of layers. Eight times that is for the largest of many elements (four
-    standard deviations), and for what a layer's terms cancel (two).
+    The roundings of a layer are independent of each other and of those of other layers. So errors add like random
+    steps: with the square root of the number of layers. The factor eight is four standard deviations, for the largest
+    of many elements, times two, for terms of a layer that cancel.
     """
     return replace(tolerance, relative=max(tolerance.relative, 8 * rounding * math.sqrt(max(layers, 1))))
 
 
 def with_quantisation(bits: Sequence[int]) -> Tolerance:
-    """What a net may differ by whose numbers are quantised to so many bits each, one entry for each time.
+    """Return the tolerance for a net whose numbers are quantised, with one entry of `bits` for each time.
 
-    A number next to the middle of two steps is rounded the one way or the other by the last bit of a sum that
-    is added up in another order: ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other
-    by 3.6e-2, by as much as ncnn's does from either.
+    A number near the middle of two steps is rounded up or down by the last bit of a sum, and so by its order. Example:
+    ONNX Runtime's plain and optimised forms of one quantised U-Net differ from each other by 3.6e-2, as much as ncnn's
+    differs from either.
     """
     return with_rounding(max(0.5 / (2**count - 1) for count in bits), len(bits)) if bits else DEFAULT
 
@@ -85,7 +85,7 @@ _IN_MODE = {"fp32": (0.0, 0.0), "fp16": (2e-2, 2.0**-14), "bf16": (1.6e-1, 0.0)}
 
 
 def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
-    """What passes where a net is computed in a mode of `runtime.targets.MODES`."""
+    """Return the tolerance for a net that runs in a mode of `runtime.targets.MODES`."""
     relative, absolute = _IN_MODE[mode]
     return replace(
         tolerance,
@@ -99,9 +99,9 @@ def in_mode(mode: str, tolerance: Tolerance = DEFAULT) -> Tolerance:
 class Difference:
     """One output against its reference.
 
-    `max_abs` and `cosine` are over the elements that are finite on both sides, None where there are none; `max_rel` is
+    `max_abs` and `cosine` are over the elements that are finite on both sides, None if there are none; `max_rel` is
     `max_abs` in units of the reference's largest one. `special` says where NaN or infinity is on one side only,
-    `excess` where the tolerance is exceeded and by how much; both are empty where nothing is wrong.
+    `excess` where the tolerance is exceeded and by how much; both are empty if nothing is wrong.
     """
 
     max_abs: float | None
@@ -112,18 +112,19 @@ class Difference:
 
     @property
     def ok(self) -> bool:
-        """Whether the output agrees with its reference."""
+        """True if the output agrees with its reference."""
         return not self.special and not self.excess
 
 
 def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spread: Array | None = None) -> Difference:
     """Compare arrays of one shape; `actual` is ncnn's float32.
 
-    ncnn has no integers that its tools agree on: an integer or bool reference is met by the float32 of the same value,
-    or by the int32 of the same value in the bits of the float32. Either way it must be that value, not one nearby.
+    ncnn has no integers that its tools agree on. An integer or bool reference agrees with the float32 of the same
+    value, or with the int32 of the same value in the bits of the float32. Either way it must be that value, not one
+    nearby.
 
-    `spread` says how far each element of the reference itself moves with the rounding errors of the model's numbers
-    (see `verify.rounding`), infinite where it may be anything. So much is allowed besides the tolerance.
+    `spread` is the distance that the rounding errors of the model's numbers move each element of the reference itself
+    (see `verify.rounding`), infinite if the element may be anything. The tolerance grows by this distance.
     """
     given = _numbers(actual, reference) if reference.dtype.kind in "iub" else actual
     found = _Found(reference.shape, reference.dtype, tolerance)
@@ -133,7 +134,7 @@ def compare(actual: Array, reference: Array, tolerance: Tolerance = DEFAULT, spr
 
 
 def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the indexes of an array's parts, of so few numbers that copies of them are small."""
+    """Yield the indexes of an array's parts. Each part has so few numbers that a copy of it is small."""
     if not shape:
         yield ()
         return
@@ -146,7 +147,7 @@ def parts(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 
 
 class _Found:
-    """What is known of an array, part by part."""
+    """The findings about an array, part by part."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], tolerance: Tolerance) -> None:
         self.tolerance, self.total = tolerance, math.prod(shape)
@@ -204,7 +205,7 @@ class _Found:
 
     @property
     def excess(self) -> str:
-        """Where the errors are larger than the tolerance allows for values of this size, in words; empty if nowhere."""
+        """Places where the errors exceed the tolerance for values of this size, in words; empty if there are none."""
         relative, absolute = self.relative, self.tolerance.absolute
         allowed = relative if self.is_integer else max(relative * self.size, absolute)
         if self.counted > allowed:
@@ -227,7 +228,7 @@ class _Found:
 
 
 def _numbers(actual: Array, reference: Array) -> Array:
-    """ncnn's array for an integer reference, read as the type that it turns out to hold."""
+    """Return ncnn's array for an integer reference, read as the type that it turns out to hold."""
     if actual.dtype == np.float32:
         bits = actual.view(np.int32)
         # As floats, int32s below 2**23 are subnormal, and negative ones are NaN. Zeros are none, though -0.0 has a bit.

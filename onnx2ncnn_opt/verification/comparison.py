@@ -1,4 +1,4 @@
-"""A net's outputs beside those of its model: how they are paired, and what each may be off by."""
+"""Comparison of a net's outputs with those of its model: how they are paired, and the error that each may have."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GI
 
 @dataclass(frozen=True)
 class Comparison:
-    """A net and what it has to agree with."""
+    """A net and the reference that it has to agree with."""
 
     runner: NcnnRunner
     feeds: Mapping[str, Array]
@@ -52,26 +52,24 @@ class Comparison:
     is_close: bool = False
 
     def closer(self, runner: NcnnRunner) -> Comparison:
-        """Return the same with ncnn's plain kernels, whose errors are none but those of rounding: `budget` holds for
-        them.
-        """
+        """Return the same with ncnn's plain kernels, which make rounding errors only: `budget` holds for them."""
         return replace(self, runner=runner, is_close=True)
 
     @cached_property
     def budget(self) -> Mapping[str, float]:
-        """What each output may be off by in float32; the model runs in float64 for it."""
+        """The error that each output may have in float32; the model runs in float64 for it."""
         measured = self.rounding.measured(self.feeds, self.reference)
         return {name: float32_budget(measured.get(name), self.least) for name in self.reference}
 
     def allowed(self, name: str, *, close: bool) -> float:
-        """What an output may be off by, in units of its largest value; `close` with ncnn's plain kernels."""
+        """Return the error allowed for an output, in units of its largest value; `close` with ncnn's plain kernels."""
         if self.is_fixed:
             return self.tolerance.relative
         usual = self.budget[name] if close else max(self.tolerance.relative, min(self.budget[name], MOST_BUDGET))
         return max(usual, ROOM * self.by_weights.get(name, 0.0))
 
     def leaves_budget(self, outputs: Sequence[OutputReport]) -> bool:
-        """Return whether outputs are right, but not as right as rounding alone would leave them."""
+        """Return True if outputs are right, but less accurate than rounding alone would leave them."""
         off = {output.name: output.max_rel for output in outputs if (output.max_rel or 0.0) > self.least}
         return all(output.status in ("ok", "unproven") for output in outputs) and any(
             error > self.budget[name] for name, error in off.items() if error
@@ -79,7 +77,7 @@ class Comparison:
 
     @cached_property
     def spread(self) -> Mapping[str, Array]:
-        """How far the reference moves with rounding errors; found out only where a net differs."""
+        """The distance that rounding errors move each element of the reference; computed only if a net differs."""
         return self.rounding.spread(self.feeds, self.reference)
 
     def spread_with_lone(self, name: str, actual: Array, reference: Array) -> Array:
@@ -96,7 +94,7 @@ class Comparison:
 
     @cached_property
     def by_weights(self) -> Mapping[str, float]:
-        """How far the reference moves if weights are rounded as the net's are."""
+        """The distance that the reference moves if weights are rounded as the net's are."""
         encoding = weights_encoding(self.runner.param, self.runner.bin)
         if encoding is None:
             return {}
@@ -130,7 +128,7 @@ class Comparison:
         return [OutputReport(name, None, status, str(error)) for name in self.reference]
 
     def attempt(self, way: Sequence[Slot], blobs: Sequence[str]) -> list[OutputReport]:
-        """Feed the net in this way, and judge what comes out of it; `blobs` are its outputs."""
+        """Feed the net in this way, and judge its outputs; `blobs` are their names in the net."""
         arrays = model_feeds(way, self.feeds)
         if self.manifest is not None:
             slots = manifest_slots("output", list(self.reference), self.manifest.outputs)
@@ -195,12 +193,12 @@ class Comparison:
 
 
 def tolerance_of(model: LoadedModel) -> Tolerance:
-    """What a net may differ from the model by: the usual, and more where the model quantises what it computes."""
+    """Return the tolerance for a net of the model: the usual one, and more if the model quantises values."""
     return with_quantisation(_quantised_bits(model))
 
 
 def _quantised_bits(model: LoadedModel) -> list[int]:
-    """To how many bits the model quantises what it computes, each time; 8 unless its zero point says otherwise."""
+    """Return the bits of each quantisation in the model; 8 unless its zero point says otherwise."""
     return [
         node.inputs[2].dtype.bitwidth
         if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] and node.inputs[2].dtype
@@ -215,5 +213,5 @@ def _alike(result: Array | Failure, reference: Array) -> bool:
 
 
 def _severity(outputs: Sequence[OutputReport]) -> list[int]:
-    """Return the worst first, to be compared with that of another attempt."""
+    """Return the severities of all outputs, the worst first, to compare two attempts."""
     return sorted((get_args(Status).index(output.status) for output in outputs), reverse=True)

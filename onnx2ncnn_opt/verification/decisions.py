@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def choices(model: onnx.ModelProto) -> dict[str, Choice]:
-    """Return the choices behind the model's outputs, by output; but not those among its inputs, which are exact."""
+    """Return the choices behind the model's outputs, by output; without those among its inputs, which are exact."""
     producers = {name: node for node in model.graph.node for name in node.output}
     found = {}
     for value in model.graph.output:

@@ -1,4 +1,4 @@
-"""A model whose numbers are float64: what it would give if rounding errors did not count."""
+"""A model whose numbers are float64: its results if rounding errors did not count."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class InDouble:
         self.data = bytes(proto.SerializeToString())
 
     def _add(self, node: onnx.NodeProto) -> None:
-        """A node of the model, in float64 as far as there is that."""
+        """Add a node of the model, in float64 if there is such an operator."""
         inputs = [self._double.get(name, name) for name in node.input]
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if not node.domain and node.op_type == "Conv" and self._convolution(node, inputs, attributes):
@@ -116,7 +116,7 @@ class InDouble:
             self._node("Cast", f"{name}.single", out=name, to=TensorProto.DOUBLE)
 
     def _convolution(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Return a convolution as one product for each element of its kernel; False where its padding is not known."""
+        """Add a convolution as one product for each element of its kernel; return False if its padding is unknown."""
         shape = self._shapes.get(node.input[1])
         padded = self._padded(inputs[0], attributes, len(shape) - 2) if shape else None
         if shape is None or padded is None:
@@ -144,7 +144,7 @@ class InDouble:
         return True
 
     def _average(self, node: onnx.NodeProto, inputs: list[str], attributes: dict[str, Any]) -> bool:
-        """Average pooling as a sum of slices; False where not all windows count as many numbers."""
+        """Add an average pooling as a sum of slices; return False if not all windows count as many numbers."""
         kernel = attributes["kernel_shape"]
         pads = any(attributes.get("pads", ()))
         if attributes.get("ceil_mode") or (pads and not attributes.get("count_include_pad")):
@@ -222,7 +222,7 @@ class InDouble:
         return self._node("Reciprocal", shifted, out=out)
 
     def _mean(self, name: str, rank: int, out: str) -> None:
-        """The mean of all axes but the first two."""
+        """Add the mean over all axes except the first two."""
         axes = list(range(2, rank))
         if self._opset < 18:
             self._node("ReduceMean", name, out=out, axes=axes)
@@ -238,7 +238,7 @@ class InDouble:
         return self._node("Pad", name, self._ints(0, 0, *pads[:rank], 0, 0, *pads[rank:]))
 
     def _tap(self, name: str, offset: Sequence[int], kernel: Sequence[int], attributes: dict[str, Any]) -> str:
-        """What an element of a kernel meets, at all positions of the kernel."""
+        """Add a Slice: the inputs of one element of a kernel, at all positions of the kernel."""
         steps = attributes.get("strides", [1] * len(kernel))
         apart = attributes.get("dilations", [1] * len(kernel))
         starts = [index * dilation for index, dilation in zip(offset, apart, strict=True)]
@@ -258,14 +258,14 @@ class InDouble:
         return self._node("Constant", value=numpy_helper.from_array(array))
 
     def _node(self, operator: str, *inputs: str, out: str = "", **attributes: Any) -> str:
-        """Return a node of one output, whose name it gives back."""
+        """Add a node with one output, and return the output's name."""
         name = out or f"onnx2ncnn_opt.double{next(self._numbers)}"
         self._nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
 
 
 def upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model in an opset that has the operators of a rewritten one, and most of them in float64.
+    """Return the model in an opset with the operators of a rewritten one, and most of them in float64.
 
     Raises RunError for one that ONNX cannot convert, and that lacks these operators.
     """
@@ -292,7 +292,7 @@ def _opset(proto: onnx.ModelProto) -> int:
 
 
 def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What ONNX can tell about the values of a model's graph."""
+    """Return the types and shapes that ONNX infers for the values of a model's graph."""
     inferred = onnx.ModelProto()
     inferred.CopyFrom(proto)
     for tensor in inferred.graph.initializer:  # which would be copied once more
@@ -305,6 +305,6 @@ def inferred_values(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def element_types(proto: onnx.ModelProto, inferred: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
-    """Return the element types of a model's values, as far as ONNX can tell."""
+    """Return the element types of a model's values, if ONNX can infer them."""
     types = {value.name: value.type.tensor_type.elem_type for value in inferred}
     return types | {tensor.name: tensor.data_type for tensor in proto.graph.initializer}

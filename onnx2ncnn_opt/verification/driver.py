@@ -53,7 +53,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every output agrees."""
+        """True if every output agrees."""
         return all(output.status == "ok" for output in self.rows)
 
     def renamed(self, staged: Sequence[Path], files: Sequence[Path]) -> VerifyReport:
@@ -78,7 +78,7 @@ class VerifyReport:
 def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
     """Raise VerificationError with a line for each output that differs `what`, as "from ONNX Runtime's".
 
-    Raise UnprovenError if none differs, but some are unproven.
+    Raise UnprovenError if no output differs, but some are unproven.
     """
     wrong = [
         f"  {output.name}{'' if output.mode == 'fp32' else f' in {output.mode}'}: {output.message}"
@@ -92,7 +92,7 @@ def check_outputs(outputs: Sequence[OutputReport], what: str) -> None:
 
 
 class Judge(Protocol):
-    """A net beside its reference: a model in ONNX Runtime, or the net that it was made of."""
+    """A net and its reference: a model in ONNX Runtime, or the net that it was made from."""
 
     def runs(self, mode: str) -> Iterable[Run]:
         """Return the inputs for a mode, with the reference's outputs."""

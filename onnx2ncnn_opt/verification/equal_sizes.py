@@ -36,10 +36,10 @@ def equal_sizes(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> EqualSizes:
-    """Return the dynamic dimensions at which ONNX Runtime takes the model only where they are equal.
+    """Return the dynamic dimensions that must be equal, or ONNX Runtime refuses the model.
 
-    Candidates stand on the same axis of inputs of one type and rank, whose other sizes are the same. One is tied where
-    the model does not run with it alone changed, but does with all of them changed.
+    Candidates stand on the same axis of inputs of one type and rank, whose other sizes are the same. One is tied if the
+    model does not run with it alone changed, but does with all of them changed.
     """
     loaded = load_model(model, shapes=shapes, values=values, outputs=outputs)
     groups = _candidates(loaded)
@@ -77,7 +77,7 @@ class _Trial:
         self._model, self._runner = model, runner
 
     def base(self) -> tuple[dict[str, int], Total | None] | None:
-        """Sizes at which the model runs, and which of them is the sum of two others; None where none were found."""
+        """Return sizes at which the model runs, and which of them is the sum of two others; None if none were found."""
         names = list(open_sizes(self._model, LENGTHS[0]))
         for total in (None, *islice(totals(names), _MOST_TOTALS)):
             for lengths in LENGTHS[1:3]:
@@ -87,16 +87,14 @@ class _Trial:
         return None
 
     def tied(self, group: Sequence[str], sizes: Mapping[str, int], total: Total | None) -> tuple[str, ...]:
-        """Return those of a group that have to be equal; none where fewer than two have to."""
+        """Return the names of a group that have to be equal; none if fewer than two have to."""
         alone = [name for name in group if not self._runs_longer(sizes, [name], total)]
         if len(alone) < 2 or len({sizes[name] for name in alone}) > 1:
             return ()
         return tuple(alone) if self._runs_longer(sizes, alone, total) else ()
 
     def _runs_longer(self, sizes: Mapping[str, int], names: Sequence[str], total: Total | None) -> bool:
-        """Return whether the model runs with some sizes larger by one, and so perhaps the one that is the sum of
-        others.
-        """
+        """Return True if the model runs with these sizes larger by one; one that may be their sum may grow, too."""
         options = [names] if total is None or total.name in names else [names, [*names, total.name]]
         return any(self._runs({name: size + (name in option) for name, size in sizes.items()}) for option in options)
 

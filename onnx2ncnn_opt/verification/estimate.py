@@ -1,7 +1,7 @@
-"""What a net computes in 16 bits on a device that is not at hand.
+"""An estimate of a net's results in 16 bits on a device that is not at hand.
 
-ncnn runs the net here in 32 bits, blob by blob, and each blob is rounded before the next is computed from it: what is
-too large for fp16 becomes infinite as it would there. What a layer's own arithmetic in fp16 costs (winograd, sums) is
+ncnn runs the net here in 32 bits, blob by blob. Each blob is rounded before the next is computed from it, so values too
+large for fp16 become infinite as on the device. The errors of a layer's own arithmetic in fp16 (winograd, sums) are
 measured on a sample of each layer, and added as random errors of that size.
 """
 
@@ -33,7 +33,7 @@ _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 @dataclass(frozen=True)
 class Walk:
-    """One run: the blobs of `Estimator.compared`; of each blob what `Seen` has."""
+    """One run: the blobs of `Estimator.compared`, and the `Seen` of each blob."""
 
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Estimator:
         self._folder.cleanup()
 
     def on(self, feeds: Mapping[Blob, Feed]) -> Estimator:
-        """Return the same net on other inputs, as long as this one is open."""
+        """Return the same net on other inputs, while this one is open."""
         other = copy(self)
         other.feeds = feeds
         return other
@@ -100,7 +100,7 @@ class Estimator:
         return NcnnRunner(param, bin, worker=self._worker, timeout=self.timeout, threads=os.cpu_count() or 1)
 
     def _in_half(self) -> NcnnRunner:
-        """Return the net with the layers' own numbers as fp16 has them, but for layers whose masks keep them."""
+        """Return the net with the layers' own numbers in fp16, except layers whose masks keep them in 32 bits."""
         chosen = {
             layer: half
             for layer, half in self._halves.items()
@@ -124,16 +124,16 @@ class Estimator:
         return self._written[key]
 
     def fetch(self, blob: Blob) -> Fetch:
-        """Return a blob of `compared` as the written net has it, with a batch as `feeds` have one."""
+        """Return a blob of `compared` as the written net has it, with a batch as in `feeds`."""
         is_batch = any(
             feed.batch_axis is not None and feed.array.shape[feed.batch_axis] > 1 for feed in self.feeds.values()
         )
         return Fetch(self.compared[blob], 0 if is_batch else None)
 
     def run(self, rounding: str = "", noise: Mapping[Layer, tuple[float, ...]] | None = None, seed: int = 0) -> Walk:
-        """Return the net with every blob rounded to "fp16" or "bf16" (or none).
+        """Run the net with every blob rounded to "fp16" or "bf16" (or none).
 
-        With `noise`, what is inside of layers is in fp16 too: their own numbers, and arithmetic that puts errors of the
+        With `noise`, the inside of layers is in fp16 too: their own numbers, and arithmetic that puts errors of the
         sizes in `noise` on their outputs.
         """
         walk = Walk()
@@ -142,7 +142,7 @@ class Estimator:
         return walk
 
     def inner(self) -> tuple[Walk, dict[Layer, tuple[Inner, ...]]]:
-        """Return the net in 32 bits, and what the arithmetic of each layer would cost in fp16."""
+        """Run the net in 32 bits, and return the errors that the arithmetic of each layer would make in fp16."""
         walk, found = Walk(), dict[Layer, tuple[Inner, ...]]()
         self._walk(self._runner, walk, "", {}, 0, found)
         return walk, found
@@ -205,9 +205,7 @@ def _become(layer: Layer, other: Layer) -> None:
 
 
 def _stays(blob: Blob, rounding: str) -> bool:
-    """Return whether a blob keeps its 32 bits: all that read it want them, or nothing reads it and its producer makes
-    them.
-    """
+    """Return True if a blob keeps 32 bits: all consumers want that, or it has none and its producer writes them."""
     bit = _STORAGE.get(rounding, 0)
     if blob.users:
         return all(user["featmask"] & bit for user in blob.users)

@@ -37,7 +37,7 @@ class Total(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Sizes for axes that the model leaves open, by what they look like; never square, so that a mix-up shows."""
+    """Sizes for the model's dynamic axes, by the kind of input; never square, so that a mix-up shows."""
 
     outer: int
     batch: int
@@ -85,14 +85,14 @@ _MORE_SEEDS = 4
 
 
 class Draw(NamedTuple):
-    """One set of inputs: what comes of a seed, at a scale.
+    """One set of inputs, drawn from a seed at a scale.
 
-    Plain ones have no zeros, and all inputs keep within the domains of the functions that they end in. In others those
-    that the model compares or selects as well are drawn without bounds, since a guard is there to act. Rows end with
-    the largest numbers, which are `below` zero or above it, or with zeros where the scale is 1. `between` are the least
-    and the largest value of floats, which then are uniform. Flat ones differ along an axis only, which is `flat` modulo
-    the rank, and hardly along others: images without contrast, of which a whole channel is below zero, or sequences
-    whose mean is as large as they are.
+    Plain inputs have no zeros, and all keep within the domains of the functions at their end. In other draws, inputs
+    that the model compares or selects as well have no bounds, because a guard is there to act. Their rows end with the
+    largest numbers, which are `below` zero or above it, or with zeros if the scale is 1. `between` are the least and
+    the largest value of floats, which then are uniform. Flat inputs differ along one axis only, which is `flat` modulo
+    the rank, and hardly along others: images without contrast that have a whole channel below zero, or sequences whose
+    mean is as large as they are.
     """
 
     seed: int
@@ -112,7 +112,7 @@ class Draw(NamedTuple):
 def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
     """Return the inputs to verify with: plain and large ones; for a small net those of more seeds and flat ones.
 
-    A tiny one gets more of each, and far ones, which errors of large networks are too large for.
+    A tiny net gets more of each. It also gets far ones, whose errors would be too large in large networks.
     """
     first = [Draw(seed, plain=True), Draw(seed, LARGE)]
     if not is_small:
@@ -129,20 +129,20 @@ def draws(seed: int, *, is_small: bool, is_tiny: bool = False) -> list[Draw]:
 
 
 def is_tiny(weights: int, inputs: int, layers: int) -> bool:
-    """Return whether a net of so many weights, for so many numbers, may run on many inputs."""
+    """Return True if a net with so many weights, for so many numbers, may run on many inputs."""
     return weights <= _TINY_WEIGHTS and inputs <= _TINY_INPUTS and layers <= _TINY_LAYERS
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to draw instead of the usual: so many `seeds`, floats uniform in each of `ranges`, at `sizes` by name."""
+    """Draws that replace the usual ones: so many `seeds`, floats uniform in each of `ranges`, at `sizes` by name."""
 
     seeds: int = 1
     ranges: tuple[tuple[float, float], ...] = ()
     sizes: tuple[Mapping[str, int], ...] = ()
 
     def draws(self, seed: int) -> list[Draw]:
-        """Return the inputs from so many seeds on; without ranges ordinary and large ones of each."""
+        """Return the inputs of so many seeds, from `seed` on; without ranges ordinary and large ones of each."""
         seeds = range(seed, seed + self.seeds)
         if self.ranges:
             return [Draw(number, plain=True, between=ends) for number in seeds for ends in self.ranges]
@@ -150,7 +150,7 @@ class Wanted:
 
 
 def sweeps(seed: int, entries: Mapping[T, int], swept: Mapping[T, int]) -> Iterator[Draw]:
-    """Further inputs, until so many indexes were `swept` that each table of so many entries has been read."""
+    """Yield further inputs, until so many indexes were `swept` that each table of so many entries has been read."""
     for number in range(_MOST_SWEEPS):
         if all(swept[name] >= size for name, size in entries.items()):
             break
@@ -169,19 +169,19 @@ def draw_inputs(
 ) -> dict[str, Array]:
     """Return an array for every input of the model, the same for the same `draw` (by default the plain one of `seed`).
 
-    1. What ends as an index into a table is within the table; 0 where the table's size is unknown. Indexes sweep it:
-       they are a part of a shuffled list of all, from number `swept` of the input on.
-    2. What ends in a function with a bounded domain (Sqrt, Log, ...) is inside it, and what divides is not near 0,
-       unless the model compares or selects it as well and `draw` is not plain.
+    1. Indexes into a table are within the table; 0 if the table's size is unknown. Indexes sweep it: they are a part
+       of a shuffled list of all, from number `swept` of the input on.
+    2. Arguments of a function with a bounded domain (Sqrt, Log, ...) are inside it, and divisors are not near 0, unless
+       the model compares or selects them as well and `draw` is not plain.
     3. Other floats are N(0,1), or large ones. If `draw` is not plain some are 0.0 and -0.0, and rows end with these,
        with numbers below zero or nearly as large as others, or with the largest of all.
     4. 8 bit integers, which are mostly images, fill their range.
     5. Other integers and bools, and floats that say where scores are hidden, are taken for masks: 0 or 1. Each row
-       starts with 1, 0: a row without a 1 has no softmax, and one without a 0 does not tell a mask that works from one
-       that is ignored.
+       starts with 1, 0: a row without a 1 has no softmax, and one without a 0 cannot show that the net ignores the
+       mask.
 
-    `sizes` gives values to the model's symbolic sizes; those left are `lengths`: its batch for names of `batches`, its
-    outer on an outermost axis, else its tokens where an integer input has them, its width on the last of four axes, and
+    `sizes` gives values to the model's symbolic sizes; the others are `lengths`: its batch for names of `batches`, its
+    outer on an outermost axis, else its tokens if an integer input has them, its width on the last of four axes, and
     its length elsewhere.
 
     Raises:
@@ -199,14 +199,14 @@ def draw_inputs(
 
 
 def tables(model: LoadedModel) -> dict[str, int]:
-    """How many entries the tables have that inputs are indexes into, by the inputs' names."""
+    """Return the number of entries of the tables that inputs are indexes into, by the inputs' names."""
     uses = {value.name: Uses.of(value, model) for value in model.graph.inputs}
     return {info.name: limit for info in model.inputs if (limit := uses[info.name].table) is not None}
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image for a model's only input: a path, and what is done to its pixels, ``(pixel - mean) / std``.
+    """An image for a model's only input: a path, and the arithmetic on its pixels, ``(pixel - mean) / std``.
 
     `mean` and `std` are one number or one for each channel; the channels are red, green, blue, or the other way round
     with `bgr`.
@@ -223,7 +223,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
-    """Inputs that were given: arrays by name, a file of them, or an image. Raises UsageError where they do not fit."""
+    """Return the user's inputs: arrays by name, a file of them, or an image. Raises UsageError if they do not fit."""
     if isinstance(feeds, Image):
         return load_image(feeds, model)
     if isinstance(feeds, (str, os.PathLike)):
@@ -233,10 +233,10 @@ def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
 
 
 def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
-    """Return the array of an image: of the size that the model has, or of its own where that is open.
+    """Return the array of an image: with the size of the model's input, or the image's own if that is dynamic.
 
     Raises:
-        UsageError: Pillow is not installed, the file is not an image, or the model's only input is none.
+        UsageError: Pillow is not installed, the file is not an image, or the model's only input does not take one.
     """
     try:
         from PIL import Image as pillow
@@ -272,7 +272,7 @@ def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
 
 
 def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
-    """Inputs from an .npz file: by name, or in the file's order where no name in it is an input's; or from an .npy.
+    """Load inputs from an .npz file: by name, or in the file's order if no name in it is an input's; or from an .npy.
 
     Raises:
         UsageError: the file cannot be read or does not fit the model.
@@ -301,7 +301,7 @@ def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
 
 
 def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
-    """Return the arrays in the model's order and element types; raises UsageError where they do not fit its inputs.
+    """Return the arrays in the model's order and element types; raises UsageError if they do not fit its inputs.
 
     Inputs that are bound to a value may be among them, with that value.
     """
@@ -321,9 +321,10 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
 def open_sizes(
     model: LoadedModel, lengths: Lengths, batches: Collection[str] = (), total: Total | None = None
 ) -> dict[str, int]:
-    """Return a value for every size that the model leaves open.
+    """Return a value for every dynamic size of the model.
 
-    A name that says a size in others (``past + n``) is taken at its word; `total` is one that only the model knows.
+    A size that its name computes from others (``past + n``) gets that value; `total` is a sum that only the model
+    knows.
     """
     sizes: dict[str, int] = {}
     for info in sorted(model.inputs, key=lambda info: info.dtype.is_floating_point()):
@@ -345,7 +346,7 @@ def open_sizes(
 
 
 def totals(sizes: Collection[str]) -> Iterator[Total]:
-    """Sizes that may be the sum of two others, as the length of a mask is of what is new and what was before."""
+    """Yield sizes that may be the sum of two others: a mask's length is that of the new and the previous tokens."""
     for name in reversed(list(sizes)):
         for parts in combinations([other for other in sizes if other != name], 2):
             yield Total(name, parts)
@@ -368,11 +369,11 @@ def _dtype(info: InputInfo) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Uses:
-    """What becomes of an input's values in the model, moved about or not.
+    """The uses of an input's values in the model, whether or not layers move them.
 
-    `table` is the size of the smallest table that they are indexes into, `domain` where the functions that they end in
-    are real numbers, `divides` whether something is divided by them or by what is 0 where they are, `is_guarded`
-    whether they are compared or selected, and `is_mask` whether they, or 1 minus them, multiply a number that hides.
+    `table` is the size of the smallest table that they are indexes into, `domain` the range in which the functions at
+    their end are real numbers. `divides` says that they are divisors, or that a divisor is 0 if they are; `is_guarded`
+    that they are compared or selected; and `is_mask` that they, or 1 minus them, multiply a number that hides.
     """
 
     table: int | None
@@ -401,7 +402,7 @@ class Uses:
 def draw_array(
     dtype: np.dtype[Any], uses: Uses, shape: tuple[int, ...], draw: Draw, position: int, swept: int
 ) -> Array:
-    """Return the array of the input at a position, see `draw_inputs`."""
+    """Draw the array of the input at a position, see `draw_inputs`."""
     # The scale takes part, so that the numbers are others and not larger ones only.
     rng = np.random.default_rng([draw.seed, position, int(draw.scale)])
     if uses.table is not None:
@@ -423,7 +424,7 @@ def draw_array(
 
 
 def _swept(entries: int, shape: tuple[int, ...], position: int, first: int) -> Array:
-    """Indexes into a table, from one index on in a list of all, the same for each draw."""
+    """Return indexes into a table, from one index on in a list of all, the same for each draw."""
     order = np.random.default_rng(position).permutation(entries)
     return order[(first + np.arange(math.prod(shape))) % entries].reshape(shape)
 
@@ -469,7 +470,7 @@ def _floats(uses: Uses, shape: tuple[int, ...], draw: Draw, rng: np.random.Gener
 
 
 def _levels(shape: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
-    """Return the shape of what is drawn, which is repeated along the other axes where it is flat."""
+    """Return the shape of the drawn numbers, which are repeated along the other axes if the draw is flat."""
     if draw.flat is None or not shape:
         return shape
     return tuple(size if axis == draw.flat % len(shape) else 1 for axis, size in enumerate(shape))
@@ -480,9 +481,9 @@ def _traits(node: onnx_ir.Node, model: LoadedModel) -> Traits:
 
 
 def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> Iterator[tuple[onnx_ir.Node, int]]:
-    """Yield every node that takes the values of `value`, perhaps moved about, and as which of its inputs.
+    """Yield every node that takes the values of `value`, perhaps moved about, and the index of that input.
 
-    With `zeros` also those that take others, which are 0 where these are.
+    With `zeros` also nodes that take other values, which are 0 if these are.
     """
     seen, left = {value}, [value]
     while left:
@@ -495,13 +496,13 @@ def _uses(value: onnx_ir.Value, model: LoadedModel, *, zeros: bool = False) -> I
 
 
 def _fills(node: onnx_ir.Node) -> bool:
-    """Return whether a node multiplies by what masks hide a score with."""
+    """Return True if a node multiplies by the number that hides scores behind a mask."""
     tensors = [each.const_value for each in node.inputs if each is not None] if node.op_type == "Mul" else []
     return any(each is not None and each.size == 1 and each.numpy().item() <= _HIDING for each in tensors)
 
 
 def _size_of_axis(node: onnx_ir.Node) -> int:
-    """How many entries a Gather chooses from; 1 where nothing tells."""
+    """Return the number of entries that a Gather chooses from; 1 if unknown."""
     table, axis = node.inputs[0], node.attributes.get_int("axis", 0)
     # Exporters leave out the shapes between a table and its Gather where the table is quantised.
     while table is not None and table.shape is None and (made_by := table.producer()) is not None:

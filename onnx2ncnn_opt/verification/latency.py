@@ -1,4 +1,4 @@
-"""How long a net takes beside another, or beside ONNX Runtime: both with one thread, in turns."""
+"""Latency of a net and of another net or ONNX Runtime: both with one thread, alternating."""
 
 from __future__ import annotations
 

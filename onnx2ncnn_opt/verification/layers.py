@@ -25,10 +25,10 @@ _ALIKE = 3e-2
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What became of a net's blobs: verdicts by mode and blob name, seconds by blob name.
+    """Verdicts on a net's blobs by mode and blob name, and seconds by blob name.
 
-    `feeds` are those that it took. `times` are None where nothing was timed, `checked` says where ncnn ran and how.
-    `problem` is why something is missing.
+    `feeds` are the inputs that the net took. `times` are None if nothing was timed, `checked` says where and how ncnn
+    ran. `problem` is the reason if something is missing.
     """
 
     feeds: Feeds
@@ -49,13 +49,13 @@ class Reference:
 
 
 def inner_blobs(graph: Graph) -> list[str]:
-    """Return the blobs that layers compute, in the order in which each can be extracted: later it may be gone."""
+    """Return the blobs that layers compute, in an order in which ncnn still has each when it is extracted."""
     inputs = {blob.name for blob in graph.inputs}
     return [blob.name for layer in graph for blob in layer.outputs if blob.name not in inputs]
 
 
 def extract_all(runner: NcnnRunner, graph: Graph, feeds: Feeds) -> dict[str, Array | Failure]:
-    """Return every blob that a layer computes, with its batch in front. Raises what `NcnnRunner.extract` raises."""
+    """Return every blob that a layer computes, with its batch in front. Raises the errors of `NcnnRunner.extract`."""
     return runner.extract(feeds, [Fetch(name, 0) for name in inner_blobs(graph)])
 
 
@@ -72,7 +72,7 @@ def run_layers(
 ) -> LayerRun:
     """Run a net in each mode, and once more to time it in the first; `graph` is the one in the files.
 
-    `ways` are those to feed it, of which the one is taken that leaves the most blobs right.
+    `ways` are those to feed it; the one that leaves the most blobs right is taken.
     """
     verdicts: dict[str, Mapping[str, Verdict]] = {}
     feeds = ways[0]
@@ -97,7 +97,7 @@ def run_layers(
 def _likeliest(
     runner: NcnnRunner, graph: Graph, ways: Sequence[Feeds], reference: Reference, tolerance: Tolerance
 ) -> tuple[Feeds, Mapping[str, Verdict]]:
-    """Return the way to feed a net that leaves the most blobs right, and what is known of each."""
+    """Return the way to feed a net that leaves the most blobs right, and the verdict on each blob."""
     found: list[tuple[int, Feeds, dict[str, Verdict]]] = []
     sizes = by_size(reference.values)
     for feeds in ways:
@@ -120,9 +120,7 @@ def _verdict(
     sizes: Mapping[int, Sequence[str]],
     tolerance: Tolerance,
 ) -> Verdict:
-    """Return a blob against its value; one that is off by more than is allowed is still held against the value it is
-    like.
-    """
+    """Compare a blob with its value, or with the value most like it if that one is off by more than the tolerance."""
     named = value_name(blob, reference.names)
     verdict = judge(result, named, reference.values, sizes, tolerance)
     if verdict.status == "right" or isinstance(result, Failure):
@@ -136,9 +134,7 @@ def _verdict(
 
 
 def _in_any_order(verdict: Verdict, result: Array, values: Mapping[str, Array], tolerance: Tolerance) -> Verdict:
-    """Return the verdict on a blob, which is "reordered" where it has the value's numbers, but in no order of
-    its axes.
-    """
+    """Return the verdict on a blob, "reordered" if it has the value's numbers, but in no order of its axes."""
     if verdict.status != "wrong" or verdict.value is None:
         return verdict
     value = values[verdict.value]

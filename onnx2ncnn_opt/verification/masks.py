@@ -1,4 +1,4 @@
-"""Which layers fp16 is not enough for, found by running the net: the smallest masks with which it is."""
+"""The smallest set of masks with which fp16 is enough for a net, found by running it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _MOST_ROUNDS = 8
 
 @dataclass(frozen=True)
 class Precision:
-    """What fp16 does to a net, estimated with its masks.
+    """The effect of fp16 on a net with its masks, estimated.
 
-    `error` is the largest of an output, in units of its largest value; NaN where an output is not finite that is so in
-    fp32. `allowed` is the error up to which fp16 does what it can. `integers_differ` where an output of integers has
+    `error` is the largest of an output, in units of its largest value; NaN if an output is not finite that is finite in
+    fp32. `allowed` is the error up to which fp16 does what it can. `integers_differ` if an output of integers has
     others.
     """
 
@@ -43,7 +43,7 @@ class Precision:
 
     @property
     def ok(self) -> bool:
-        """Whether fp16 is enough for the net."""
+        """True if fp16 is enough for the net."""
         return self.error <= self.allowed and not self.integers_differ
 
     def __str__(self) -> str:
@@ -60,9 +60,7 @@ class Precision:
 
 
 def error_of(walk: Walk, reference: Walk) -> float:
-    """Return the largest error of a run's outputs, in units of an output's largest value; NaN where one is not
-    finite.
-    """
+    """Return the largest error of a run's outputs, in units of an output's largest value; NaN if one is not finite."""
     worst = 0.0
     for blob, expected in reference.outputs.items():
         if expected.dtype != np.float32 or not expected.size:
@@ -80,9 +78,9 @@ def error_of(walk: Walk, reference: Walk) -> float:
 
 
 def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
-    """What fp16 does to a net as it is, on the inputs of each estimator; `integers` are outputs.
+    """Measure the effect of fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs.
 
-    Raises RunError where ncnn cannot run it.
+    Raises RunError if ncnn cannot run it.
     """
     found = []
     for estimator in estimators:
@@ -95,13 +93,13 @@ def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precisio
 
 
 def _excess(precision: Precision) -> float:
-    """Return the error in units of what is allowed."""
+    """Return the error in units of the allowed error."""
     is_wrong = math.isnan(precision.error) or precision.integers_differ
     return math.inf if is_wrong else precision.error / precision.allowed
 
 
 def _differ(walk: Walk, reference: Walk, integers: Collection[Blob]) -> bool:
-    """Return whether an integer is another one, be it in the bits of a float or its value."""
+    """Return True if an integer differs, both as the bits of a float and as a value."""
     both = [(walk.outputs[blob], reference.outputs[blob]) for blob in integers if blob in reference.outputs]
     return not all(bool(((a == b) | (a.view(np.int32) == b.view(np.int32))).all()) for a, b in both)
 
@@ -114,10 +112,10 @@ def _accepted(estimator: Estimator, reference: Walk) -> float:
 def find_masks(
     *estimators: Estimator, integers: Collection[Blob] = (), budget: float = BUDGET
 ) -> tuple[dict[Layer, Mask], Precision]:
-    """Return the masks that a net needs besides those that it has, and what then is left of its precision.
+    """Find the masks that a net needs in addition to its own, and its precision with them.
 
     The estimators are of one net on ordinary inputs first, and then on larger ones; `integers` are outputs. The layers
-    keep the masks that they had: `put_masks` puts these on them. Raises RunError where ncnn cannot run the net.
+    keep the masks that they had: `put_masks` puts these on them. Raises RunError if ncnn cannot run the net.
     """
     found, precisions = _Found(), list[Precision]()
     with restored_masks(estimators[0].graph):
@@ -134,7 +132,7 @@ def find_masks(
 
 @contextmanager
 def restored_masks(graph: Graph) -> Iterator[None]:
-    """Give layers their masks back in the end, whatever happened to them."""
+    """Restore the masks of all layers at the end of the block."""
     before = {layer: layer.params.get("featmask") for layer in graph}
     try:
         yield
@@ -167,7 +165,7 @@ class _Found:
 def _mask_large(
     graph: Graph, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found, room: float
 ) -> None:
-    """Numbers that are too large for fp16, in blobs or inside of layers."""
+    """Mask layers whose numbers are too large for fp16, in blobs or inside of layers."""
 
     def large(blobs: Sequence[Blob]) -> float:
         sizes = [reference.largest.get(blob, 0.0) for blob in blobs]
@@ -196,7 +194,7 @@ def _largest(walk: Walk, layer: Layer) -> float:
 
 
 def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[float, ...]]:
-    """What the arithmetic of each layer costs with the masks that it has now."""
+    """Return the errors that the arithmetic of each layer makes with its present masks."""
     noise: dict[Layer, tuple[float, ...]] = {}
     for layer, ways in inner.items():
         mask = layer["featmask"]
@@ -208,7 +206,7 @@ def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[floa
 def _mask_errors(
     estimator: Estimator, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found, budget: float
 ) -> Precision:
-    """What makes an output NaN or infinite, then what makes it too inexact."""
+    """Mask layers that overflow first, then the least precise."""
     for _ in range(_MOST_ROUNDS):
         walk = estimator.run("fp16", noise_of(inner))
         error = error_of(walk, reference)
@@ -244,7 +242,7 @@ def _mask_errors(
 
 
 def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found) -> bool:
-    """Where a blob first becomes NaN or infinite: the layer that makes it, and those that it reads from, in fp32."""
+    """Mask the first layer that makes a NaN or an infinity, and its producers; return True if a mask was added."""
     for layer in graph:
         if all(walk.special.get(blob, 0) <= reference.special.get(blob, 0) for blob in layer.outputs):
             continue

@@ -1,4 +1,4 @@
-"""Which blob of a net is which input or output of the model, whoever converted it."""
+"""Pairs of a net's blobs with the model's inputs and outputs, for nets of any converter."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Tensor]) -
 
 
 def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Sequence[str]) -> list[list[Slot]]:
-    """Ways to feed the arrays to the net with these input blobs, the likeliest first.
+    """Return the ways to feed the arrays to the net with these input blobs, the likeliest first.
 
-    A manifest leaves one. Without it blobs are matched by name, pnnx's in0, in1, ... by number, the others by order;
-    and what became of the batch has to be tried: its axis is 1 and dropped in most nets, kept in a few, and in new
-    ones the Mat's batch.
+    A manifest leaves one. Without it blobs are matched by name, pnnx's in0, in1, ... by number, the others by order.
+    The batch is tried in three ways: its axis is 1 and dropped in most nets, kept in a few, and in new ones the Mat's
+    batch.
 
     Raises:
         UsageError: the manifest is that of another model.
@@ -59,7 +59,7 @@ def input_slots(manifest: Manifest | None, feeds: Mapping[str, Array], blobs: Se
 
 
 def pair(names: Sequence[str], blobs: Sequence[str], fits: Callable[[str, str], bool]) -> dict[str, str]:
-    """Return a blob for every name, as far as there are enough of them.
+    """Return a blob for every name, while there are enough of them.
 
     1. Equal names belong together.
     2. The others by number, if the blobs are in0, in1, ... or out0, out1, ... .

@@ -40,15 +40,15 @@ _TIMES = 7
 
 
 def _only_moves(layer: Layer) -> bool:
-    """Return whether there is nothing to compute in a layer, so that it needs no mask."""
+    """Return True if a layer computes nothing, so that it needs no mask."""
     return layer.has(Trait.MOVES) or layer.type in SOURCES | {"Dropout", "Padding"}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A mask that was chosen: `alone` is the error of the net when this layer alone goes without it.
+    """A chosen mask: `alone` is the error of the net if only this layer has no mask.
 
-    `seconds` is what the mask costs in each run, None where that cannot be measured.
+    `seconds` is the cost of the mask in each run, None if it cannot be measured.
     """
 
     mask: Mask
@@ -60,7 +60,7 @@ class Chosen:
 class Mixed:
     """A net with masks: its errors `before` and `after` in fp16, in units of an output's largest value.
 
-    `checked` says where that was found out. `seconds` is the time of a run with the masks, None where that cannot be
+    `checked` says where they were measured. `seconds` is the time of a run with the masks, None if it cannot be
     measured.
     """
 
@@ -93,19 +93,19 @@ class Judge:
         return self.reference
 
     def error(self, masks: Masks) -> float:
-        """Return the largest error of an output, in units of its largest value; NaN where one is not finite."""
+        """Return the largest error of an output, in units of its largest value; NaN if one is not finite."""
         with restored_masks(self.graph):
             for layer, features in masks.items():
                 layer.params["featmask"] = layer["featmask"] | int(features)
             return error_of(self.estimator.run("fp16", noise_of(self.inner)), self.reference)
 
     def seconds(self, masks: Masks) -> float | None:
-        """How long a run takes; None where that cannot be measured."""
+        """Return the seconds of a run; None if they cannot be measured."""
         return None
 
     @property
     def checked(self) -> str:
-        """Where the net was run, for people."""
+        """The place where the net ran, for people."""
         return "estimated for fp16"
 
 
@@ -135,7 +135,7 @@ class DeviceJudge(Judge):
         super().__exit__(kind, error, trace)
 
     def _runner(self, masks: Masks) -> NcnnRunner:
-        """Return the net with masks, as files; what brings blobs in 32 bits has no weights."""
+        """Return the net with masks, as files; the casts to 32 bits have no weights."""
         copy = read_net(*self._source).graph
         positions = {position: masks[layer] for position, layer in enumerate(self.graph) if layer in masks}
         put_masks(copy, [(layer, positions[at]) for at, layer in enumerate(copy.layers) if at in positions])
@@ -151,11 +151,11 @@ class DeviceJudge(Judge):
         return {blob: results[fetch.blob] for blob, fetch in zip(outputs, fetches, strict=True)}
 
     def error(self, masks: Masks) -> float:
-        """As there, measured."""
+        """Return the largest error as the estimate does, but measured."""
         return error_of(Walk(self._outputs(self._runner(masks))), self.reference)
 
     def seconds(self, masks: Masks) -> float | None:
-        """Return the shortest of some runs, with what it takes to hand over inputs and outputs."""
+        """Return the shortest of some runs, including the transfer of inputs and outputs."""
         if self._target.patience > 1:  # an emulator's time says nothing
             return None
         runner = self._runner(masks)
@@ -168,14 +168,14 @@ class DeviceJudge(Judge):
 
     @property
     def checked(self) -> str:
-        """Where the net was run, for people."""
+        """The place where the net ran, for people."""
         return self._worker.checked(["fp16"])
 
 
 def choose_masks(judge: Judge, *, budget: float) -> Mixed:
     """Put the smallest set of masks on a net with which it stays within a budget.
 
-    Raises VerificationError where no masks are enough.
+    Raises VerificationError if no masks are enough.
     """
     graph = judge.graph
     announce("the net in fp32")
@@ -245,13 +245,13 @@ def mixed(
     manifest: Manifest | None = None,
     verification: Verification = Verification(),  # noqa: B008 - it is frozen
 ) -> Mixed:
-    """Return the net with the smallest set of masks with which no output is off by more than `budget` in fp16.
+    """Return the net with the smallest set of masks that keeps every output within `budget` in fp16.
 
     `budget` is in units of an output's largest value in fp32. Masks that the net has stay. Without a device to run `on`
     fp16 is estimated. Nothing is written.
 
     Raises:
-        VerificationError: the net does not compute what the model does in fp32, or no masks are enough.
+        VerificationError: the net differs from the model in fp32, or no masks are enough.
         UsageError, ModelError, ParamError, BinError, RunError: as for `verify_net` and `optimize`.
     """
     if not budget > 0:

@@ -93,7 +93,7 @@ def _shape(blob: Blob, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
 
 
 def _example(blob: Blob) -> str:
-    """Return a shape of the rank that the first layer that has one takes, with its channels."""
+    """Return a shape with the rank and the channels that the first suitable layer takes."""
     rest = {"Convolution": ",224,224", "Deconvolution": ",224,224", "ConvolutionDepthWise": ",224,224"}
     rest |= {"Convolution1D": ",224", "Convolution3D": ",16,112,112", "InnerProduct": ""}
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -113,7 +113,7 @@ def _example(blob: Blob) -> str:
 
 
 def _uses(blob: Blob) -> Uses:
-    """What becomes of an input's values in the net, moved about or not."""
+    """Return the uses of an input's values in the net, whether or not layers move them."""
     seen, left = {blob}, [blob]
     tables: list[int] = []
     domains: list[tuple[float, float]] = []
@@ -136,7 +136,7 @@ def _uses(blob: Blob) -> Uses:
 
 
 def _operation(layer: Layer) -> str:
-    """What a layer of one or two operands computes, in ncnn's word; empty for other layers."""
+    """Return the function of a layer with one or two operands, in ncnn's word; empty for other layers."""
     if layer.type == "Log":
         return "log"
     if layer.type not in _OPERATIONS:
@@ -145,5 +145,5 @@ def _operation(layer: Layer) -> str:
 
 
 def _is_move(layer: Layer) -> bool:
-    """Return whether a layer's outputs have the values of its first input, moved about."""
+    """Return True if a layer's outputs have the values of its first input, moved about."""
     return layer.has(Trait.MOVES) or layer.type == "Padding" or (layer.type == "Dropout" and layer["scale"] == 1.0)

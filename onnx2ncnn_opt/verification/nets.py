@@ -46,12 +46,12 @@ _NAN = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.int32)
 
 @dataclass(frozen=True)
 class NetPair:
-    """A net in files, and the graph that was made of it.
+    """A net in files, and the graph made from it.
 
     `names` are those of the graph's inputs and outputs in the files, `shapes` those of the inputs by the graph's names,
-    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits,
-    `detectors` what the files call the inputs of detection layers. If the graph `is_cut`, its outputs are blobs inside
-    the net.
+    and `examples` shapes to propose for inputs that have none. `storage` says which weights of the graph get 16 bits.
+    `detectors` are the inputs of detection layers, by their names in the files. If the graph `is_cut`, its outputs are
+    blobs inside the net.
     """
 
     source: NetFiles
@@ -122,7 +122,7 @@ def _written(graph: Graph, prefix: Path) -> tuple[NetFiles, Mapping[Blob, str]]:
 
 
 class _NetJudge:
-    """An optimised net beside the original; `all_runs` have the original's outputs, in fp32."""
+    """An optimised net and the original; `all_runs` have the original's outputs, in fp32."""
 
     def __init__(self, pair: NetPair, verification: Verification, worker: NcnnWorker, second: NcnnWorker) -> None:
         self.pair, self.how, self._worker, self._second = pair, verification, worker, second
@@ -148,7 +148,7 @@ class _NetJudge:
         self._allowed = self._usual
 
     def of(self, files: NetFiles, names: Mapping[Blob, str], *, rounding: Storage | None = None) -> _NetJudge:
-        """Return the same for a net in files; with a larger tolerance if its weights are rounded."""
+        """Return the judge of a net in files; with a larger tolerance if its weights are rounded."""
         judge = copy(self)
         judge._files, judge._names = files, dict(names)
         if rounding is not None and rounding.count:
@@ -217,9 +217,9 @@ class _NetJudge:
 def run_reference(
     runner: NcnnRunner, feeds: Mapping[str, Array], outputs: Sequence[str], *, apart: bool
 ) -> dict[str, Array]:
-    """Return the outputs of the net that is optimised; `apart` runs it anew for each, as blobs inside it need that.
+    """Run the original net, and return its outputs; `apart` runs it anew for each, because blobs inside it need that.
 
-    Raises VerificationError where ncnn cannot run that net as it is.
+    Raises VerificationError if ncnn cannot run that net as it is.
     """
     try:
         if apart:
@@ -244,9 +244,7 @@ def compare_outputs(
     names: Mapping[str, str],
     tolerance: Tolerance,
 ) -> tuple[OutputReport, ...]:
-    """Return the reports of all outputs of a net against those of its reference; `names` are the net's own names for
-    them.
-    """
+    """Compare all outputs of a net with those of its reference; `names` are the net's own names for them."""
     try:
         results = runner.extract(feeds, [names[name] for name in reference])
     except RunError as error:
@@ -279,7 +277,7 @@ class Boxes:
         reports: Sequence[OutputReport],
         tolerance: Tolerance,
     ) -> tuple[OutputReport, ...]:
-        """Return the reports of all outputs from the `reports` of those that do not depend on boxes, and of `deciding`.
+        """Return the reports of all outputs: `reports` for those that do not depend on boxes, and those of `deciding`.
 
         `feeds` and `names` are the net's, `given` the original's inputs.
         """

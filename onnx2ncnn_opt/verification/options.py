@@ -1,4 +1,4 @@
-"""How a net is verified: the inputs, the tolerance, and where the net runs."""
+"""The options of a verification: the inputs, the tolerance, and the place where the net runs."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Verification:
 
     @property
     def is_user_tolerance(self) -> bool:
-        """Whether the user chose `rtol` or `atol`."""
+        """True if the user chose `rtol` or `atol`."""
         return (self.rtol, self.atol) != (None, None)
 
     def allowed(self, tolerance: Tolerance) -> Tolerance:
-        """Return a tolerance with the numbers that the user chose."""
+        """Return a tolerance with the user's numbers."""
         relative = tolerance.relative if self.rtol is None else float(self.rtol)
         return replace(
             tolerance, relative=relative, absolute=tolerance.absolute if self.atol is None else float(self.atol)

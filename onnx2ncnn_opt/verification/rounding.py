@@ -1,13 +1,13 @@
-"""How much the rounding errors of any implementation may change what a model computes.
+"""Changes of a model's results by the rounding errors of any implementation.
 
-Two right implementations add up their sums in different orders, so that their numbers differ in the last bits. Mostly
-that is all that is seen of it. But where a model compares, rounds to whole numbers, looks for the largest number, or
-takes the difference of equal numbers, the last bit may decide. A wider tolerance would hide faults there; so ONNX
-Runtime is asked instead, with the model and errors of that size put into it. The sign of a zero counts as such an
-error: whether 0 or -0.0 is left of a sum depends on its order.
+Two right implementations add up their sums in different orders, so their numbers differ in the last bits. Mostly this
+has no other effect. But a model may compare numbers, round to whole ones, look for the largest, or take the difference
+of equal ones: then the last bit may decide. A wider tolerance would hide faults there. So ONNX Runtime runs the model
+with errors of that size put into it. The sign of a zero counts as such an error: whether a sum leaves 0 or -0.0 depends
+on its order.
 
-The model in float64 says how large ONNX Runtime's own errors are, and the model with rounded weights how much of a
-difference comes of a net's weights in 16 bits.
+The model in float64 gives the size of ONNX Runtime's own errors. The model with rounded weights gives the part of a
+difference that comes from a net's weights in 16 bits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Rounding:
         ] = {}  # how many elements of an output only one run of the last `spread` moves, at most
 
     def exact(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs in float64; none where the model cannot be computed so, which `problem` tells."""
+        """Return the outputs in float64; none if that fails, and `problem` gives the reason."""
         if self._exact is None or self._exact[0] is not feeds:
             try:
                 found = self._rewritten(InDouble(self._model, tuple(self._outputs)).data, self._folder, feeds)
@@ -89,16 +89,16 @@ class Rounding:
         return self._exact[1]
 
     def measured(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, float]:
-        """How far the reference is from float64, in units of an output's largest value, where that is known."""
+        """Return the distance of the reference from float64, in units of an output's largest value, if it is known."""
         return {name: _relative(reference[name], array) for name, array in self.exact(feeds).items()}
 
     def resolved(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference of an output where float64 shows that ONNX Runtime's float32 has left its range.
+        """Return the reference of an output, corrected where ONNX Runtime's float32 has left its range.
 
-        Where it is not finite, but float64 is, a finite number has to be that of float64: of log(sigmoid(-20)) ONNX
-        Runtime makes -infinity, which others need not; another that is not finite will do, as will 0 and what is not
-        finite where the number in float64 is none of float32's: which of these comes out depends on the order of a
-        product.
+        If it is not finite but float64 is, a finite number has to agree with float64. Example: ONNX Runtime makes
+        -infinity of log(sigmoid(-20)), which others need not. Another number that is not finite passes. If the float64
+        number is outside float32's range, 0 and numbers that are not finite pass too: the order of a product decides
+        which of them comes out.
         """
         exact = self.exact(feeds).get(name)
         if exact is None or exact.shape != reference.shape or reference.dtype.kind != "f":
@@ -113,7 +113,7 @@ class Rounding:
         return np.where(is_any, actual, np.where(is_lost, exact, reference))
 
     def chosen(self, name: str, feeds: Mapping[str, Array], reference: Array, actual: Array) -> Array:
-        """Return the reference with the indices of an actual output where their scores are as good (`decisions.py`)."""
+        """Return the reference with an actual output's indices, if their scores are as good (`decisions.py`)."""
         choice = self._choices.get(name)
         if choice is None or actual.shape != reference.shape or not reference.size:
             return reference
@@ -138,7 +138,7 @@ class Rounding:
     def stored(
         self, encoding: Encoding, feeds: Mapping[str, Array], reference: Mapping[str, Array]
     ) -> dict[str, float]:
-        """How far the outputs move if the model's weights are rounded to an encoding, as `measured`."""
+        """Return the distance that outputs move if the model's weights are rounded to an encoding, as `measured`."""
         try:
             with tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-") as folder:
                 model = with_rounded_weights(self._model, self._outputs, encoding, Path(folder))
@@ -158,7 +158,7 @@ class Rounding:
         return any(_OF_INTEGERS.search(node.op_type) for node in read_model(self._model).graph.node)
 
     def _rewritten(self, model: bytes, folder: Path | None, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What a rewritten model gives."""
+        """Run a rewritten model, and return its outputs."""
         options: dict[str, Any] = {"values": self._values, "threads": self._threads, "timeout": _SECONDS, "once": True}
         runner = OrtRunner(model, folder=folder, plain=not self._has_integer_products, **options)
         known = set(runner.input_names())
@@ -168,11 +168,11 @@ class Rounding:
             runner.close()
 
     def spread(self, feeds: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, Array]:
-        """How far each element of the reference moves with the errors, infinite where it becomes infinite or NaN.
+        """Return the distance that errors move each element of the reference; infinite if it becomes infinite or NaN.
 
-        Where its distance from float64 is finite, it moves by as much at least. Where it moves by more than
-        `MOST_BUDGET` of the largest element, or an integer moves at all, errors decide it: that is infinite as well.
-        No errors move a model that ONNX Runtime does not take with them, as `unmoved` tells.
+        If its distance from float64 is finite, it moves at least that far. If it moves by more than `MOST_BUDGET` of
+        the largest element, or an integer moves at all, errors decide it, and the distance is infinite as well. Errors
+        move no model that ONNX Runtime refuses with them; `unmoved` then gives the reason.
         """
         moved = {name: _Moved(array) for name, array in reference.items()}
         try:
@@ -203,7 +203,7 @@ class Rounding:
 
 
 class _Moved:
-    """How far the elements of an output move in several runs."""
+    """The largest distances of an output's elements from the reference, over several runs."""
 
     def __init__(self, reference: Array) -> None:
         finite = np.abs(reference[np.abs(reference) < INFINITE]) if reference.dtype.kind == "f" else np.zeros(0)
@@ -221,7 +221,7 @@ class _Moved:
 
     @property
     def spread(self) -> Array:
-        """How far a right net may be off."""
+        """The error that a right net may have."""
         return np.where(self._most > MOST_BUDGET * self._largest, np.inf, _ROOM * self._most)
 
     @property
@@ -232,7 +232,7 @@ class _Moved:
 
 
 def _distance(a: Array, b: Array) -> Array:
-    """How far numbers are apart; infinitely where one is infinite or NaN and the other is not the same."""
+    """Return the distance of numbers; infinite if one is infinite or NaN and the other is not the same."""
     if a.shape != b.shape:
         return np.full(b.shape, np.inf)
     distance = np.empty(b.shape)
@@ -263,9 +263,7 @@ def _relative(a: Array, b: Array) -> float:
 
 
 def with_rounded_weights(model: Path | bytes, outputs: Collection[str], encoding: Encoding, folder: Path) -> bytes:
-    """Return the model with its weights of two dims or more rounded, as converters store them, in a file of a
-    folder.
-    """
+    """Return the model with its weights of two or more dims rounded as converters store them, in a file of a folder."""
     own = model.absolute().parent if isinstance(model, Path) else Path()
     proto = read_model(model)
     if outputs:
@@ -296,11 +294,10 @@ def _in_8_bits(array: Array) -> Array:
 
 
 def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
-    """Return the model with rounding errors in it, and two more inputs: the number of a run with own errors, and one
-    for all.
+    """Return the model with rounding errors, and two more inputs: the number of a run with own errors, and one for all.
 
-    Every number that a node computes gets an error, but those that are only moved or are 0. Raises EncodeError for one
-    that does not fit into a message.
+    Every number that a node computes gets an error, except numbers that are only moved, and zeros. Raises EncodeError
+    for a model that does not fit into a message.
     """
     proto = read_model(model)
     if outputs:
@@ -341,7 +338,7 @@ def with_errors(model: Path | bytes, outputs: Collection[str] = ()) -> bytes:
 
 
 def _deciding(node: onnx.NodeProto, *, jumps: bool) -> Iterable[int]:
-    """Return the inputs of a node whose last bit may decide its result."""
+    """Yield the inputs of a node whose last bit may decide its result."""
     if node.op_type == "GridSample":
         mode = next((attribute.s for attribute in node.attribute if attribute.name == "mode"), b"")
         return (1,) if mode == b"nearest" else ()
@@ -355,7 +352,7 @@ class _Written:
         self.nodes: list[onnx.NodeProto] = []
 
     def add(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Return a node of one output, whose name it gives back."""
+        """Add a node with one output, and return the output's name."""
         name = f"onnx2ncnn_opt.{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
         return name
@@ -368,7 +365,7 @@ class _Written:
         return self.add("Constant", value=numpy_helper.from_array(array))
 
     def errors(self, name: str, dtype: int) -> str:
-        """Numbers from -1 to 1 for each number of a tensor.
+        """Add numbers from -1 to 1, one for each number of a tensor.
 
         Their signs are those of sin(a * i * i + b) at index i, where each run has its own a: ONNX Runtime has no random
         numbers from opset 22 on.
@@ -383,9 +380,7 @@ class _Written:
         return self.add("Add", self.add("Mul", self.add("Cast", signs, to=dtype), scales[0]), scales[1])
 
     def computed(self, name: str, dtype: int, beside: str = "") -> str:
-        """Return the name under which a node gives what has an error as `name`; one `beside` 1 and this tensor,
-        if any.
-        """
+        """Insert an error after a node, and return its new output name; with `beside` also one relative to 1 and it."""
         inner = f"onnx2ncnn_opt.inner.{name}"
         inexact = self.inexact(inner, dtype)
         if beside:
@@ -396,9 +391,7 @@ class _Written:
         return inner
 
     def inexact(self, name: str, dtype: int, each: float = _EACH) -> str:
-        """Return a tensor whose numbers are off by a relative error each, or as if subnormal ones were 0; zeros
-        stay.
-        """
+        """Add a relative error to each number of a tensor, or flush subnormal ones to 0; zeros stay."""
         errors = self.errors(name, dtype)
         relative = self.add("Mul", errors, self.number(each, dtype))
         scaled = self.add("Mul", name, self.add("Add", relative, self.number(1, dtype)))
@@ -406,7 +399,7 @@ class _Written:
         return self.add("Add", scaled, self.add("Mul", least, self.add("Abs", self.add("Sign", name))))
 
     def decided(self, name: str, dtype: int) -> str:
-        """Return the tensor as something that compares or rounds gets it; zeros stay, as they are mostly meant."""
+        """Perturb the input of a comparison or rounding; zeros stay exact, because models mostly mean them."""
         error = self.add("Mul", self.errors(name, dtype), self.deciding(name, dtype))
         return self.add("Add", name, self.add("Mul", error, self.add("Abs", self.add("Sign", name))))
 

@@ -1,4 +1,4 @@
-"""What a model makes of inputs: those that verification draws, at sizes that ONNX Runtime takes, or the user's."""
+"""A model's results on inputs: those that verification draws, at sizes that ONNX Runtime takes, or the user's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SHORTEST = 8  # images, sentences and sounds are longer
 
 @dataclass(frozen=True)
 class Run:
-    """What the model makes of inputs at some dynamic sizes."""
+    """The inputs of a model at some dynamic sizes, and its results."""
 
     sizes: Mapping[str, int]
     draw: Draw | None
@@ -68,9 +68,9 @@ def load_converted(
     values: Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
 ) -> LoadedModel:
-    """Return the model with the sizes and values that it was converted with, as its manifest says, or with others.
+    """Load the model with the sizes and values of its conversion, which its manifest has, or with others.
 
-    Raises what `load_model` raises.
+    Raises the errors of `load_model`.
     """
     bound = {**({value.name: value.array() for value in manifest.values} if manifest else {}), **(values or {})}
     converted = {entry.name: entry.shape for entry in manifest.inputs} if manifest else {}
@@ -91,7 +91,7 @@ def any_feeds(
     feeds: Feeds | None = None,
     seed: int = 0,
 ) -> Mapping[str, Array]:
-    """Inputs that a converted model takes: those given, or those that `verify_net` draws first."""
+    """Return inputs that a converted model takes: the user's, or those that `verify_net` draws first."""
     if feeds is not None:
         return given_inputs(feeds, loaded)
     return drawn_feeds(model, loaded, manifest, [Draw(seed, plain=True)], outputs=outputs)[0]
@@ -105,9 +105,9 @@ def drawn_feeds(
     *,
     outputs: Sequence[str] = (),
 ) -> list[Mapping[str, Array]]:
-    """Inputs of each draw that a converted model takes: the first at the first of the `_settings`, others at the last.
+    """Return inputs of each draw that a converted model takes: first at the first of the `_settings`, then at the last.
 
-    ONNX Runtime is asked only for sizes.
+    ONNX Runtime runs only to find sizes that the model takes.
     """
     if not open_sizes(loaded, LENGTHS[0]):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
@@ -124,7 +124,7 @@ def wanted_runs(
     seed: int,
     wanted: Wanted,
 ) -> Iterator[Run]:
-    """Yield a run for each of the wanted draws and sizes; at the usual sizes where none are wanted."""
+    """Yield a run for each of the wanted draws and sizes; at the usual sizes if no sizes are wanted."""
     names = list(open_sizes(model, LENGTHS[0]))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
@@ -140,9 +140,9 @@ def wanted_runs(
 
 
 def drawn_runs(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, seed: int) -> Iterator[Run]:
-    """Runs at two values of every size that is dynamic in the net, or at one where ONNX Runtime takes no others.
+    """Yield runs at two values of every size that is dynamic in the net, or at one if ONNX Runtime takes no others.
 
-    Where it takes none, one size may be the sum of two. Raises its error where it does not take that either.
+    If it takes none, one size may be the sum of two. Raises its error if it does not take that either.
     """
     announce("ONNX Runtime runs the model")
     settings = _settings(model, runner, manifest, draws(seed, is_small=False)[0])
@@ -188,7 +188,7 @@ def _with_numbers(reference: Mapping[str, Array]) -> set[str]:
 
 
 def _numbers(model: LoadedModel) -> int:
-    """How many numbers the model's weights are."""
+    """Return the number of elements of the model's weights."""
     return sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
 
 
@@ -262,5 +262,5 @@ def _open_batches(model: LoadedModel, manifest: Manifest | None) -> set[str]:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Dynamic sizes as people read them."""
+    """Return dynamic sizes in the form that people read."""
     return " ".join(f"{name}={size}" for name, size in sizes.items())

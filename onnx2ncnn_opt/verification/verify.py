@@ -82,7 +82,7 @@ def verify_net(
 
 
 class _ModelJudge:
-    """A net beside its model in ONNX Runtime; `done` are the runs that were needed, `notes` facts for the reader."""
+    """A net and its model in ONNX Runtime; `done` are the runs so far, `notes` facts for the reader."""
 
     def __init__(
         self,
@@ -185,18 +185,18 @@ class _ModelJudge:
 def _explained(
     rows: Sequence[OutputReport], comparison: Comparison, way: Sequence[Slot], mode: str, *, is_close: bool
 ) -> tuple[list[OutputReport], str]:
-    """Return the reports with where their errors come from, and why nobody knows what bits explain, if so."""
+    """Return the reports with the causes of their errors, and why the effect of 16 or 8 bits is unknown, if it is."""
     net = comparison.runner.param, comparison.runner.bin
     blobs = {row.name: row.blob for row in rows}
     stored = comparison.by_weights
     found, problem = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
 
     def explained(row: OutputReport, budget: Budget) -> OutputReport:
-        # What a user's tolerance lets pass may be no more right for that.
+        # A wide tolerance of the user does not explain an error.
         is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
         cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven") and not is_lax)
         if cause == "kernels" and (row.max_abs or 0.0) <= comparison.spread[row.name].max(initial=0.0):
-            cause = "rounding"  # as far as that moves the model, though ONNX Runtime was luckier
+            cause = "rounding"  # within the model's rounding spread
         bits = budget.bits if budget.bits is None or math.isfinite(budget.bits) else None
         allowed = comparison.allowed(row.name, close=is_close and mode == "fp32")
         return replace(row, rounding=budget.rounding, bits=bits, allowed=allowed, cause=cause)
@@ -205,7 +205,7 @@ def _explained(
 
 
 def _blamed(rows: Sequence[OutputReport], in_fp32: Comparison, mode: str) -> list[OutputReport]:
-    """Return the reports with the mode as the cause of errors that the net does not have in fp32 on the same inputs."""
+    """Return the reports; errors that the net does not have in fp32 on the same inputs get the mode as their cause."""
     is_wrong = any(row.status in ("mismatch", "nan") for row in rows)
     right = {found.name for found in in_fp32.outputs() if found.status == "ok"} if is_wrong else set()
     text = f"; the net is right in fp32, so the cause is {mode}"
@@ -220,7 +220,7 @@ def _blamed(rows: Sequence[OutputReport], in_fp32: Comparison, mode: str) -> lis
 def net_feeds(
     model: Path | bytes, param: Path, bin: Path, verification: Verification, *, manifest: Manifest | None = None
 ) -> dict[str, Feed]:
-    """Return the feeds of a net, by its blobs, with which it computes what the model does, in fp32 on this machine.
+    """Return the feeds of a net, by its blobs, with which it computes the model's results in fp32 on this machine.
 
     Raises VerificationError if there are none, and the errors of `verify_net`.
     """
@@ -239,7 +239,7 @@ def net_feeds(
 
 
 def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed: bool) -> Iterator[str]:
-    """What the reader should know about a model that gives not only numbers, or that does not run in float64.
+    """Yield notes on a model with outputs that are not all numbers, or that does not run in float64.
 
     `is_fixed` says that the user chose the tolerance.
     """
@@ -266,12 +266,12 @@ def _notes(model: LoadedModel, runs: Sequence[Run], rounding: Rounding, is_fixed
 
 
 def _reason(problem: str) -> str:
-    """Of an error of ONNX Runtime's the last part."""
+    """Return the last part of an error of ONNX Runtime."""
     return problem.rpartition("Status Message: ")[2]
 
 
 def _special_counts(array: Array) -> str:
-    """How much of an array is NaN or infinite."""
+    """Return the numbers of NaN and of infinities in an array, in words."""
     numbers = array.astype(np.float64)
     counts = {"NaN": np.isnan(numbers).sum(), "+inf": np.isposinf(numbers).sum(), "-inf": np.isneginf(numbers).sum()}
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count) + f" of {array.size}"

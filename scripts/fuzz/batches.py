@@ -1,10 +1,10 @@
-"""Random models with a dynamic batch: where the importer proves that its items stay apart, they are computed apart.
+"""Random models with a dynamic batch: if the importer proves that its items stay apart, they do.
 
     python -m scripts.fuzz.batches [--count 1000] [--seed 0]
 
-Every axis of every input, and every axis that all inputs have, is made a dynamic batch in turn. Where the batch is then
+Every axis of every input, and every axis that all inputs have, is made a dynamic batch in turn. If the batch is then
 no part of the net (`onnx2ncnn_opt/onnx/items.py`), ONNX Runtime computes three items together and one by one. Prints
-what differs, and ends with 1 if anything does.
+the differences, and ends with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOLERANCE = 2e-3  # rounding errors of a whole model
 
 
 def feeds(model: onnx.ModelProto, *, known: Mapping[str, Array]) -> dict[str, Array]:
-    """Positive numbers, and integers of 0 and 1, in the shapes of `known` arrays but for the batch."""
+    """Return positive numbers, and integers of 0 and 1, in the shapes of `known` arrays except for the batch."""
     rng = np.random.default_rng(0)
     made = {}
     for value in model.graph.input:
@@ -38,7 +38,7 @@ def feeds(model: onnx.ModelProto, *, known: Mapping[str, Array]) -> dict[str, Ar
 
 
 def main() -> int:
-    """Return the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

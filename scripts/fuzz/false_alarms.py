@@ -6,7 +6,7 @@
 
 `ops` are the cases of fixtures/ops that are not refusals, `models` the exports in fixtures/models, `snippets` those in
 fixtures/snippets, `hard` the models of testing/hard_models.py, whose outcomes `--write` puts into
-fixtures/hard_models.tsv. What is listed is either a false alarm, or a net that is wrong at these inputs.
+fixtures/hard_models.tsv. A listed net is either a false alarm, or wrong at these inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ APART = 10  # more seeds than one verification takes
 
 
 def subjects(names: list[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names, and what makes the models."""
+    """Yield the names of models, and functions that make them."""
     for name in names:
         if name == "ops":
             yield from ((str(case), case.model) for case in load_cases() if not case.result.startswith("refused"))
@@ -52,7 +52,7 @@ def subjects(names: list[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def main() -> None:
-    """List them."""
+    """List the false alarms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+")
     parser.add_argument("--seeds", type=int, default=1)

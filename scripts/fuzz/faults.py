@@ -5,20 +5,20 @@
 
 The nets are converted from fixtures/models, from cases of fixtures/ops, and from the models in MODELS, or from the
 .onnx files of folders; with `--pnnx` by pnnx. Each fault of FAULTS is planted at up to `--each` places of each net, one
-at a time, and the net is verified as `verify` does. What it does not catch is run against the right net on many other
+at a time, and the net is verified as `verify` does. A fault that it misses is run against the right net on many other
 inputs:
 
     without effect   no output differs by more than 1e-6 of its largest number
     small            none differs by 1 % or more
     SERIOUS          one does, or is NaN or infinite where it should not be
 
-A large difference counts as far as it is more than rounding errors make of the model itself at these inputs (see
+Of a large difference only the part counts that rounding errors of the model at these inputs do not explain (see
 `verify.rounding`): with random weights, some inputs take a deep network to where its last bits decide everything.
 
 With `--bisect` each net is bisected in place of verified, and the layer that is named compared with the faulty one:
 
-    named            the layers that `bisect` blames are the faulty one, or what was planted there; of a layer that is
-                     gone, those that read it
+    named            the layers that `bisect` blames are the faulty one, or those planted there; of a deleted layer,
+                     its consumers
     one of several   it is among the layers that are to blame
     NOT NAMED        it is not, or none is
 

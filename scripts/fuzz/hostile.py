@@ -45,7 +45,7 @@ NUMBERS = (-(2**63), -(2**31), -234, -233, -7, -1, 0, 1, 2, 3, 5, 64, 2**16, 2**
 
 
 def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
-    """One change of the model's structure, in place."""
+    """Change the model's structure once, in place."""
     rng.choice(MUTATIONS)(model, rng)
 
 
@@ -116,7 +116,7 @@ def _change_attribute(model: onnx.ModelProto, rng: random.Random) -> None:
 
 
 def _change_constant(model: onnx.ModelProto, rng: random.Random) -> None:
-    """Other values of the right size in a small integer constant: shapes, axes, pads."""
+    """Put other values of the right size into a small integer constant: shapes, axes, pads."""
     small = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT64 and len(t.raw_data) <= 128]
     small += [a.t for n in model.graph.node for a in n.attribute if a.HasField("t") and len(a.t.raw_data) <= 128]
     if small:
@@ -231,7 +231,7 @@ def child(first: int, count: int, seed: int) -> None:
 
 
 def run(count: int, seed: int, first: int = 0) -> int:
-    """Run all cases in children and print the failures and a summary; returns the number of failures."""
+    """Run all cases in children and print the failures and a summary; return the number of failures."""
     outcomes: Counter[str] = Counter()
     failures, number, slowest = 0, first, 0.0
     while number < first + count:
@@ -265,7 +265,7 @@ def run(count: int, seed: int, first: int = 0) -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

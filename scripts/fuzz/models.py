@@ -1,11 +1,11 @@
-"""Random valid ONNX models through `convert`: what ncnn computes is what ONNX Runtime does, or the model is refused.
+"""Random valid ONNX models through `convert`: ncnn computes ONNX Runtime's results, or the model is refused.
 
     python -m scripts.fuzz.models [--kind any] [--count 10000] [--seed 0] [--first 0] [--reasons] [--verify]
     python -m scripts.fuzz.models --only N [--kind any] [--seed 0]     one model, cut down to what goes wrong
 
-The models (testing/generators.py has their kinds) are put together of whatever operators fit, on one to three inputs
-of any rank; every third has open sizes and runs at three of each. Each is converted without and with passes, runs in
-ncnn (with passes also without packing and what goes with it), and is compared at the tolerance of `verify`; it is
+The models (testing/generators.py has their kinds) are made of any operators that fit, on one to three inputs
+of any rank; every third has dynamic sizes and runs at three of each. Each is converted without and with passes, runs in
+ncnn (with passes also without packing and related kernels), and is compared at the tolerance of `verify`; it is
 converted again, which has to give the same bytes, and its net goes through `optimize`, which has to find nothing to
 do, or nothing wrong where it knows less: how many images there are. Outcomes:
 
@@ -75,7 +75,7 @@ def campaign(count: int, first: int, options: Sequence[str]) -> Iterator[tuple[i
 
 
 def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> int:
-    """Print what may never be, and how often each outcome came; 1 if there is any that may never be."""
+    """Print the outcomes that are never allowed, and the count of each outcome; return 1 if there are any."""
     counts: Counter[str] = Counter()
     refusals: dict[str, list[int]] = {}
     slowest = 0.0
@@ -98,7 +98,7 @@ def report(outcomes: Iterator[tuple[int, Outcome, float]], *, reasons: bool) -> 
 
 
 def show(model: RandomModel, is_verified: bool) -> int:
-    """Judge one model, and print what is left of it when all is cut off that does not matter."""
+    """Judge one model, and print it without the parts that do not matter."""
     with NcnnWorker() as worker, tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(Path(folder), worker, is_verified=is_verified)
         outcome = guarded(fuzzer, model)
@@ -127,7 +127,7 @@ def _shapes(model: RandomModel, names: Mapping[str, Any] | Sequence[str]) -> str
 
 
 def main() -> int:
-    """Return the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=GENERATORS, default="any")
     parser.add_argument("--verify", action="store_true", help="verify what is right, as `convert` does")

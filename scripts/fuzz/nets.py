@@ -25,7 +25,7 @@ from testing.fuzz_nets import trial
 
 
 def main() -> int:
-    """Print what went wrong, then how often each end came."""
+    """Print the errors, then the count of each outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,1 +1,1 @@
-"""What docs/ says in numbers."""
+"""The programs that measure the numbers in docs/."""

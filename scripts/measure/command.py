@@ -2,8 +2,8 @@
 
     python -m scripts.measure.command [--times N] COMMAND...
 
-Seconds are the least of N runs: by the clock, and of the CPU in all processes. Memory is what no file is mapped to, and
-the most that was seen in a run, every 20 ms.
+Seconds are the least of N runs: by the clock, and of the CPU in all processes. Memory excludes mapped files. It is
+the most in a run, seen every 20 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EVERY = 0.02
 
 
 def main() -> None:
-    """Run the command, and print what it took."""
+    """Run the command, and print its time and memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _cpu() -> float:
-    """Seconds of all processes that have ended."""
+    """Return the seconds of all processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -55,7 +55,7 @@ def _tree(process: int) -> Iterator[int]:
 
 
 def _anonymous(process: int) -> int:
-    """MB; 0 for a process that has ended."""
+    """Return MB; 0 for a process that has ended."""
     with suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):

@@ -40,7 +40,7 @@ WORKER = NcnnWorker()  # on this machine, for all nets
 
 @dataclass(frozen=True)
 class Net:
-    """A net that was written, what goes in, and what has to come out."""
+    """A written net, its inputs, and the right outputs."""
 
     param: Path
     bin: Path
@@ -53,24 +53,24 @@ class Net:
     before: tuple[Path, Path] | None = None  # what it was made of, if that is the reference
 
     def key(self) -> str:
-        """Changes with everything that the outcome depends on, but ncnn."""
+        """Return a key of everything that the outcome depends on, except ncnn."""
         digest = hashlib.sha256(self.param.read_bytes() + self.bin.read_bytes())
         for feed in self.feeds.values():
             digest.update(np.ascontiguousarray(feed.array).tobytes())
         return digest.hexdigest()[:16]
 
     def is_named(self) -> bool:
-        """Return whether `convert` says that fp16 is not enough for it."""
+        """Return True if `convert` says that fp16 is not enough for the net."""
         return self.precision is not None and not self.precision.ok
 
     def rounding(self) -> float:
-        """What rounding every blob to fp16 costs, in units of an output's largest value; NaN if one is not finite."""
+        """Return the error if every blob is fp16, in units of an output's largest value; NaN if one is not finite."""
         with Estimator(self.graph, by_blob(self.graph, self.feeds), worker=WORKER) as estimator:
             return error_of(estimator.run("fp16"), estimator.run())
 
 
 def by_blob(graph: Graph, feeds: Mapping[str, Feed]) -> dict[Blob, Feed]:
-    """What is fed, by the graph's inputs, which have their names in the file."""
+    """Return the feeds by the graph's inputs, which have their names in the file."""
     names = list_layers(graph).names
     return {blob: feeds[names[blob]] for blob in graph.inputs if names[blob] in feeds}
 
@@ -80,7 +80,7 @@ Cases = Iterator[tuple[str, Callable[[Path], Net | None]]]
 
 
 def op_fixtures() -> Cases:
-    """fixtures/ops: each case at its first sizes."""
+    """Yield fixtures/ops: each case at its first sizes."""
     for case in op_cases.load_cases():
 
         def write(folder: Path, case: op_cases.Case = case) -> Net | None:
@@ -91,7 +91,7 @@ def op_fixtures() -> Cases:
 
 
 def pass_fixtures() -> Cases:
-    """fixtures/passes: each net after all passes against itself before."""
+    """Yield fixtures/passes: each net after all passes against itself before."""
     for path in sorted(pass_cases.FOLDER.glob("*.md")):
         for case in pass_cases.load(path) if path.stem != "README" else ():
 
@@ -116,7 +116,7 @@ def pass_fixtures() -> Cases:
 
 
 def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
-    """Put masks on a net as `optimize` does; how many, and what is left of its precision."""
+    """Put masks on a net as `optimize` does; return their number, and the net's precision with them."""
     proved = prove_masks(graph)
     put_masks(graph, ((layer, mask.features) for layer, mask in proved.items()))
     with Estimator(graph, by_blob(graph, feeds), worker=WORKER) as estimator:
@@ -126,7 +126,7 @@ def masked(graph: Graph, feeds: Mapping[str, Feed]) -> tuple[int, Precision]:
 
 
 def snippets() -> Cases:
-    """fixtures/snippets."""
+    """Yield fixtures/snippets."""
     for variant in VARIANTS:
         for name, model in kept(variant):
 
@@ -162,7 +162,7 @@ def of_model(
     *,
     masks: bool = True,
 ) -> Net | None:
-    """Return a model as `convert` writes it, with inputs that are given or drawn; those of a fixture as --inputs."""
+    """Return a model's net as `convert` writes it, with given or drawn inputs; a fixture's are as for --inputs."""
     try:
         conversion = lower(model, masks=masks)
     except UnsupportedError:

@@ -59,7 +59,7 @@ _FAR, _NOTHING = 3.0, 2e-3  # factors, and errors, beyond which an estimate is w
 
 
 def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
-    """As `judged`; what is made of another net may also be what that one gives on the device."""
+    """Return the outcome as `judged`; a net made from another net may also give that one's results on the device."""
     found = judged(net, net.references, mode, worker)
     if net.before is None or found[0] in RIGHT:
         return found
@@ -71,7 +71,7 @@ def outcome(net: Net, mode: str, worker: NcnnWorker) -> tuple[str, float | None,
 
 
 def judged(net: Net, references: Mapping[Fetch, Array], mode: str, worker: NcnnWorker) -> tuple[str, float | None, str]:
-    """Right, rounded, off, nan, failed or named; the largest error in units of the largest value; what is said."""
+    """Return right, rounded, off, nan, failed or named; the largest error in units of the largest value; a message."""
     runner = NcnnRunner(net.param, net.bin, mode=mode, timeout=SECONDS, threads=1, worker=worker)
     try:
         results = runner.extract(net.feeds, list(net.references))
@@ -106,7 +106,7 @@ def campaign(
     part: str,
     shard: tuple[int, int],
 ) -> None:
-    """Run every n-th case, and append what comes out."""
+    """Run every n-th case, and append the results."""
     known = {(line["suite"], line["name"]): line for line in lines(path)}
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     workers = {HERE: WORKER, **{target: NcnnWorker(find_target(target)) for target in on}}
@@ -138,7 +138,7 @@ def campaign(
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the results that are there."""
+    """Yield the existing results."""
     if path.exists():
         yield from map(json.loads, path.read_text().splitlines())
 

@@ -1,4 +1,4 @@
-"""Times of two nets in ncnn, run in turns in a child process, so that what else the machine does slows both alike."""
+"""Times of two nets in ncnn, run alternately in a child process, so that other work on the machine slows both alike."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class Latency(NamedTuple):
 
 
 def compare(first: NetPaths, second: NetPaths, shapes: Mapping[str, Sequence[int]], seconds: float) -> Latency | None:
-    """Return one thread, inputs of these shapes, as many runs as fit into the time; None where ncnn does not
-    run a net.
-    """
+    """Time two nets: one thread, inputs of these shapes, as many runs as fit; None if ncnn does not run a net."""
     request = json.dumps([[*map(str, first)], [*map(str, second)], dict(shapes), seconds])
     done = subprocess.run([sys.executable, __file__, request], capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
@@ -44,7 +42,7 @@ def compare(first: NetPaths, second: NetPaths, shapes: Mapping[str, Sequence[int
 
 
 def _run(request: str) -> None:
-    """What the child process does: print a `Latency` as JSON."""
+    """Run in the child process: print a `Latency` as JSON."""
     import ncnn  # type: ignore[import-untyped]
 
     *files, shapes, seconds = json.loads(request)

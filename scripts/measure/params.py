@@ -1,11 +1,11 @@
-"""What `optimize` makes of .param files whose weights nobody has: they are filled with random numbers first.
+"""The results of `optimize` on .param files without weights: they are filled with random numbers first.
 
     python -m scripts.measure.params FILE_OR_FOLDER... [--most 30] [--only TEXT]
 
-For nets as they lie in repositories: those of ncnn's benchmark/models, and of the apps that use ncnn. Inputs of no
-stated shape get one from the first layer that tells their channels, and as height and width the first of some sizes at
-which every layer takes what it gets; nets of more than `--most` million weights are left out. A line is `ok` or what is
-wrong, a net, its layers before and after, and the largest difference. Nets that ncnn itself does not run (so filled)
+For nets as they lie in repositories: those of ncnn's benchmark/models, and of the apps that use ncnn. Inputs without a
+stated shape get one from the first layer that states their channels. Their height and width are the first of some sizes
+at which every layer takes its inputs. Nets of more than `--most` million weights are left out. A line is `ok` or the
+error, a net, its layers before and after, and the largest difference. Nets that ncnn itself does not run (so filled)
 are counted apart.
 """
 
@@ -46,7 +46,7 @@ def nets(paths: Iterable[Path], only: str) -> Iterator[Path]:
 
 
 def fill(graph: Graph) -> int:
-    """Random weights of the sizes in the layer table, such that numbers neither vanish nor explode; their count."""
+    """Set random weights of the layer table's sizes, so that numbers neither vanish nor explode; return their count."""
     rng = np.random.default_rng(0)
     count = 0
     for layer in graph:
@@ -71,7 +71,7 @@ def _values(rng: np.random.Generator, layer: Layer, name: str, count: int) -> ND
 
 
 def shapes(graph: Graph, size: int) -> dict[str, Sizes]:
-    """Return a shape for each input that states none, as far as a layer after it tells."""
+    """Return a shape for each input that states none, if a layer after it implies one."""
     found = {blob.name: _shape(blob, size) for blob in graph.inputs if blob.shape is None}
     return {name: shape for name, shape in found.items() if shape is not None}
 
@@ -88,7 +88,7 @@ def _shape(blob: Blob, size: int) -> Sizes | None:
 
 
 def _wanted(layer: Layer, size: int) -> Sizes | None:
-    """What a layer takes: an image of its channels, or rows of its width."""
+    """Return the shape that a layer takes: an image of its channels, or rows of its width."""
     params = layer.resolved
     if layer.type in ("Convolution", "ConvolutionDepthWise"):
         kernel = params["kernel_w"] * params["kernel_h"]

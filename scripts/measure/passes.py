@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 def rewrites(source: str, folder: Path) -> Iterator[tuple[str, int, Sequence[Applied]]]:
-    """Name, number of layers and rewrites of every net of a source."""
+    """Yield name, number of layers and rewrites of every net of a source."""
     for path in sorted(folder.rglob("*.ncnn.param") if source == "pnnx" else folder.glob("*.onnx")):
         name = path.parent.name if source == "pnnx" else path.stem
         print(f"{source}: {name}", file=sys.stderr)
@@ -106,7 +106,7 @@ def run_count(options: argparse.Namespace) -> None:
 
 
 def measure_alone(p: Pass, case: Case, folder: Path, seconds: float) -> Latency | None:
-    """Return the net that is made for the pass, as it is and after it."""
+    """Time the net that was made for the pass, without the pass and with it."""
     before, after = ((folder / f"{stem}.param", folder / f"{stem}.bin") for stem in ("before", "after"))
     graph = case.net()
     write_net(graph, *before)
@@ -116,7 +116,7 @@ def measure_alone(p: Pass, case: Case, folder: Path, seconds: float) -> Latency 
 
 
 def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency | None:
-    """Return a real net without the pass and with it."""
+    """Time a real net without the pass and with it."""
     files: list[NetPaths] = []
     for skip in ([p.name], []):
         if path.suffix == ".onnx":
@@ -131,7 +131,7 @@ def measure_whole(p: Pass, path: Path, folder: Path, seconds: float) -> Latency 
 
 
 def locate(net: str, models: Path | None, nets: Path | None) -> Path | None:
-    """Return the file of a net that fixtures/firings.tsv names; None where its folder is not given."""
+    """Return the file of a net that fixtures/firings.tsv names; None if its folder is not given."""
     source, _, name = net.partition(":")
     folder = {"models": ROOT / "fixtures" / "models", "zoo": models, "pnnx": nets}.get(source)
     if folder is None:
@@ -141,7 +141,7 @@ def locate(net: str, models: Path | None, nets: Path | None) -> Path | None:
 
 
 def _shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of the inputs, open ones chosen; none where a rank is unknown, or a batch is fed."""
+    """Return the sizes of the inputs, chosen if dynamic; none if a rank is unknown, or a batch is fed."""
     if any(blob.shape is None or blob.batch != 1 for blob in graph.inputs):
         return {}
     return {blob.name: tuple(s if isinstance(s, int) else 64 for s in blob.shape or ()) for blob in graph.inputs}
@@ -176,7 +176,7 @@ def run_worth(options: argparse.Namespace) -> None:
 
 
 def cnn(layers: int) -> Graph:
-    """Convolution, BatchNorm, ReLU, Dropout, a product with a sigmoid of the same blob, and views, over and over."""
+    """Return a net of Convolution, BatchNorm, ReLU, Dropout, a blob times its own sigmoid, and views, repeated."""
     ones = np.ones(CHANNELS, np.float32)
     kernel = np.ones(CHANNELS * CHANNELS, np.float32) / CHANNELS
     convolution = {"num_output": CHANNELS, "kernel_w": 1, "weight_data_size": kernel.size}
@@ -194,7 +194,7 @@ def cnn(layers: int) -> Graph:
 
 
 def transformer(layers: int) -> Graph:
-    """Attention of two heads written out, a sum, an expanded GELU between two Gemms, and a sum, over and over."""
+    """Return a net of written-out attention with two heads, a sum, an expanded GELU between Gemms, a sum, repeated."""
     weight = np.eye(WIDTH, dtype=np.float32).reshape(-1)
     net = _Net()
 
@@ -237,14 +237,14 @@ NETS: Mapping[str, Callable[[int], Graph]] = {"cnn": cnn, "transformer": transfo
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """CPU seconds that something takes, and its result."""
+    """Return the CPU seconds of a call, and its result."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
 def ncnnoptimize(program: Path, files: NetFiles, limit: float) -> float | None:
-    """CPU seconds of ncnnoptimize; None where it takes longer than the limit."""
+    """Return the CPU seconds of ncnnoptimize; None if it takes longer than the limit."""
     out = files.param.with_name("other")
     command: list[str | Path] = [program, files.param, files.bin, f"{out}.param", f"{out}.bin", "0"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -284,7 +284,7 @@ def measure_long(
 
 
 def product_net(type: str, rows: int, k: int, n: int, pairs: int, folder: Path) -> NetPaths:
-    """Return a blob of some rows (a vector for none) times constant matrices, as a layer of this type does it."""
+    """Write a net that multiplies some rows (a vector for none) by constant matrices, in layers of this type."""
     graph, x = Graph(), Blob("x", (rows, k))
     graph.add(Layer("Input", "x", (), [x]))
     for i, (inner, outer) in enumerate([(k, n), (n, k)] * pairs or [(k, n)]):

@@ -63,7 +63,7 @@ _NAMES |= {"uint8": "u8", "int16": "i16", "bool": "i32"}
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a model: "right", or what is wrong; layers as the .param lists them; seconds of the conversion."""
+    """The outcome for a model: "right", or the error; the layers of the .param; seconds of the conversion."""
 
     outcome: str
     layers: int | None
@@ -71,7 +71,7 @@ class Result:
 
 
 def judged(command: list[str], model: Path, param: Path, bin: Path) -> Result:
-    """Convert with a command, in the model's folder, and verify what it wrote."""
+    """Convert with a command, in the model's folder, and verify the net."""
     start = time.perf_counter()
     try:
         done = subprocess.run(command, cwd=model.parent, capture_output=True, timeout=MODEL_TIMEOUT, check=False)
@@ -90,7 +90,7 @@ def judged(command: list[str], model: Path, param: Path, bin: Path) -> Result:
 
 
 def both(source: Path, pnnx: str) -> tuple[Result, Result]:
-    """Both converters on one model."""
+    """Run both converters on one model."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
         onnx.save(refill(onnx.load(source)), model)
@@ -111,7 +111,7 @@ def run_models(options: argparse.Namespace) -> None:
 
 
 def chosen(cases: Sequence[Case]) -> list[Case]:
-    """Some cases of one operator: with constants where there are any, of float32 numbers if some are."""
+    """Choose some cases of one operator: with constants if there are any, of float32 numbers if some are."""
     # Of both variants of a case the one with constants comes last.
     variants = {case.name.removesuffix(" (constants)"): case for case in cases if case.feeds}
     runnable = [case for case in variants.values() if all(map(_is_numbers, case.feeds.values()))]
@@ -126,7 +126,7 @@ def _is_numbers(array: object) -> bool:
 
 
 def answered(case: Case) -> bytes:
-    """Return a model with the inputs and outputs of the case that gives the suite's outputs, whatever it is fed."""
+    """Return a model with the case's inputs and outputs that always gives the suite's outputs."""
     names = [value.name for value in case.model.graph.output]
     arrays = [numpy_helper.from_array(np.asarray(a), f"{n}_") for n, a in zip(names, case.expected, strict=True)]
     inputs = [value for value in case.model.graph.input if value.name in case.feeds]
@@ -181,7 +181,7 @@ def run_ops(options: argparse.Namespace) -> None:
 
 
 def input_shapes(model: Path) -> list[tuple[tuple[int, ...], str]]:
-    """Shape and pnnx's name of the type of every input."""
+    """Return the shape and pnnx's name of the type of every input."""
     graph = onnx.load(model, load_external_data=False).graph
     constants = {tensor.name for tensor in graph.initializer}
     infos = [info.type.tensor_type for info in graph.input if info.name not in constants]
@@ -194,7 +194,7 @@ def input_shapes(model: Path) -> list[tuple[tuple[int, ...], str]]:
 
 
 def convert(model: Path, pnnx: Path, folder: Path) -> tuple[Path, Path] | None:
-    """pnnx's net for a model, made once; None where it makes none."""
+    """Return pnnx's net for a model, made once; None if pnnx makes none."""
     param, bin = folder / "m.ncnn.param", folder / "m.ncnn.bin"
     if not (folder / "done").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def measure(
 
 
 def memory_note(result: Optimized) -> str:
-    """Peak memory of blobs before and after in MB."""
+    """Return the peak memory of blobs before and after in MB."""
     (before, after) = (memory.peak / 1e6 for memory in result.memory)
     return "" if result.memory[0].unknown else f"{before:.1f} -> {after:.1f} MB"
 
@@ -267,7 +267,7 @@ def program() -> Path | None:
 
 
 def main() -> int:
-    """Run one of the comparisons; returns the exit code."""
+    """Run one of the comparisons; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     models, ops, nets = map(commands.add_parser, ("models", "ops", "nets"))

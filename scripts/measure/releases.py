@@ -3,7 +3,7 @@
     python -m scripts.measure.releases [RELEASE...]      default: every release of PyPI that has a wheel for this Python
 
 Converts each model of fixtures/models with ``release=RELEASE``, installs that release of ncnn into a folder of its own,
-runs the net there in a child process, and compares with ONNX Runtime. Prints a line for what is refused or wrong, and
+runs the net there in a child process, and compares with ONNX Runtime. Prints a line for each refused or wrong net, and
 a summary for each release; ends with 1 if a net was wrong.
 """
 
@@ -62,7 +62,7 @@ print(json.dumps(worst))
 
 
 def check(path: Path, release: str, package: Path, folder: Path) -> str:
-    """Return one model in one release: right, refused or wrong, with the reason."""
+    """Run one model in one release; return right, refused or wrong, with the reason."""
     model = refill(onnx.load(path))
     data = model.SerializeToString()
     prefix = folder / path.stem
@@ -86,7 +86,7 @@ def check(path: Path, release: str, package: Path, folder: Path) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", default=RELEASES)
     wrong = 0

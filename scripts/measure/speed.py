@@ -5,7 +5,7 @@
 
 FOLDER has the ONNX models (zoo.py exports some); see pnnx.py for dynamic sizes and --keep. Times are milliseconds of
 CPU time on one thread, the fastest run. Every net is loaded twice, because the place of its memory makes a difference.
-All nets run in turns, in random order, so other work slows all alike. Subnormal numbers are flushed: random weights
+All nets run alternately, in random order, so other work slows all alike. Subnormal numbers are flushed: random weights
 make them, trained ones do not. A net whose outputs are not the model's has no time.
 
 A model in RESULTS is not measured again, so an interrupted run continues. --again measures models below this ratio to
@@ -55,7 +55,7 @@ Record = dict[str, dict[str, float | None]]  # "ms", "layers", "moved", "peak", 
 def nets_of(
     model: Path, folder: Path, pnnx: tuple[Path, Path] | None, ncnnoptimize: Path | None
 ) -> dict[str, list[str]]:
-    """Return the files of each column's net, where it can be had."""
+    """Return the files of each column's net, if it can be made."""
     found: dict[str, list[str]] = {"ONNX Runtime": [str(model)]}
     try:
         files = lower(model).save(folder / "ours")
@@ -75,7 +75,7 @@ def nets_of(
 
 
 def costs(param: str, model: Path) -> dict[str, float | None]:
-    """Layers of the file, bytes moved, peak memory and multiplications of a net; None for what is not known."""
+    """Return the layers of the file, bytes moved, peak memory and multiplications of a net; None for unknown ones."""
     graph = read_graph(Path(param))
     sizes = [shape[1:] if len(shape) > 1 and shape[0] == 1 else shape for shape, _ in input_shapes(model)]
     found: dict[str, float | None] = {"layers": int(Path(param).read_text().split()[1])}
@@ -93,7 +93,7 @@ def costs(param: str, model: Path) -> dict[str, float | None]:
 
 
 def bytes_moved(graph: Graph) -> int | None:
-    """Bytes that layers read and write which only move elements, or make each of those at its index."""
+    """Return the bytes read and written by layers that only move elements, or make each from those at its index."""
     total = 0
     for layer in graph:
         is_elementwise = layer.has(Trait.ELEMENTWISE) or layer.type in _COMBINING
@@ -108,7 +108,7 @@ def bytes_moved(graph: Graph) -> int | None:
 
 
 def kind_of(model: Path) -> str:
-    """What sort of net a model is, by its operators."""
+    """Return the kind of a model's net, by its operators."""
     graph = onnx.load(model, load_external_data=False).graph
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     kernels = {ranks.get(node.input[1]) for node in graph.node if node.op_type in ("Conv", "ConvTranspose")}
@@ -121,7 +121,7 @@ def kind_of(model: Path) -> str:
 
 
 def measure(model: Path, nets: Mapping[str, list[str]], seconds: float) -> dict[str, float]:
-    """Milliseconds by column, from a child process; without a net that crashes it, or is wrong."""
+    """Return milliseconds by column, from a child process; without a net that crashes it, or is wrong."""
     inputs = [(shape, _DTYPES[dtype]) for shape, dtype in input_shapes(model)]
     left = dict(nets)
     while left:
@@ -163,7 +163,7 @@ def _child(request: str) -> None:
 
 
 def _are_close(outputs: Outputs, right: Outputs) -> bool:
-    """Return whether these are the outputs, in whatever shapes; pnnx's weights have 16 bits."""
+    """Return True if these are the outputs, in any shapes; pnnx's weights have 16 bits."""
     return len(outputs) == len(right) and all(
         a.size == b.size and np.allclose(a.ravel(), b.ravel(), rtol=0, atol=_TOLERANCE * (np.abs(b).max() + 1e-6))
         for a, b in zip(outputs, right, strict=True)
@@ -211,7 +211,7 @@ def _onnxruntime(model: str, arrays: list[Any]) -> Callable[[], tuple[float, Out
 
 
 def ratio(record: Record, name: str) -> float | None:
-    """How many times as fast as another column ours is."""
+    """Return the speed of our net as a multiple of another column's."""
     theirs, ours = record.get(name, {}).get("ms"), record.get("ours", {}).get("ms")
     return theirs / ours if theirs and ours else None
 
@@ -255,12 +255,12 @@ def summary(rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """Return the records of a file by model; the last one of several, for times belong together."""
+    """Return the records of a file by model; of several the last, because the times of a record belong together."""
     return dict(map(json.loads, path.read_text().splitlines())) if path.exists() else {}
 
 
 def main() -> None:
-    """Measure what is left to measure, and print the table."""
+    """Measure the models that are missing in the results, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("results", type=Path)

@@ -5,7 +5,7 @@
 
 Nothing is downloaded: weights are random, and those that a model starts with at one value are spread, so that no branch
 is without effect. A line is a model, the exporter, `right`, `refused`, `wrong`, or `failed`, the number of layers, and
-the seconds; then the reason for what is not right. An exporter that fails says nothing about the converter: `-`.
+the seconds; then the reason if it is not right. An exporter that fails says nothing about the converter: `-`.
 The models by hand are nets of sequences and of volumes, as small as they are in practice. --keep keeps the ONNX models,
 for speed.py and pnnx.py.
 """
@@ -89,7 +89,7 @@ class First(nn.Module):
         self.model = model
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """What comes first, whether the model gives it in a tuple, a dictionary or alone."""
+        """Return the first output, also if the model returns a tuple or a dictionary."""
         result = self.model(*inputs)
         if isinstance(result, dict):
             result = tuple(result.values())
@@ -108,7 +108,7 @@ class Residual(nn.Module):
         self.second = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in pads)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of x and of what the pairs add."""
+        """Return the sum of x and the outputs of the pairs."""
         for first, second in zip(self.first, self.second, strict=True):
             x = x + second(functional.leaky_relu(first(functional.leaky_relu(x, 0.1)), 0.1))
         return x
@@ -128,7 +128,7 @@ class Vocoder(nn.Module):
         self.blocks = nn.ModuleList(nn.ModuleList(Residual(size, k) for k in blocks) for size in sizes[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples (1, 1, t * product of the rates) of a spectrogram (1, 80, t)."""
+        """Return samples (1, 1, t * product of the rates) for a spectrogram (1, 80, t)."""
         x = self.before(x)
         for up, blocks in zip(self.ups, self.blocks, strict=True):
             x = up(functional.leaky_relu(x, 0.1))
@@ -147,7 +147,7 @@ class ConformerConvolution(nn.Module):
         self.out = nn.Conv1d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and what the module adds."""
+        """Return the sum of x and the module's output."""
         y = functional.glu(self.gate(self.norm(x).transpose(1, 2)), 1)
         y = self.out(functional.silu(self.batch_norm(self.depthwise(y))))
         return x + y.transpose(1, 2)
@@ -281,7 +281,7 @@ SEQUENCES_AND_VOLUMES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]
 
 
 def models() -> Iterator[tuple[str, Callable[[], Model]]]:
-    """Yield every model by its name, and what makes it and its inputs."""
+    """Yield every model by its name, with a function that makes it and its inputs."""
     yield from ((name, partial(from_torchvision, name)) for name in TORCHVISION.split())
     yield from ((name, partial(from_timm, name)) for name in TIMM.split())
     for kind, names in (("text", TEXT), ("image", IMAGES), ("sound", SOUNDS)):
@@ -305,7 +305,7 @@ def from_torchvision(name: str) -> Model:
 
 
 def from_timm(name: str) -> Model:
-    """Return a model with as few blocks as it takes, on images of the size that it wants."""
+    """Return a model with as few blocks as possible, on images of the size that it takes."""
     for options in FEW:
         try:
             model = timm.create_model(name, pretrained=False, **options)
@@ -323,7 +323,7 @@ def from_transformers(name: str, kind: str) -> Model:
 
 
 def spread(model: nn.Module) -> None:
-    """Weights that all have one value, and the statistics of batch normalisation, become different."""
+    """Spread weights that all have one value, and the statistics of batch normalisation."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -344,7 +344,7 @@ def export(model: nn.Module, inputs: tuple[Tensor, ...], exporter: str, path: Pa
 
 
 def convert(path: Path) -> tuple[str, str, str]:
-    """Return the result, the number of layers, and the last thing that was said where it is not right."""
+    """Return the result, the number of layers, and the last message if the result is not right."""
     command = ["onnx2ncnn-opt", "convert", str(path), "-o", str(path.with_suffix(""))]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -357,7 +357,7 @@ def convert(path: Path) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    """Go through the models whose names match."""
+    """Convert and verify the models whose names match."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("regex", nargs="?", default=".", type=re.compile)
     parser.add_argument("-e", "--exporter", choices=("ts", "dyn", "tsbn"), default="ts")

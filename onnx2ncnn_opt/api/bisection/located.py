@@ -28,10 +28,9 @@ class LayerInput:
 class Located:
     """The first layer whose output leaves the budget, on the inputs and in the mode in which verification failed.
 
-    `blob` is that output, and `message` says what is wrong with it. `origin` names the ONNX nodes that the layer comes
-    from, if they are known; `value` is the model's name of the output. `suspects` are the layers that may be to blame,
-    in the order of the net: several if the model has no value for the blobs between them. `arrays` are the layer's
-    inputs, by blob.
+    `blob` is that output, and `message` describes its error. `origin` names the ONNX nodes of the layer, if they are
+    known; `value` is the model's name of the output. `suspects` are the layers that may be to blame, in the order of
+    the net: several if the model has no value for the blobs between them. `arrays` are the layer's inputs, by blob.
     """
 
     layer: LayerRef
@@ -48,7 +47,7 @@ class Located:
 def without_numbers(
     blob: Blob, mode: str, message: str, value: str | None = None, origin: tuple[str, ...] = ()
 ) -> Located:
-    """Return the layer of a blob whose numbers nobody knows."""
+    """Return the layer of a blob whose numbers are unknown."""
     assert blob.producer is not None
     layer = refs((blob.producer,))[0]
     inputs = tuple(

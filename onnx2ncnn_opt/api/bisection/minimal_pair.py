@@ -1,4 +1,4 @@
-"""A part of a model and the same part of its net, as files: the smallest ones that show what is wrong with the net."""
+"""The smallest part of a model and the same part of its net that show the fault of the net, as files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from onnx2ncnn_opt.version import __version__
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Where a blob's numbers are in the model: in a value, whose axes without those of size 1 it has in order `axes`.
+    """The place of a blob's numbers in the model: a value, whose axes without those of size 1 are in order `axes`.
 
     `shape` is the blob's, with the batch in front. `integer` says that its elements are int32.
     """
@@ -63,7 +63,7 @@ class PairFiles:
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair that was written, how many nodes and layers are in it, and what `verify_net` says about it."""
+    """A written pair, its numbers of nodes and layers, and its verification by `verify_net`."""
 
     files: PairFiles
     nodes: int
@@ -88,10 +88,10 @@ def write_pair(
     part: Part,
     values: Mapping[str, Array],
 ) -> tuple[Manifest, dict[str, Array], int, int]:
-    """Write the files, all or none; returns the manifest, the inputs, and the counts of nodes and layers.
+    """Write the files, all or none; return the manifest, the inputs, and the counts of nodes and layers.
 
-    `values` are those of the model at these inputs. What does not depend on the beginning of the part becomes a
-    constant. Raises UsageError where the files cannot be written.
+    `values` are those of the model at these inputs. Values that do not depend on the beginning of the part become
+    constants. Raises UsageError if the files cannot be written.
     """
     piece = _Piece(model, part, values)
     graph = read_net(param, bin, entry_points.layer_types()).graph
@@ -176,7 +176,7 @@ class _Piece:
         graph.node.extend(nodes)
 
     def _constant(self, end: str, starts: set[str], values: Mapping[str, Array]) -> set[str]:
-        """Return the values that do not depend on the starts, but that those need which do."""
+        """Return the values that do not depend on the starts, but that values between the starts and the end need."""
         nodes = self.proto.graph.node
         moving = set(starts)
         for node in nodes:
@@ -194,9 +194,7 @@ class _Piece:
         return frozen | {name for name in inputs & needed if name in values}
 
     def _start(self, counterpart: Counterpart, array: Array, made: set[str]) -> str:
-        """Return the name of an input with the numbers of a blob, from which the value is made if nothing else makes
-        it.
-        """
+        """Return the name of an input with a blob's numbers, from which the value is made if nothing else makes it."""
         is_float = array.dtype.kind in "iub" and not counterpart.integer
         if counterpart.value not in made and not is_float and _is_direct(counterpart, array):
             return counterpart.value
@@ -239,7 +237,7 @@ class _Piece:
         return name
 
     def _name(self, name: str) -> str:
-        """Return a name that the model does not have."""
+        """Return a name that does not occur in the model."""
         found = next(found for found in _numbered(name) if found not in self.taken)
         self.taken.add(found)
         return found

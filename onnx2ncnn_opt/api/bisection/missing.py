@@ -26,7 +26,7 @@ def find_unsplit(net: WrongNet, blobs: Sequence[Blob]) -> Located | None:
 
 
 def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
-    """Return the producer of an output that the net does not have."""
+    """Return the producer of an output that is missing in the net."""
     blobs = {blob.name: blob for layer in net.graph for blob in layer.outputs}
     missing = next((o for o in net.report.outputs if o.status == "missing" and o.blob not in blobs), None)
     if missing is None:
@@ -50,7 +50,7 @@ def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
 
 
 def _ancestors(model: LoadedModel, name: str) -> Iterator[str]:
-    """Yield a value of the model, and those that it is computed from, the nearest first."""
+    """Yield a value of the model and the values that it is computed from, the nearest first."""
     makers = {value.name: node for node in model.graph for value in node.outputs}
     names = [name]
     for ancestor in names:
@@ -60,7 +60,7 @@ def _ancestors(model: LoadedModel, name: str) -> Iterator[str]:
 
 
 def _producer_in(net: WrongNet, fresh: Fresh, output: OutputReport) -> Located | None:
-    """Return the layer of an output that a new conversion has."""
+    """Return the layer of an output in a new conversion."""
     blob = next((blob for blob in fresh.graph.outputs if blob.name == output.blob), None)
     if blob is None or blob.producer is None:
         return None

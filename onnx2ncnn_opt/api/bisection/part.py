@@ -1,4 +1,4 @@
-"""The smallest part of a model and its net that is wrong by itself."""
+"""The smallest part of a model and its net that is wrong on its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnx2ncnn_opt.verification.verify import verify_net
 
 
 def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair | None:
-    """Write the smallest part of the net that is wrong by itself to a folder; return None if there is none."""
+    """Write the smallest part of the net that is wrong on its own to a folder; return None if there is none."""
     announce("looking for the smallest part that is wrong")
     tolerance = replace(net.tolerance(exact=False), slices=False)
     ends = (blob for layer in (found.end.producer, *found.path) if layer for blob in layer.outputs)
@@ -85,7 +85,7 @@ def _counterpart(net: WrongNet, blob: Blob, found: FirstWrong, tolerance: Tolera
 
 
 def _of_right_numbers(net: WrongNet, right: Array, name: str, tolerance: Tolerance) -> Counterpart | None:
-    """Return the value that has the numbers of a right blob: that of its name, or any other."""
+    """Return the value that has a right blob's numbers: the value of its name, or any other."""
     if right.dtype not in (np.float32, np.int32):
         return None
     numbers = as_integers(right)

@@ -208,7 +208,7 @@ def _located(net: WrongNet, run: BlobVerdicts, blob: Blob, message: str, suspect
 
 
 def _without_function(model: LoadedModel, layer: Layer, verdicts: Mapping[Blob, Verdict]) -> tuple[Layer, str] | None:
-    """Return the layer that passes on the argument of a function instead of its result: a lost activation.
+    """Return the layer that passes on a function's argument instead of its result: a lost activation.
 
     The argument is a value of the model, and so it looks right; but no blob is the result. A layer with one input may
     be the function itself, and is to blame first.

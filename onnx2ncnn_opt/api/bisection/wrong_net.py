@@ -1,4 +1,4 @@
-"""A net that is wrong, its model, and a new conversion of the model: what each of them computes, blob by blob."""
+"""A wrong net, its model, and a new conversion of the model, with the values that each computes, blob by blob."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class WrongNet:
 
     @cached_property
     def values(self) -> dict[str, Array]:
-        """What ONNX Runtime computes for every node of the model's graph, and its inputs."""
+        """ONNX Runtime's value of every node of the model's graph, and its inputs."""
         return model_values(self.model, self.feeds, self.loaded.values, self.verification.timeout)
 
     @cached_property
@@ -150,7 +150,7 @@ class WrongNet:
         return in_mode(self.mode, tolerance)
 
     def array(self, blob: Blob, way: Sequence[Slot], results: Results) -> Array | Failure | None:
-        """Return the numbers of a blob, those that were fed for an input."""
+        """Return a blob's numbers; of an input those that were fed."""
         if not blob.is_input:
             return results.get(blob.name)
         return next((self.feeds[slot.name] for slot in way if slot.blob == blob.name), None)

@@ -6,10 +6,10 @@ symbol leaves that open, these assumptions hold throughout:
 - two sizes that must be equal are, unless their difference is a constant other than 0; a number is preferred to a
   symbol as the result, else the first operand's size is taken;
 - a symbolic size is not 1, so it does not broadcast;
-- what is cut out of a blob (Crop) is inside it.
+- a part that is cut out of a blob (Crop) is inside it.
 
-ShapeError is raised where the layer cannot take its inputs. That matters: ncnn often computes garbage there, silently.
-A shape is None where it is unknown, depends on the data (detections), or cannot be written as a `Dim`.
+ShapeError is raised if the layer cannot take its inputs. That matters: ncnn often computes garbage there, silently.
+A shape is None if it is unknown, depends on the data (detections), or cannot be written as a `Dim`.
 """
 
 # Importing a family's module registers its rules.

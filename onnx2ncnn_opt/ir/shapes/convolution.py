@@ -31,7 +31,10 @@ def _pads(layer: Layer, axes: str) -> list[tuple[int, int]]:
 
 
 def _slide(layer: Layer, sizes: Shape, kernel: tuple[Dim, ...] | list[int], axes: str) -> Shape:
-    """Output sizes of a convolution. SAME counts only when every pad says so; ncnn ignores other negative pads."""
+    """Return the output sizes of a convolution.
+
+    SAME counts only if every pad says so; ncnn ignores other negative pads.
+    """
     pads = _pads(layer, axes)
     flat = [pad for pair in pads for pad in pair]
     same = any(all(pad == mode for pad in flat) for mode in _SAME_PADS)
@@ -56,7 +59,7 @@ def _slide(layer: Layer, sizes: Shape, kernel: tuple[Dim, ...] | list[int], axes
 
 
 def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]) -> None:
-    """ncnn computes garbage, or reads beyond the weights, when the input has other channels than the weights."""
+    """Check the input's channels: with others than the weights', ncnn computes garbage or reads beyond the weights."""
     group = layer["group"] if "DepthWise" in layer.type else 1
     if outputs < 1 or group < 1 or outputs % group:
         fail(layer, f"num_output {outputs} in {group} groups")
@@ -75,7 +78,7 @@ def _check_channels(layer: Layer, channels: Dim, outputs: int, kernel: list[int]
     *("Convolution3D", "ConvolutionDepthWise3D"),
 )
 def convolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
-    """(num_output, output sizes); weights that come as an input have their ONNX shape [O, I/group, kernel...]."""
+    """Return (num_output, output sizes); a weight that is an input has its ONNX shape [O, I/group, kernel...]."""
     axes = _axes(layer)
     if _weights_are_input(layer):
         need_rank(layer, x, len(axes) + 1)
@@ -111,9 +114,9 @@ def _dynamic_weight(layer: Layer, dynamic: tuple[Shape, ...], axes: str) -> Shap
     *("Deconvolution3D", "DeconvolutionDepthWise3D"),
 )
 def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
-    """(num_output, output sizes); weights that come as an input have their ONNX shape [I, O/group, kernel...].
+    """Return (num_output, output sizes); a weight that is an input has its ONNX shape [I, O/group, kernel...].
 
-    Pads cut the full output. `output_w` and so on count only beside SAME pads, and only when given for every axis.
+    Pads cut the full output. `output_w` and so on count only with SAME pads, and only if given for every axis.
     """
     axes = _axes(layer)
     need_rank(layer, x, len(axes) + 1)
@@ -151,7 +154,10 @@ def deconvolution(layer: Layer, x: Shape, *dynamic: Shape) -> Shape:
 
 @shape_of("DeformableConv2D")
 def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | None = None) -> Shape:
-    """(num_output, output sizes); the offsets are (2 * kernel_h * kernel_w, output sizes), the mask half of that."""
+    """Return (num_output, output sizes).
+
+    The offsets are (2 * kernel_h * kernel_w, output sizes), the mask half of that.
+    """
     need_rank(layer, x, 3)
     kernel = _positive(layer, "kernel", "hw")
     _check_channels(layer, x[0], layer["num_output"], kernel)
@@ -169,7 +175,7 @@ def deformable_convolution(layer: Layer, x: Shape, offset: Shape, mask: Shape | 
 
 @shape_of("Pooling", "Pooling1D", "Pooling3D")
 def pooling(layer: Layer, x: Shape) -> Shape:
-    """(channels, output sizes); (channels) for global pooling."""
+    """Return (channels, output sizes); (channels) for global pooling."""
     axes = _axes(layer)
     need_rank(layer, x, len(axes) + 1)
     if layer["global_pooling"]:
@@ -198,7 +204,7 @@ def pooling(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Unfold")
 def unfold(layer: Layer, x: Shape) -> Shape:
-    """(channels * kernel_h * kernel_w, number of windows)."""
+    """Return (channels * kernel_h * kernel_w, number of windows)."""
     need_rank(layer, x, 3)
     kernel = _positive(layer, "kernel", "hw")
     return x[0] * product(kernel), product(_slide(layer, x[1:], kernel, "hw"))
@@ -206,7 +212,7 @@ def unfold(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Fold")
 def fold(layer: Layer, x: Shape) -> Shape:
-    """(channels, output_h, output_w) from (channels * kernel_h * kernel_w, number of windows)."""
+    """Return (channels, output_h, output_w) for (channels * kernel_h * kernel_w, number of windows)."""
     need_rank(layer, x, 2)
     kernel = _positive(layer, "kernel", "hw")
     sizes = (layer["output_h"], layer["output_w"])

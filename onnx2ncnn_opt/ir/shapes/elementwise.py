@@ -51,7 +51,7 @@ def noop(layer: Layer, *inputs: Shape | None) -> list[Output]:
 
 @shape_of(*sorted(DETECTORS), unknown_inputs=True)
 def unknowable(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """Nothing is known before the net runs."""
+    """Return None for every output: nothing is known before the net runs."""
     return [None] * len(layer.outputs)
 
 
@@ -73,8 +73,9 @@ def bias(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("BatchNorm", "InstanceNorm", "GroupNorm")
 def channel_norm(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; `channels` is the outermost size, but InstanceNorm takes 1-D and 2-D blobs as one
-    channel.
+    """Return the input's shape.
+
+    `channels` is the outermost size, but InstanceNorm takes 1-D and 2-D blobs as one channel.
     """
     if layer.type != "InstanceNorm":
         equal(layer, layer["channels"], x[0], "channels and the outermost size")
@@ -87,8 +88,9 @@ def channel_norm(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("LayerNorm", "RMSNorm")
 def layer_norm(layer: Layer, x: Shape) -> Shape:
-    """Return the input's shape; `affine_size` is a product of innermost sizes, never with the outermost one (unless
-    1-D).
+    """Return the input's shape.
+
+    `affine_size` is a product of innermost sizes, never with the outermost one (unless 1-D).
     """
     inner = [product(x[first:]) for first in range(min(1, len(x) - 1), len(x))]
     if all(differ(layer["affine_size"], size) for size in inner):
@@ -161,6 +163,6 @@ def _aligned(x: Shape, other: Shape) -> Shape:
     missing: tuple[Dim, ...] = (1,) * (len(other) - len(x))
     if not missing:
         return x
-    # Symbols decide as numbers do: equal as far as anybody can tell.
+    # Symbols decide as numbers do, by plain equality.
     along_w = len(x) == 1 and x[0] != other[0]
     return missing + x if along_w else x + missing

@@ -12,7 +12,7 @@ from onnx2ncnn_opt.ir.shapes.registry import broadcast, differ, equal, fail, nee
 
 @shape_of("InnerProduct")
 def inner_product(layer: Layer, x: Shape) -> Shape | None:
-    """(num_output), or (h, num_output) for a 2-D blob whose rows have the weights' size."""
+    """Return (num_output), or (h, num_output) for a 2-D blob whose rows have the weights' size."""
     outputs = layer["num_output"]
     if outputs < 1 or layer["weight_data_size"] % outputs:
         fail(layer, f"weight_data_size {layer['weight_data_size']} is not a multiple of num_output {outputs}")
@@ -27,7 +27,7 @@ def inner_product(layer: Layer, x: Shape) -> Shape | None:
 
 @shape_of("MatMul")
 def matmul(layer: Layer, a: Shape, b: Shape) -> Shape:
-    """numpy.matmul; (1) for two vectors. transB swaps the last two axes of b unless it is a vector."""
+    """Return numpy.matmul's shape; (1) for two vectors. transB swaps the last two axes of b unless it is a vector."""
     left = (1, *a) if len(a) == 1 else a
     right = (*b, 1) if len(b) == 1 else b
     if layer["transB"] and len(b) > 1:
@@ -44,7 +44,7 @@ def matmul(layer: Layer, a: Shape, b: Shape) -> Shape:
 
 @shape_of("Gemm")
 def gemm(layer: Layer, *inputs: Shape) -> Shape:
-    """(M, N): (N, M) with output_transpose, and a 1 between them with output_N1M."""
+    """Return (M, N): (N, M) with output_transpose, and a 1 between them with output_N1M."""
     dynamic = list(inputs)
     matrices: list[Shape] = []
     for name, constant, (rows, columns) in (("A", "constantA", "MK"), ("B", "constantB", "KN")):
@@ -84,7 +84,7 @@ def _matrix(layer: Layer, x: Shape) -> Shape:
 
 
 def _check_c(layer: Layer, c: Shape, result: Shape) -> None:
-    """ncnn adds the first element of a C of any other shape."""
+    """Check the shape of C: of any other shape, ncnn adds only the first element."""
     m, n = result
     fitting: tuple[Shape, ...] = ((1,), (m,), (n,), (m, 1), (m, n), (1, n))
     for shape in fitting:
@@ -95,8 +95,9 @@ def _check_c(layer: Layer, c: Shape, result: Shape) -> None:
 
 @shape_of("Einsum")
 def einsum(layer: Layer, *inputs: Shape) -> Shape:
-    """Return the sizes of the letters on the right; the equation comes as character codes, with i, ij, ijk or ijkl
-    there.
+    """Return the sizes of the letters on the right.
+
+    The equation comes as character codes, with i, ij, ijk or ijkl on the right.
     """
     equation = "".join(map(chr, layer["equation"]))
     if equation == "ii":

@@ -1,4 +1,4 @@
-"""The registry of shape rules, what runs them, and what they share."""
+"""The registry of shape rules, the functions that run them, and their helpers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_RANK = 4
 
 
 class Batched(NamedTuple):
-    """An output whose batch count is not that which the inputs have in common."""
+    """An output whose batch count differs from the one that the inputs have in common."""
 
     shape: Shape | None
     batch: Dim
@@ -33,7 +33,7 @@ _ELEMENTWISE: tuple[Rule, bool] = (lambda layer, x: x), False
 def shape_of(*types: str, unknown_inputs: bool = False) -> Callable[[Rule], Rule]:
     """Register a rule `(layer, *input shapes)` for layer types.
 
-    With `unknown_inputs` the rule is asked even when an input shape is None, otherwise all outputs are None then.
+    With `unknown_inputs` the rule is called even if an input shape is None; otherwise all outputs are None then.
     """
 
     def register(rule: Rule) -> Rule:
@@ -46,10 +46,10 @@ def shape_of(*types: str, unknown_inputs: bool = False) -> Callable[[Rule], Rule
 
 
 def infer_shapes(layer: Layer) -> list[tuple[Shape | None, Dim]]:
-    """(shape, batch count) of every output of a layer, from its inputs' shapes, its parameters and weights.
+    """Return (shape, batch count) of every output of a layer, from its inputs' shapes, its parameters and weights.
 
-    None stands for a shape that is unknown; ShapeError says that the layer cannot take its inputs. Outputs of custom
-    layers are unknown, but for elementwise ones.
+    None stands for an unknown shape. Raises ShapeError if the layer cannot take its inputs. Outputs of custom layers
+    are unknown, except those of elementwise ones.
     """
     shapes = [blob.shape for blob in layer.inputs]
     unknown: list[Output] = [None] * len(layer.outputs)
@@ -76,7 +76,7 @@ def assign_shapes(layer: Layer) -> None:
 
 
 def infer_graph(graph: Graph) -> None:
-    """Fill in shape and batch count of every blob, in order; what the caller feeds keeps its own."""
+    """Infer shape and batch count of every blob, in order; the blobs that the caller feeds keep theirs."""
     for layer in graph:
         assign_shapes(layer)
 
@@ -120,14 +120,14 @@ def differ(a: Dim, b: Dim) -> bool:
 
 
 def equal(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """Return the size that a and b must have in common, a number if one is; fails where they surely differ."""
+    """Return the size that a and b must have in common, a number if one is; fail if they surely differ."""
     if differ(a, b):
         fail(layer, f"{what} must be equal, but are {a} and {b}")
     return b if isinstance(a, Sym) and isinstance(b, int) else a
 
 
 def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
-    """Return the size of an axis where 1 fits everything; fails where neither is 1 and they surely differ.
+    """Return the size of an axis to which 1 broadcasts; fail if neither size is 1 and they surely differ.
 
     Of two dynamic sizes it is the larger one: the other is as large at run time, or 1.
     """
@@ -138,7 +138,7 @@ def broadcast(layer: Layer, a: Dim, b: Dim, what: str) -> Dim:
 
 
 def position(layer: Layer, axis: int, rank: int, name: str = "axis") -> int:
-    """Return the axis counted from 0; fails where the rank has no such axis."""
+    """Return the axis counted from 0; fail if the rank has no such axis."""
     if not -rank <= axis < rank:
         fail(layer, f"{name} {axis} is out of range for a {rank}-D blob")
     return axis % rank
@@ -150,20 +150,21 @@ def positions(layer: Layer, axes: Sequence[int], rank: int, name: str = "axis") 
 
 
 def data_axis(layer: Layer, rank: int) -> int:
-    """Return the parameter `axis` counted from 0; on 1-D blobs ncnn does not even look at it."""
+    """Return the parameter `axis` counted from 0; ncnn ignores it on 1-D blobs."""
     return 0 if rank == 1 else position(layer, layer["axis"], rank)
 
 
 def parts(layer: Layer, size: Dim, by: int, what: str) -> Dim:
-    """`size / by`; fails where that is surely not a whole number."""
+    """Return `size / by`; fail if that is surely not a whole number."""
     if by < 1 or differ(size // by * by, size):
         fail(layer, f"{what} {size} cannot be parted into {by}")
     return size // by
 
 
 def evaluated(layer: Layer, name: str, *, whole_batch: bool = False) -> list[Dim] | None:
-    """Return the value of an expression parameter; most layers see the items of a batch one by one, so that n is 1
-    there.
+    """Return the value of an expression parameter.
+
+    Most layers see the items of a batch one by one, so n is 1 there.
     """
     try:
         return evaluate(layer[name], [(blob.shape, blob.batch if whole_batch else 1) for blob in layer.inputs])

@@ -13,7 +13,7 @@ from onnx2ncnn_opt.ir.shapes.registry import Output, equal, evaluated, fail, nam
 
 @shape_of("Interp")
 def interp(layer: Layer, x: Shape, *others: Shape) -> Output:
-    """(c, output_h, output_w); a 2-D blob is resized along w only, a 1-D one is spread out over h and w.
+    """Return (c, output_h, output_w); a 2-D blob is resized along w only, a 1-D one is spread out over h and w.
 
     The size is that of an expression, of a second blob, of the parameters, or input * scale rounded down.
     """
@@ -27,7 +27,7 @@ def interp(layer: Layer, x: Shape, *others: Shape) -> Output:
 
 
 def _interp_sizes(layer: Layer, x: Shape, others: tuple[Shape, ...]) -> tuple[Dim, Dim] | None:
-    """(height, width) as ncnn finds them."""
+    """Return (height, width) as ncnn finds them."""
     sizes = named_sizes(x) if len(x) > 1 else {"h": 1, "w": 1}
     if layer["size_expr"]:
         found = evaluated(layer, "size_expr")
@@ -48,7 +48,7 @@ def _interp_sizes(layer: Layer, x: Shape, others: tuple[Shape, ...]) -> tuple[Di
 
 
 def _scaled(size: Dim, scale: float) -> Dim | None:
-    """int(size * scale) in float32, as ncnn computes it; a symbol needs a scale that is a simple fraction."""
+    """Return int(size * scale) in float32, as ncnn computes it; a symbol needs a scale that is a simple fraction."""
     if not isinstance(size, Sym):
         return int(np.float32(size) * np.float32(scale))
     ratio = Fraction(scale).limit_denominator(64)
@@ -59,7 +59,7 @@ def _scaled(size: Dim, scale: float) -> Dim | None:
 
 @shape_of("PixelShuffle")
 def pixel_shuffle(layer: Layer, x: Shape) -> Shape:
-    """(c / r^2, h * r, w * r)."""
+    """Return (c / r^2, h * r, w * r)."""
     need_rank(layer, x, 3)
     factor = layer["upscale_factor"]
     return parts(layer, x[0], factor * factor, "channels"), x[1] * factor, x[2] * factor
@@ -67,7 +67,7 @@ def pixel_shuffle(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Reorg")
 def reorg(layer: Layer, x: Shape) -> Shape:
-    """(c * s^2, h / s, w / s)."""
+    """Return (c * s^2, h / s, w / s)."""
     need_rank(layer, x, 3)
     stride = layer["stride"]
     return x[0] * stride * stride, parts(layer, x[1], stride, "height"), parts(layer, x[2], stride, "width")
@@ -83,7 +83,10 @@ def shuffle_channel(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("GridSample")
 def grid_sample(layer: Layer, x: Shape, grid: Shape) -> Shape:
-    """(c, sizes of the grid); the grid's coordinates are its innermost axis, or its outermost with permute_fusion."""
+    """Return (c, sizes of the grid).
+
+    The grid's coordinates are its innermost axis, or its outermost one with permute_fusion.
+    """
     need_rank(layer, x, 3, 4)
     need_rank(layer, grid, len(x))
     coordinates, sizes = (grid[0], grid[1:]) if layer["permute_fusion"] else (grid[-1], grid[:-1])
@@ -93,7 +96,7 @@ def grid_sample(layer: Layer, x: Shape, grid: Shape) -> Shape:
 
 @shape_of("ROIAlign", "ROIPooling", "PSROIPooling", unknown_inputs=True)
 def roi_pooling(layer: Layer, x: Shape | None, roi: Shape | None) -> Output:
-    """(c, pooled_height, pooled_width) of one region, whose corners are the second input's first 4 elements."""
+    """Return (c, pooled_height, pooled_width) of one region; its corners are the second input's first 4 elements."""
     if x is None:
         return None
     need_rank(layer, x, 3)
@@ -106,7 +109,7 @@ def roi_pooling(layer: Layer, x: Shape | None, roi: Shape | None) -> Output:
 
 @shape_of("PriorBox")
 def prior_box(layer: Layer, x: Shape, image: Shape | None = None) -> Shape:
-    """(2, 4 * boxes), boxes and variances; (4 * boxes) in the style without image and largest sizes."""
+    """Return (2, 4 * boxes), boxes and variances; (4 * boxes) in the style without image and largest sizes."""
     need_rank(layer, x, 3)
     smallest, largest, ratios = (len(layer[name]) for name in ("min_sizes", "max_sizes", "aspect_ratios"))
     sized = layer["image_width"] != -233 and layer["image_height"] != -233

@@ -12,7 +12,7 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 @shape_of(*_GATES)
 def recurrent(layer: Layer, x: Shape, *states: Shape) -> list[Output]:
-    """(T, num_output * directions), then the last states: shaped as given, (directions, size) where none is given."""
+    """Return (T, num_output * directions), then the last states: shaped as given, or else (directions, size)."""
     need_rank(layer, x, 2)
     directions = 2 if layer["direction"] == Direction.BIDIRECTIONAL else 1
     outputs = layer["num_output"]
@@ -36,14 +36,17 @@ def recurrent(layer: Layer, x: Shape, *states: Shape) -> list[Output]:
 
 @shape_of("Embed")
 def embed(layer: Layer, x: Shape) -> Shape:
-    """(number of indices, num_output)."""
+    """Return (number of indices, num_output)."""
     need_rank(layer, x, 1)
     return x[0], layer["num_output"]
 
 
 @shape_of("SDPA", unknown_inputs=True)
 def sdpa(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """(heads, queries, value size), and with kv_cache two opaque blobs; inputs q, k, v, (mask), (2 of the cache)."""
+    """Return (heads, queries, value size), and with kv_cache two opaque blobs.
+
+    The inputs are q, k, v, (mask), (2 of the cache).
+    """
     caches = 2 if layer["kv_cache"] else 0
     _input_count(layer, 3 + bool(layer["attn_mask"]) + caches)
     unknown: list[Output] = [None] * len(layer.outputs)
@@ -64,7 +67,10 @@ def sdpa(layer: Layer, *inputs: Shape | None) -> list[Output]:
 
 @shape_of("MultiHeadAttention", unknown_inputs=True)
 def multi_head_attention(layer: Layer, *inputs: Shape | None) -> list[Output]:
-    """(queries, qdim), and with kv_cache two opaque blobs; inputs q, (k), (v), (mask), (2 of the cache)."""
+    """Return (queries, qdim), and with kv_cache two opaque blobs.
+
+    The inputs are q, (k), (v), (mask), (2 of the cache).
+    """
     caches = 2 if layer["kv_cache"] else 0
     extras = bool(layer["attn_mask"]) + caches
     count = len(inputs) - extras
@@ -119,7 +125,7 @@ def rotary_embed(layer: Layer, x: Shape, cos: Shape, sin: Shape) -> Shape:
 
 @shape_of("Spectrogram")
 def spectrogram(layer: Layer, x: Shape) -> Shape:
-    """(frequencies, frames, 2) for power 0, else (frequencies, frames)."""
+    """Return (frequencies, frames, 2) for power 0, else (frequencies, frames)."""
     need_rank(layer, x, 1)
     size, length = x[0], layer["n_fft"]
     if layer["center"]:
@@ -137,7 +143,7 @@ def spectrogram(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("InverseSpectrogram")
 def inverse_spectrogram(layer: Layer, x: Shape) -> Shape:
-    """(samples, 2), or (samples) where only the real or the imaginary part is returned."""
+    """Return (samples, 2), or (samples) if only the real or the imaginary part is returned."""
     need_rank(layer, x, 3)
     equal(layer, x[2], 2, "the width of the spectrum and 2:")
     length = layer["n_fft"]
@@ -149,6 +155,6 @@ def inverse_spectrogram(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("StatisticsPooling")
 def statistics_pooling(layer: Layer, x: Shape) -> Shape:
-    """(c) means, followed by (c) deviations with include_stddev."""
+    """Return (c) means, followed by (c) deviations with include_stddev."""
     need_rank(layer, x, 3, 4)
     return (x[0] * (2 if layer["include_stddev"] else 1),)

@@ -26,14 +26,14 @@ from onnx2ncnn_opt.ir.shapes.registry import (
 
 _ABSENT = -233  # a size that is not given; in Crop and Slice, one that is left open
 _NO_BATCH_AXIS = 233
-# Ends of a slice from here on mean "to the end", whatever the size.
+# Ends of a slice from here on mean "to the end", for any size.
 _OPEN_END = 1 << 30
 _SIDES = {"w": ("left", "right"), "h": ("top", "bottom")}
 
 
 @shape_of("Input")
 def input_(layer: Layer) -> list[Output]:
-    """What the blobs already have, else the layer's hint: only the caller who feeds them knows."""
+    """Return the shapes that the blobs already have, else the layer's hint: only the caller who feeds them knows."""
     return [Batched(blob.shape or _stated(layer), blob.batch) for blob in layer.outputs]
 
 
@@ -59,7 +59,7 @@ def flatten(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Reshape", unknown_inputs=True)
 def reshape(layer: Layer, x: Shape | None, *others: Shape | None) -> Batched:
-    """Return the stated sizes, or those of the expression: 0 copies a size of the input, -1 is what remains.
+    """Return the stated sizes, or those of the expression: 0 copies a size of the input, -1 is the rest.
 
     0 copies the axis of the same NAME (w from w); with batch axes, that of the same position counting the batch. Unlike
     other layers, Reshape sees its whole batch at once: other inputs, read for their sizes only, may have another one.
@@ -111,7 +111,7 @@ def _with_batch(layer: Layer, x: Shape, axis: int) -> Shape:
 
 
 def _resolve(layer: Layer, x: Shape | None, copies: Shape | None, wanted: Shape) -> Shape | None:
-    """Return the wanted sizes with 0 and -1 replaced; None where that takes an unknown input."""
+    """Return the wanted sizes with 0 and -1 replaced; None if that needs an unknown input."""
     if x is None or copies is None:
         return wanted if not any(size in (0, -1) for size in wanted) else None
     if wanted.count(-1) > 1:
@@ -150,7 +150,7 @@ def permute(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Squeeze")
 def squeeze(layer: Layer, x: Shape) -> Shape:
-    """Without those of the named axes that have size 1; ncnn keeps the others silently."""
+    """Return the shape without those of the named axes that have size 1; ncnn keeps the others silently."""
     if layer["axes"]:
         gone = positions(layer, layer["axes"], len(x))
     else:
@@ -160,7 +160,7 @@ def squeeze(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("ExpandDims")
 def expand_dims(layer: Layer, x: Shape) -> Shape:
-    """With axes of size 1 at the given positions of the output."""
+    """Return the shape with axes of size 1 at the given positions of the output."""
     rank = len(x) + len(layer["axes"])
     if rank > MAX_RANK:
         fail(layer, f"the result would be {rank}-D")
@@ -173,7 +173,7 @@ def expand_dims(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Concat")
 def concat(layer: Layer, first: Shape, *others: Shape) -> Shape:
-    """Return the sum along the axis; everything else must be equal."""
+    """Return the shape with the sizes along the axis added up; all other sizes must be equal."""
     axis = data_axis(layer, len(first))
     result = list(first)
     for other in others:
@@ -216,7 +216,7 @@ def slice_(layer: Layer, x: Shape) -> list[Output]:
 
 @shape_of("Crop")
 def crop(layer: Layer, x: Shape, reference: Shape | None = None, *others: Shape) -> Output:
-    """What starts and ends, expressions of them, offsets and sizes, or a second blob's shape cut out."""
+    """Return the part cut out by starts and ends, expressions of them, offsets and sizes, or a second blob's shape."""
     if layer["starts_expr"] and layer["ends_expr"]:
         starts, ends = evaluated(layer, "starts_expr"), evaluated(layer, "ends_expr")
         axes = evaluated(layer, "axes_expr") if layer["axes_expr"] else []
@@ -288,7 +288,7 @@ def _number(layer: Layer, value: Dim) -> int:
 
 @shape_of("Padding")
 def padding(layer: Layer, x: Shape) -> Shape:
-    """With the borders added: front and behind go to c of a 3-D blob and to d of a 4-D one."""
+    """Return the shape with the borders added: front and behind go to c of a 3-D blob and to d of a 4-D one."""
     sides = {**_SIDES, "c" if len(x) == 3 else "d": ("front", "behind")}
     result = []
     for axis, size in zip(AXES[len(x)], x, strict=True):
@@ -303,7 +303,7 @@ def padding(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Tile")
 def tile(layer: Layer, x: Shape) -> Shape:
-    """numpy.tile for repeats; else one axis, counted from 0 only."""
+    """Return the shape as numpy.tile does for repeats; else repeat one axis, counted from 0 only."""
     repeats = list(layer["repeats"])
     if not repeats:
         if not 0 <= layer["axis"] < len(x):
@@ -319,8 +319,8 @@ def tile(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("Reduction")
 def reduction(layer: Layer, x: Shape) -> Shape:
-    """Without the reduced axes, or with size 1 there; (1) when nothing is left."""
-    # A 1-D blob is reduced whatever the axes say.
+    """Return the shape without the reduced axes, or with size 1 there; (1) if nothing is left."""
+    # ncnn reduces a 1-D blob for any axes.
     everything = layer["reduce_all"] or len(x) == 1
     gone = range(len(x)) if everything else positions(layer, layer["axes"], len(x))
     if layer["keepdims"]:
@@ -336,7 +336,7 @@ def mean_variance_norm(layer: Layer, x: Shape) -> Shape:
 
 @shape_of("GLU")
 def glu(layer: Layer, x: Shape) -> Shape:
-    """Half of the axis."""
+    """Return the shape with half of the axis."""
     axis = data_axis(layer, len(x))
     return *x[:axis], parts(layer, x[axis], 2, "size"), *x[axis + 1 :]
 
@@ -373,7 +373,7 @@ def copy_to(layer: Layer, x: Shape, source: Shape) -> Shape:
 
 
 def _inside(layer: Layer, size: Dim, offset: Dim, part: Dim) -> None:
-    """Fail where a part of an axis surely leaves it."""
+    """Fail if a part of an axis surely leaves it."""
     left = size - (part + offset)
     if any(isinstance(n, int) and n < 0 for n in (offset, left)):
         fail(layer, f"{part} from {offset} on is not inside {size}")

@@ -1,4 +1,4 @@
-"""How many elements the results of operators have at most, by their constant inputs (None if left out) and attributes.
+"""Upper bounds of the number of elements in operators' results, by constant inputs (None if left out) and attributes.
 
 An operator whose `@onnx_op` names one of these as `folds` is deterministic, has no subgraphs, and onnx.reference
 computes it as ONNX Runtime does, which the tests check at every version.

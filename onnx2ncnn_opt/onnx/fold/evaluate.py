@@ -72,9 +72,7 @@ def evaluate_node(
 
 
 def _with_numpy(operator: str, inputs: Inputs, attributes: Mapping[str, Any]) -> Any | None:
-    """Return the result of an operator of `_NUMPY`; None where it is none, or where its inputs are not the
-    usual ones.
-    """
+    """Return the result of an operator of `_NUMPY`; None for other operators, or if its inputs are unusual."""
     function = _NUMPY.get(operator)
     given = [array for array in inputs if array is not None]
     if function is None or len(given) < len(inputs) or not all(array.dtype in _USUAL for array in given):

@@ -26,7 +26,7 @@ Inferred: TypeAlias = "tuple[Shape, np.dtype[np.generic]] | None"
 def inferred_outputs(
     node: onnx_ir.Node, operands: Sequence[Item | None], opsets: Mapping[str, int]
 ) -> Sequence[Inferred]:
-    """Shape and type of each output; None where they are not known, or may be those of a constant."""
+    """Shape and type of each output; None if they are not known, or may be those of a constant."""
     nothing: list[Inferred] = [None] * len(node.outputs)
     subgraphs = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
     if node.domain or any(attribute.type in subgraphs for attribute in node.attributes.values()):

@@ -1,7 +1,7 @@
-"""How large a tensor may be that a model asks for with a number: one budget for all operators.
+"""The size limit of tensors that a model requests with a number: one budget for all operators.
 
-OneHot with a depth of a billion takes a model of a kilobyte. The sizes of such results are known before anything is
-made, by ONNX's own shape inference; what is larger than the budget is refused, whoever would have made it.
+OneHot with a depth of a billion takes a model of a kilobyte. ONNX's own shape inference gives the sizes of such results
+before anything is made. A result larger than the budget is refused, for every operator.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def require_room(elements: int, what: str) -> None:
 
 
 class Budget:
-    """What the constants that a model computes may take in all."""
+    """The budget of all constants that a model computes."""
 
     def __init__(self, given: Iterable[Array], *, least: int = _LEAST_FOLDED) -> None:
         """`given` are the constants that the model holds; `least` bytes may be computed whatever these are."""
@@ -63,7 +63,7 @@ class Budget:
 
 
 def check_size(node: onnx_ir.Node, opset: int, operands: Sequence[Item | None]) -> None:
-    """Raises Refusal where a result of the node would be larger than the budget, as far as that is known now."""
+    """Raise Refusal if a result of the node is known to be larger than the budget."""
     if node.op_type not in _SIZED or node.domain:
         return
     largest: tuple[int, ...] = max(_shapes(node, opset, operands), key=math.prod, default=())

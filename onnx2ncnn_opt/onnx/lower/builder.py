@@ -1,4 +1,4 @@
-"""The net in the making: layers, constants, and tensors in the layout that a layer wants."""
+"""Graph builder: adds layers and constants, and converts tensors to the layout that a layer needs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Builder:
         return blob
 
     def refuse(self, reason: str, hint: str = "") -> Refusal:
-        """Return the exception to raise where the node has no exact form: why, and what the user can do."""
+        """Return the exception to raise if the node has no exact form: the reason, and the user's remedy."""
         return Refusal(reason, hint)
 
     def invalid(self, reason: str, equal: Iterable[tuple[Dim, Dim]] = ()) -> Refusal:
@@ -133,7 +133,7 @@ class Builder:
         return layer.outputs
 
     def range_of(self, x: Value) -> Range:
-        """What is known of the numbers of a value."""
+        """Return the known range of the numbers of a value."""
         return of_numbers(self.f32(x.array)) if isinstance(x, Constant) else self._ranges.of(x.blob)
 
     # ---- layouts
@@ -152,7 +152,7 @@ class Builder:
         return self.in_mat(x, *layout.atoms(x.view))
 
     def cost(self, x: Tensor, layout: Layout) -> int:
-        """How many layers it takes to bring the tensor into a layout, without those that were made before."""
+        """Return how many layers bring the tensor into a layout, without the layers that exist already."""
         return self._missing(x, *layout.atoms(x.view))
 
     def _missing(self, x: Tensor, dims: Dims, batch: Atoms) -> int:
@@ -174,7 +174,7 @@ class Builder:
         return Tensor(blob, View(batch, dims, x.view.axes), x.dtype)
 
     def channels(self, x: Value) -> Blob:
-        """Return the tensor with axis 0 as batch and every other axis as a dim: what convolutions and poolings want."""
+        """Return the tensor with axis 0 as batch and each other axis as a dim, as convolutions and poolings need it."""
         return self.mat(x, self._channel_dims(x), [0])
 
     def channel_dims(self, x: Tensor) -> list[list[int]]:
@@ -205,7 +205,7 @@ class Builder:
         return laid_out
 
     def separated(self, x: Value, axes: Sequence[int]) -> Tensor | None:
-        """As `along`; None where that needs more than four dims."""
+        """As `along`; None if that needs more than four dims."""
         x = self.tensor(x)
         wanted = [axis for axis in axes if x.view.axes[axis]]
         if all(x.view.dim_of(axis) is not None for axis in wanted):
@@ -220,7 +220,7 @@ class Builder:
         return self.in_mat(x, dims, batch)
 
     def settled(self, x: Tensor) -> Tensor:
-        """Return the tensor in its own order, with nothing left of what its axes were made of.
+        """Return the tensor in its own order, with plain axes instead of axes made of factors.
 
         For operands whose axes are made of factors that have nothing in common.
         """
@@ -315,7 +315,7 @@ class Builder:
         self._operands[x.blob] = x.view, operands
 
     def operands_of(self, x: Tensor) -> tuple[Value, ...] | None:
-        """What x was computed of by an elementwise layer; None where it was not, or has been moved since."""
+        """Return the operands of the elementwise layer that computed x; None without one, or if x was moved since."""
         view, operands = self._operands.get(x.blob, (None, ()))
         return operands if view == x.view else None
 
@@ -347,7 +347,8 @@ class Builder:
     def stated(
         self, lists: Sequence[Sequence[Dim]], blob: Blob | None = None, *, whole_batch: bool = False
     ) -> tuple[list[str], list[Blob]]:
-        """Lists of sizes as ncnn's expressions, and the blobs in whose sizes they are said besides those of `blob`.
+        """Return lists of sizes as ncnn's expressions, and the blobs, other than `blob`, whose sizes these expressions
+        use.
 
         A layer with these expressions takes `blob`, or one whose sizes say nothing, as its first input, and the others
         after it. `whole_batch` is for a layer that sees a batch as a whole.
@@ -401,14 +402,14 @@ class Builder:
         return self._memory[key]
 
     def spread(self, array: Array, shape: Sequence[int]) -> Array:
-        """Return the constant broadcast to a shape; refused where it does not broadcast so."""
+        """Return the constant broadcast to a shape; refused if it does not broadcast so."""
         fits = zip(reversed(array.shape), reversed(shape), strict=False)
         if array.ndim > len(shape) or any(n not in (1, m) for n, m in fits):
             raise self.invalid(f"a constant of shape {list(array.shape)} does not broadcast to {list(shape)}")
         return np.broadcast_to(array, shape)
 
     def f32(self, array: Array) -> Array:
-        """Return the constant as float32; refused where a finite number would overflow."""
+        """Return the constant as float32; refused if a finite number would overflow."""
         if array.dtype in (np.float32, np.int32):
             return array
         if array.dtype.kind not in "iub" and not is_float(array.dtype):
@@ -420,7 +421,7 @@ class Builder:
         return result
 
     def i32(self, array: Array) -> Array:
-        """Return the constant as int32; refused where a number does not fit."""
+        """Return the constant as int32; refused if a number does not fit."""
         limits = np.iinfo(np.int32)
         if array.size and (array.min() < limits.min or array.max() > limits.max):
             raise self.refuse("an integer constant does not fit into int32", "clip it in the model")
@@ -434,7 +435,5 @@ def infer_shapes_of(layer: Layer, outputs: int) -> list[tuple[Shape | None, Dim]
 
 
 def _differ(a: Shape, b: Shape) -> bool:
-    """Return whether shapes surely differ: dynamic sizes may be equal by what ONNX demands of them, and not by their
-    names.
-    """
+    """Return True if shapes surely differ. Dynamic sizes with different names may be equal, because ONNX demands it."""
     return len(a) != len(b) or any(isinstance(n - m, int) and n != m for n, m in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""What an operator's importer works with: the net in the making, and what there is to know about the node."""
+"""The context of an operator's importer: the net under construction, and all facts about the node."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class ImportContext(Builder, ABC):
         return self._model.opsets.get("", 1)
 
     def axis(self, axis: int, rank: int) -> int:
-        """Return an axis counted from the front; refused where a tensor of `rank` has none of that number."""
+        """Return an axis counted from the front; refused if a tensor of `rank` has none of that number."""
         if not -rank <= axis < rank:
             raise self.invalid(f"axis {axis} of a tensor of rank {rank}")
         return axis % rank
 
     def axes(self, axes: Sequence[int], rank: int) -> list[int]:
-        """Axes counted from the front, in the given order; refused where one is named twice."""
+        """Axes counted from the front, in the given order; refused if one is named twice."""
         result = [self.axis(axis, rank) for axis in axes]
         if len(set(result)) != len(result):
             raise self.invalid(f"axes {list(axes)} of a tensor of rank {rank}")
@@ -89,11 +89,11 @@ class ImportContext(Builder, ABC):
 
     @property
     def output_count(self) -> int:
-        """How many outputs the node has."""
+        """The number of outputs of the node."""
         return len(self._node.outputs)
 
     def is_used(self, output: int) -> bool:
-        """Return whether the node has this output, and somebody reads it."""
+        """Return True if the node has this output, and somebody reads it."""
         if output >= self.output_count:
             return False
         value = self._node.outputs[output]
@@ -108,22 +108,20 @@ class ImportContext(Builder, ABC):
         return self._node.outputs[0].is_graph_output()
 
     def operand(self, at: int) -> onnx_ir.Value | None:
-        """What the node reads as its input number `at`."""
+        """Return the node's input number `at`."""
         return self._node.inputs[at]
 
     def value_hint(self, operand: int, otherwise: str = "") -> str:
-        """How to make an operand of the node constant: by binding the inputs that it is computed from to values.
+        """Return how to make an operand of the node constant: the inputs that it is computed from, bound to values.
 
-        `otherwise` where it comes from more than a few flags, thresholds and sizes.
+        Return `otherwise` if it comes from more than a few flags, thresholds and sizes.
         """
         names = self._flags_behind(self._node.inputs[operand])
         options = " ".join(f"--value {name}=..." for name in names)
         return f"bind {'it' if len(names) == 1 else 'them'} with {options}" if names else otherwise
 
     def _flags_behind(self, value: onnx_ir.Value | None) -> list[str]:
-        """Return the inputs that a value is computed from; none where one is not a flag, or a subgraph is on
-        the way.
-        """
+        """Return the inputs that a value is computed from; none if one is not a flag, or if a subgraph intervenes."""
         inputs = {info.name: info for info in self._model.inputs}
         found: set[str] = set()
         seen, left = {value}, [value]
@@ -145,9 +143,9 @@ class ImportContext(Builder, ABC):
         return [name for name in inputs if name in found]
 
     def declared_shape(self, value: onnx_ir.Value) -> tuple[Dim | None, ...] | None:
-        """Return the shape that the model declares for a value; None where it declares none.
+        """Return the shape that the model declares for a value; None if it declares none.
 
-        A size that is not said in sizes of the model's inputs is None.
+        A size is None if it is not expressed in sizes of the model's inputs.
         """
         sizes: dict[str | None, Dim] = {}
         for source, info in zip(self._model.graph.inputs, self._model.inputs, strict=True):
@@ -178,7 +176,7 @@ class ImportContext(Builder, ABC):
 
 
 def _is_flag(info: InputInfo) -> bool:
-    """Return whether an input may well be a flag, a threshold or a size: one number, or a few integers."""
+    """Return True if an input is probably a flag, a threshold or a size: one number, or a few integers."""
     shape = [size for size in info.shape if isinstance(size, int)]
     most = 1 if info.dtype.is_floating_point() else MOST_FLAGS
     return len(shape) == len(info.shape) and math.prod(shape) <= most

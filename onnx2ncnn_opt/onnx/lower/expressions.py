@@ -67,7 +67,7 @@ class UntoldError(Exception):
 
 
 def _tokens(blob: Blob, index: int) -> dict[Dim, str]:
-    """What tells a blob's sizes, by size."""
+    """Return the token in ncnn's expressions of each size of a blob."""
     shape = blob.known_shape
     return dict(zip(shape, (f"{index}{name}" for name in AXES[len(shape)]), strict=True))
 

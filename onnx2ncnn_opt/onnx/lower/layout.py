@@ -22,12 +22,12 @@ class Layout(NamedTuple):
     batch: tuple[int, ...] = ()
 
     def atoms(self, view: View) -> tuple[Dims, Atoms]:
-        """What the layout means for a tensor: the atoms of its dims and batch."""
+        """Return the atoms of a tensor's dims and batch in this layout."""
         return tuple(flat(view.axes[a] for a in group) for group in self.dims), flat(view.axes[a] for a in self.batch)
 
 
 def layout_of(view: View) -> Layout | None:
-    """Return the present layout of a tensor; None where a dim holds only a part of an axis."""
+    """Return the present layout of a tensor; None if a dim holds only a part of an axis."""
     batch, dims = _axes_of(view, view.batch), [_axes_of(view, group) for group in view.dims]
     if batch is None or any(group is None for group in dims):
         return None
@@ -35,7 +35,7 @@ def layout_of(view: View) -> Layout | None:
 
 
 def _axes_of(view: View, atoms: Atoms) -> tuple[int, ...] | None:
-    """Return the axes that atoms are, one after the other; None where they are only parts of one."""
+    """Return the axes that atoms are, one after the other; None if they are only parts of one."""
     found: list[int] = []
     while atoms:
         axis = next((i for i, group in enumerate(view.axes) if group and group == atoms[: len(group)]), None)
@@ -50,7 +50,7 @@ def align(views: Sequence[View], whole: Collection[int] = ()) -> tuple[list[View
     """Return the views over finer axes on which they agree, and for each fine axis the axis it came from.
 
     All views must have the same number of axes; on each axis they have the same size, or size 1. The axes of `whole`
-    are not cut, and may have any size. None where two views' factors of an axis have no common refinement.
+    are not cut, and may have any size. None if two views' factors of an axis have no common refinement.
     """
     views = list(views)
     for axis in range(len(views[0].axes)):
@@ -80,9 +80,9 @@ Cost: TypeAlias = Callable[[Layout], int]
 
 
 def presence(views: Sequence[View], axis: int) -> tuple[bool | int, ...]:
-    """Which of the aligned views have an axis: axes of one presence may share a dim.
+    """Return for each of the aligned views whether it has an axis: axes of one presence may share a dim.
 
-    Where a size may turn out to be 1 beside a larger one when the net runs, the axis has a presence of its own.
+    If a size may turn out to be 1 next to a larger one when the net runs, the axis has a presence of its own.
     """
     held = {atom.size for view in views for atom in view.axes[axis]}
     alone = any(fitting(a, b) is None for a, b in combinations(held, 2))
@@ -105,7 +105,7 @@ def common_layout(
 
     `views` and `origin` are as `align` gives them. A dim that is one axis, and all of it, is what others will ask for.
     `costs` tell for each view how many layers a layout takes; None for a constant, which takes any layout for free, but
-    has no batch. `whole` is an axis that must be a dim of its own. None where no layout of at most four dims fits.
+    has no batch. `whole` is an axis that must be a dim of its own. None if no layout of at most four dims fits.
     """
     rank = len(views[0].axes)
     present = [presence(views, axis) for axis in range(rank)]
@@ -222,7 +222,7 @@ def _with_fewer(dims: Dims, kept: Sequence[Atoms]) -> Dims:
 
 
 def _around(order: Atoms, groups: Sequence[Atoms]) -> Dims | None:
-    """`order` cut so that each group is a dim, and what lies between is one; None where a group is not together."""
+    """`order` cut so that each group is a dim, and what lies between is one; None if a group is not together."""
     dims: list[list[Atom]] = [[]]
     i = 0
     while i < len(order):

@@ -243,7 +243,7 @@ def dropout12(
     *,
     seed: int | None = None,
 ) -> tuple[Value, Operand]:
-    """Nothing at inference, where the mask is of ones; refused where the model was exported to train."""
+    """Nothing at inference, where the mask is of ones; refused if the model was exported to train."""
     keeps_all = isinstance(ratio, Constant) and ratio.scalar == 0
     if training_mode is not None and training_mode.any() and not keeps_all:
         raise im.refuse("training_mode is true", "export the model in eval mode")
@@ -251,5 +251,5 @@ def dropout12(
 
 
 def _all(x: Value, number: Array) -> Operand:
-    """Return a tensor of the operand's shape, of which every element is the number."""
+    """Return a tensor of the operand's shape with the number as every element."""
     return decided(SymbolicTensor(number.reshape((1,) * x.rank), x.shape, number.dtype))

@@ -1,4 +1,4 @@
-"""Where the largest number is: ArgMax, ArgMin and Hardmax.
+"""The index of the largest or smallest number: ArgMax, ArgMin and Hardmax.
 
 ncnn has none of them, but the index of the first 0 in a row of 0 and 1 is the smallest of ``i + n * row[i]``.
 As for comparisons, numbers closer to each other than the smallest normal float32 are equal.

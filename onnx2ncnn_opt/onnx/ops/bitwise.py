@@ -46,14 +46,14 @@ def bitwise_and(im: ImportContext, a: Value, b: Value) -> Value:
 
 @onnx_op("BitwiseOr", since=18, integers=True, axes="each", folds=bounds.broadcast)
 def bitwise_or(im: ImportContext, a: Value, b: Value) -> Value:
-    """a + b, less what is common."""
+    """Compute a + b, less the common bits."""
     both = binary(im, BinaryOp.ADD, a, b)
     return _of_type(im, binary(im, BinaryOp.SUB, both, _common(im, a, b)), a)
 
 
 @onnx_op("BitwiseXor", since=18, integers=True, axes="each", folds=bounds.broadcast)
 def bitwise_xor(im: ImportContext, a: Value, b: Value) -> Value:
-    """a + b, less what is common to both twice."""
+    """Compute a + b, less the common bits twice."""
     both = binary(im, BinaryOp.ADD, a, b)
     return _of_type(im, binary(im, BinaryOp.SUB, both, binary(im, BinaryOp.MUL, _common(im, a, b), number(2))), a)
 
@@ -73,7 +73,7 @@ def _of_type(im: ImportContext, x: Value, like: Value) -> Tensor:
 
 
 def _common(im: ImportContext, a: Value, b: Value) -> Value:
-    """a & b."""
+    """Compute a & b."""
     dtype = a.dtype
     if isinstance(a, Constant):
         a, b = b, a

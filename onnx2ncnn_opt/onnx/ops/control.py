@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Item, Operand, SymbolicTens
 
 @onnx_op("If", integers=True)
 def if_(im: ImportContext, cond: Item, *, then_branch: onnx_ir.Graph, else_branch: onnx_ir.Graph) -> tuple[Item, ...]:
-    """The branch that a known condition takes."""
+    """Take the branch of a known condition."""
     return im.inlined(then_branch if _holds(im, cond, 0) else else_branch)
 
 
@@ -54,7 +54,7 @@ def _trip_count(im: ImportContext, m: Item) -> int:
 
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
-    """Return whether a condition is true, which began as this operand of the node."""
+    """Return True if a condition, which was first this operand of the node, is true."""
     if isinstance(condition, SymbolicTensor):
         raise im.refuse("its condition depends on a dynamic dimension", "bind it with --shape")
     if not isinstance(condition, Constant):
@@ -140,7 +140,7 @@ def _stacks(
     axes: Ints = (),
     backwards: Ints = (),
 ) -> list[Item | None]:
-    """What the iterations gave besides their state, each output stacked along an axis."""
+    """Stack the results of the iterations, without their state, each output along an axis."""
     first = im.output_count - len(declared)
     results: list[Item | None] = []
     for i, value in enumerate(declared):
@@ -163,7 +163,7 @@ def _stack(im: ImportContext, column: Sequence[Item | None], axis: int) -> Value
 
 
 def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
-    """What no iteration gives: no elements, of the shape that the body declares."""
+    """Return the result of no iterations: no elements, of the shape that the body declares."""
     shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
     if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
         raise im.refuse(

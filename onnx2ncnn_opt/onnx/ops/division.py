@@ -56,7 +56,7 @@ def _is_whole(b: Constant) -> bool:
 
 
 def _is_rounding_scale(im: ImportContext) -> bool:
-    """Return whether the quotient is what others are divided by before they are rounded."""
+    """Return True if the quotient is a divisor of numbers that are then rounded."""
     return any(
         reader.op_type == "QuantizeLinear" or (reader.op_type == "Div" and _are_rounding(reader.outputs[0].consumers()))
         for reader in im.readers()
@@ -68,9 +68,7 @@ onnx_op("Mod", since=10, integers=True, divisor=1, jumps=True, axes="each", fold
 
 
 def _are_rounding(nodes: Sequence[onnx_ir.Node], steps: int = _FURTHEST) -> bool:
-    """Return whether one of the nodes rounds to whole numbers, or one a few steps of elementwise arithmetic
-    after it.
-    """
+    """Return True if one of the nodes rounds to whole numbers, or a node a few elementwise steps after it does."""
     return any(
         node.op_type in _ROUNDS
         or (node.op_type == "Cast" and onnx_ir.DataType(node.attributes["to"].as_int()).numpy().kind in "iu")

@@ -31,25 +31,25 @@ onnx_op("Mul", since=7, integers=True, axes="each", folds=bounds.broadcast)(mul)
 
 @onnx_op("Sum", axes="each", folds=bounds.broadcast)
 def sum_(im: ImportContext, *xs: Value) -> Value:
-    """A chain of BinaryOp add."""
+    """Chain BinaryOp add."""
     return reduce(lambda a, b: binary(im, BinaryOp.ADD, a, b), xs)
 
 
 @onnx_op("Max", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
 def max__op(im: ImportContext, *xs: Value) -> Value:
-    """A chain of BinaryOp max."""
+    """Chain BinaryOp max."""
     return maximum(im, *xs)
 
 
 @onnx_op("Min", integers=True, selects=True, axes="each", folds=bounds.broadcast, errors="none")
 def min__op(im: ImportContext, *xs: Value) -> Value:
-    """A chain of BinaryOp min."""
+    """Chain BinaryOp min."""
     return minimum(im, *xs)
 
 
 @onnx_op("Mean", axes="each", folds=bounds.broadcast)
 def mean(im: ImportContext, *xs: Value) -> Value:
-    """A chain of BinaryOp add, and a division by the number of operands."""
+    """Chain BinaryOp add, and divide by the number of operands."""
     return binary(im, BinaryOp.DIV, sum_(im, *xs), Constant(np.array(len(xs), np.float32)))
 
 

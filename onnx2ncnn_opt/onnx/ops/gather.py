@@ -43,7 +43,7 @@ onnx_op(
 
 
 def _gathered_nd(seen: Seen) -> int:
-    """What each item has, where the first index is its own number."""
+    """Apply the rule of GatherND whose first index is each item's own number."""
     own = seen.indices(1)
     if seen.number("batch_dims", 0) or seen.axis(0) != 0 or seen.inner(0) != 1 or own.axis == len(own.shape) - 1:
         raise Mixed

@@ -42,13 +42,13 @@ def sequence_erase(im: ImportContext, sequence: TensorSequence, position: Ints |
 
 @onnx_op("SequenceAt", since=11)
 def sequence_at(im: ImportContext, sequence: TensorSequence, position: Ints) -> Value:
-    """The tensor at a known index."""
+    """Return the tensor at a known index."""
     return sequence.items[_position(im, position, len(sequence.items))]
 
 
 @onnx_op("SequenceLength", since=11)
 def sequence_length(im: ImportContext, sequence: TensorSequence) -> Constant:
-    """A constant."""
+    """Return a constant."""
     return Constant(np.array(len(sequence.items), np.int64))
 
 
@@ -87,7 +87,7 @@ def split_to_sequence(
 def sequence_map(
     im: ImportContext, sequence: TensorSequence, *others: Item, body: onnx_ir.Graph
 ) -> tuple[TensorSequence, ...]:
-    """The body for each tensor."""
+    """Run the body for each tensor."""
     if any(isinstance(other, TensorSequence) and len(other.items) != len(sequence.items) for other in others):
         raise im.invalid("its sequences have different lengths")
     rows = []
@@ -100,7 +100,7 @@ def sequence_map(
 
 @onnx_op("Optional", since=15, integers=True, axes="each")
 def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndShape | None = None) -> Item:
-    """Nothing; refused where it is empty."""
+    """Nothing; refused if it is empty."""
     if x is None:
         raise im.refuse("it is empty", "remove the node")
     return x
@@ -108,7 +108,7 @@ def optional(im: ImportContext, x: Item | None = None, *, type: onnx_ir.TypeAndS
 
 @onnx_op("OptionalHasElement", since=15, integers=True)
 def optional_has_element(im: ImportContext, x: Item | None = None) -> Constant:
-    """A constant."""
+    """Return a constant."""
     return Constant(np.array(x is not None))
 
 

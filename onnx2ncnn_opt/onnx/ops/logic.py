@@ -52,7 +52,7 @@ def or_(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 @onnx_op("Xor", since=7, integers=True, axes="each", folds=bounds.broadcast)
 def xor(im: ImportContext, a: Value, b: Value) -> Tensor:
-    """The distance."""
+    """Compute the distance."""
     return bools(im, im.apply(binary(im, BinaryOp.SUB, float_value(im, a), float_value(im, b)), UnaryOp.ABS))
 
 

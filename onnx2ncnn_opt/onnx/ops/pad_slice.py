@@ -56,7 +56,7 @@ def _padded(seen: Seen) -> int:
 
 @onnx_op("Pad", axes="same", items=_padded, folds=bounds.pad)
 def pad2(im: ImportContext, x: Tensor, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Value:
-    """Padding; the amounts are attributes before opset 11."""
+    """Pad; the amounts are attributes before opset 11."""
     return pad(im, x, pads, mode, value, None)
 
 
@@ -70,7 +70,7 @@ def pad11(
     *,
     mode: str = "constant",
 ) -> Value:
-    """Padding; negative amounts as Crop."""
+    """Pad; negative amounts as Crop."""
     x = as_numbers(im, x)
     value = 0.0 if constant_value is None else float(constant_value.reshape(-1)[0])
     return pad(im, x, pads, mode, value, axes)

@@ -48,7 +48,7 @@ def pow_(im: ImportContext, a: Value, b: Value) -> Value:
 
 
 def _signed_power(im: ImportContext, a: Value, b: Value) -> Value:
-    """a ** b for any base: of its size, negative for odd exponents and NaN for broken ones where the base is."""
+    """Compute a ** b for any base. For a negative base it is negative for odd exponents, NaN for fractional ones."""
     power: Value = im.unary(_logarithm(im, a, b), "Exp")
     below: Value = (
         Constant((a.array < 0).astype(np.float32))

@@ -218,7 +218,7 @@ class _Node:
 
     @property
     def fits(self) -> bool:
-        """Whether ncnn's layer has all that the node asks for."""
+        """True if ncnn's layer supports all that the node requests."""
         defaults = self.kind.activations * self.count
         steps = self.x.shape[1 if self.given.layout else 0]
         return (
@@ -273,7 +273,7 @@ class _Node:
         return {**matrices, "bias_c_data": bias}
 
     def _states(self, states: Sequence[Operand | None]) -> list[Blob]:
-        """Return the initial states as Mats (directions, hidden size); none where all of them are 0."""
+        """Return the initial states as Mats (directions, hidden size); none if all of them are 0."""
         kept = self._nonzero(states)
         if all(state is None for state in kept):
             return []
@@ -282,7 +282,7 @@ class _Node:
         return [self.im.memory(zeros) if state is None else self.im.mat(state, dims, batch) for state in kept]
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
-        """Return the initial states that are not all 0; refused where one has another shape."""
+        """Return the initial states that are not all 0; refused if one has another shape."""
         items, count, hidden = self.x.shape[0 if self.given.layout else 1], self.count, self.r.shape[-1]
         expected = (items, count, hidden) if self.given.layout else (count, items, hidden)
         for state in states:
@@ -315,7 +315,7 @@ class _Node:
         return [None if state is None else self._turned(state, (1, 0, 2)) for state in self._nonzero(states)]
 
     def arranged(self, results: Sequence[Value]) -> tuple[Value, ...]:
-        """Outputs as the node's layout has them."""
+        """Return outputs in the node's layout."""
         y, *states = results
         return self._turned(y, (2, 0, 1, 3)), *(self._turned(state, (1, 0, 2)) for state in states)
 

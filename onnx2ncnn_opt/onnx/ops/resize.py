@@ -35,7 +35,7 @@ _SIMPLE = "simple"  # how ONNX Runtime rounds before opset 11, where nearest_mod
 
 
 class _Sampling(NamedTuple):
-    """How Resize samples one axis; names and values are ONNX's (Resize, opset 19)."""
+    """The sampling of an axis by Resize; names and values are ONNX's (Resize, opset 19)."""
 
     mode: str
     coordinates: str
@@ -50,14 +50,14 @@ class _Sampling(NamedTuple):
 
     @property
     def crops(self) -> bool:
-        """Whether it samples a region only."""
+        """True if Resize samples a region only."""
         return self.coordinates == "tf_crop_and_resize"
 
 
 class _Axis(NamedTuple):
     """One axis that changes: its size before and after, and the scale that coordinates are computed with.
 
-    The scale is None where it follows from sizes that are not fixed.
+    The scale is None if it follows from sizes that are not fixed.
     """
 
     axis: int
@@ -273,9 +273,7 @@ def _interp(axes: list[_Axis], changed: list[_Axis], sampling: _Sampling) -> dic
 
 
 def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
-    """Return whether ONNX's nearest reads what ``floor(i * in / out)`` reads, in the float32 that ncnn computes
-    with.
-    """
+    """Return True if ONNX's nearest reads the element of ``floor(i * in / out)`` in ncnn's float32."""
     if isinstance(axis.size, Sym) or isinstance(axis.out, Sym):
         if axis.size == 1:
             return True
@@ -296,16 +294,14 @@ def _is_floor(axis: _Axis, sampling: _Sampling) -> bool:
 
 
 def _is_stable(scale: float) -> bool:
-    """Return whether ``floor(i * (1 / scale))`` is that of ``i / scale`` in float32, for every element of the longest
-    axis.
-    """
+    """Return True if ``floor(i * (1 / scale))`` equals that of ``i / scale`` in float32, on the longest axis."""
     ratio, index = Fraction(scale), np.arange(_LONGEST)
     product = index.astype(np.float32) * (np.float32(1) / np.float32(scale))
     return bool(np.array_equal(np.floor(product), index * ratio.denominator // ratio.numerator))
 
 
 def _leads_to_size(axis: _Axis) -> bool:
-    """Return whether the scale of the coordinates is that of the sizes."""
+    """Return True if the scale of the coordinates is the ratio of the sizes."""
     if axis.scale is None:
         return True
     if isinstance(axis.size, int) and isinstance(axis.out, int):
@@ -390,7 +386,7 @@ _ROUNDING: dict[str, Callable[[Array, bool], Array]] = {
 
 
 def _positions(axis: _Axis, sampling: _Sampling) -> Array:
-    """Where each element of the result is on the operand's axis, both of known sizes, in float32."""
+    """Return the position of each element of the result on the operand's axis, both of known sizes, in float32."""
     assert isinstance(axis.size, int)
     assert isinstance(axis.out, int)
     assert axis.scale is not None
@@ -405,7 +401,7 @@ def _positions(axis: _Axis, sampling: _Sampling) -> Array:
 
 
 def _inside(axis: _Axis, sampling: _Sampling) -> Array:
-    """Which elements of the result are between the first and the last of the operand's."""
+    """Return True for each element of the result between the first and the last element of the operand."""
     assert isinstance(axis.size, int)
     positions = _positions(axis, sampling)
     return (positions >= 0) & (positions <= axis.size - 1)
@@ -420,7 +416,7 @@ def _nearest_index(axis: _Axis, sampling: _Sampling) -> Array:
 
 
 def _matrix(axis: _Axis, sampling: _Sampling) -> Array:
-    """What each element of the result takes of each of the operand's."""
+    """Return the weight of each of the operand's elements in each element of the result."""
     size, out = axis.size, axis.out
     assert isinstance(size, int)
     assert isinstance(out, int)

@@ -126,7 +126,7 @@ def _folded(im: ImportContext, grid: Value) -> Value:
 
 @onnx_op("AffineGrid", since=20)
 def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: int = 0) -> Value:
-    """A constant grid of corners times theta."""
+    """Multiply a constant grid of corners by theta."""
     n = len(size) - 2
     if n not in (2, 3) or theta.rank != 3 or theta.shape[1:] != (n, n + 1):
         raise im.invalid(f"theta of shape {list(theta.shape)} for the size {list(size)}")

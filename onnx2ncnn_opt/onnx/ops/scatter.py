@@ -227,9 +227,9 @@ def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, redu
 
 
 def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
-    """Where each of `size` elements comes from: itself, or after all of them the last update for it.
+    """Return the source of each of `size` elements: itself, or, numbered after all elements, the last update for it.
 
-    A row of targets for each row of elements.
+    There is a row of targets for each row of elements.
     """
     hits = _hits(im, targets, size, 1)
     numbers = size + np.arange(fixed(im, targets.shape)[1], dtype=np.float32).reshape(-1, 1)
@@ -238,7 +238,7 @@ def _sources(im: ImportContext, targets: Tensor, size: int) -> Tensor:
 
 
 def _hits(im: ImportContext, targets: Tensor, size: int, elements: int) -> Tensor:
-    """1 where a target of [rows, count] is one of `size`, else 0; refused where this, times elements, is too much."""
+    """1 where a target of [rows, count] is one of `size`, else 0; refused if this, times elements, is too much."""
     rows, count = fixed(im, targets.shape)
     if rows * count * size * elements > _MOST_PAIRS:
         raise im.refuse(

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
 
 @onnx_op("Reshape", since=5, integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -> Value:
-    """A regrouping of axes; Reshape where their factors do not fit."""
+    """Regroup axes; Reshape where their factors do not fit."""
     if not allowzero and 0 in shape[x.rank :]:
         raise im.invalid(f"{shape_text(shape)} copies sizes that {shape_text(x.shape)} does not have")
     wanted: list[Dim] = [x.shape[i] if size == 0 and not allowzero else size for i, size in enumerate(shape)]
@@ -47,7 +47,7 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
 
 @onnx_op("Flatten", integers=True, moves=(0,), items=items.in_order, folds=bounds.first)
 def flatten(im: ImportContext, x: Tensor, *, axis: int = 1) -> Value:
-    """A regrouping into two axes."""
+    """Regroup the axes into two."""
     axis = axis + x.rank if axis < 0 else axis
     return im.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
@@ -184,7 +184,7 @@ def tile(im: ImportContext, x: Tensor, repeats: Sizes) -> Value:
 
 @onnx_op("EyeLike", since=9, integers=True, folds=bounds.first)
 def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 0) -> Constant:
-    """A constant."""
+    """Return a constant."""
     if x.rank != 2 or not all(isinstance(size, int) for size in x.shape):
         raise im.refuse(f"{shape_text(x.shape)} is not a matrix of fixed size", "bind them with --shape")
     rows, columns = known(x.shape)
@@ -193,7 +193,7 @@ def eye_like(im: ImportContext, x: Value, *, dtype: int | None = None, k: int = 
 
 @onnx_op("DepthToSpace", batch=0, folds=bounds.first)
 def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
-    """A regrouping of axes, PixelShuffle when somebody needs it."""
+    """Regroup axes, PixelShuffle when somebody needs it."""
     n, c, h, w = _image(im, x)
     b = blocksize
     depth = exact_div(c, b * b)
@@ -208,7 +208,7 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
 
 @onnx_op("SpaceToDepth", batch=0, folds=bounds.first)
 def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Value:
-    """A regrouping of axes, Reorg when somebody needs it."""
+    """Regroup axes, Reorg when somebody needs it."""
     n, c, h, w = _image(im, x)
     b = blocksize
     rows, columns = exact_div(h, b), exact_div(w, b)

@@ -77,7 +77,7 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
 
 
 def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: int) -> Array:
-    """What real and imaginary samples add to those of each frequency: [frequencies, 2, samples, 2]."""
+    """Return the factors of real and imaginary samples for each frequency: [frequencies, 2, samples, 2]."""
     frequencies = count // 2 + 1 if onesided else count
     if frequencies * samples * 4 > _MOST_NUMBERS:
         raise im.refuse(
@@ -92,7 +92,7 @@ def _fourier(im: ImportContext, count: int, samples: int, onesided: int, sign: i
 
 
 def _from_half(im: ImportContext, count: int) -> Array:
-    """What the first half of a spectrum adds to real samples: [samples, 1, frequencies, 2]."""
+    """Return the factors of the first half of a spectrum for real samples: [samples, 1, frequencies, 2]."""
     half = count // 2 + 1
     # The other half is the first one mirrored, but for frequency 0 and the one in the middle.
     times = np.array([1 if 2 * k in (0, count) else 2 for k in range(half)])

@@ -20,7 +20,7 @@ _MVN_EPSILON = 1e-9
 
 @onnx_op("MeanVarianceNormalization", since=9, axes="same", items=items.along((0, 2, 3), "axes"), errors="input")
 def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) -> Value:
-    """What ONNX says it is: means, differences, and a square root."""
+    """Compute means, differences, and a square root, as ONNX defines it."""
     apart = binary(im, BinaryOp.SUB, x, reduce(im, x, "ReduceMean", axes, 1))
     variance = reduce(im, im.apply(apart, UnaryOp.SQUARE), "ReduceMean", axes, 1)
     deviation = binary(im, BinaryOp.ADD, im.apply(variance, UnaryOp.SQRT), number(_MVN_EPSILON))
@@ -29,7 +29,7 @@ def mean_variance_norm(im: ImportContext, x: Tensor, *, axes: Ints = (0, 2, 3)) 
 
 @onnx_op("LpNormalization", axes="same", items=items.along(-1))
 def lp_norm(im: ImportContext, x: Tensor, *, axis: int = -1, p: int = 2) -> Value:
-    """A division by a Reduction; zeros stay zeros."""
+    """Divide by a Reduction; zeros stay zeros."""
     if p not in (1, 2):
         raise im.refuse(f"p is {p}: only 1 and 2 are norms in ONNX", "export it with p = 1 or 2")
     norm = reduce(im, x, f"ReduceL{p}", (im.axis(axis, x.rank),), 1)
@@ -58,7 +58,7 @@ def lp_pool(
 
 @onnx_op("GlobalLpPool", since=2, batch=0)
 def global_lp_pool(im: ImportContext, x: Tensor, *, p: int = 2) -> Value:
-    """A Reduction of powers."""
+    """Reduce powers."""
     axes = tuple(range(2, x.rank))
     if p in (1, 2):
         return reduce(im, x, f"ReduceL{p}", axes, 1)

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.onnx.value import Value
 
 @onnx_op("Range", since=11, integers=True, folds=bounds.arange)
 def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
-    """Sums of ones, in sizes only."""
+    """Sum ones, in sizes only."""
     raise im.refuse(
         "its length depends on values that are computed at run time, or on a step that is not an integer",
         "make it depend on the shapes of inputs only, with an integer step",

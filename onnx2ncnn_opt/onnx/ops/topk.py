@@ -83,9 +83,9 @@ def top_k11(
 
 
 def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:
-    """Return whether rounds take less than half the time of comparisons of all with all, or are all there is.
+    """Return True if rounds take less than half the time of all pairwise comparisons, or if only rounds are possible.
 
-    By measured nanoseconds; only half, as they are more layers.
+    The times are measured nanoseconds. Rounds must take less than half, because they are more layers.
     """
     if not isinstance(rows, int) or rows * size * size > _MOST_COMPARISONS:
         return count <= _MOST_ROUNDS
@@ -129,7 +129,7 @@ def _scaled(im: ImportContext, x: Tensor, factor: float) -> Tensor:
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
-    """How many of its row come before each number."""
+    """Return how many numbers of its row come before each number."""
     rows, numbers = x.view.axes
     row, column = (x.viewed(x.view.with_axes(axes)) for axes in ((rows, (), numbers), (rows, numbers, ())))
     ahead = im.tensor(binary(im, BinaryOp.SUB, row, column))
@@ -141,7 +141,7 @@ def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:
 
 
 def _of_rank(im: ImportContext, ranks: Tensor, size: int, count: int) -> Tensor:
-    """Where the first `count` ranks are in each row."""
+    """Return the index of each of the first `count` ranks in each row."""
     row = ranks.viewed(ranks.view.with_axes((ranks.view.axes[0], (), ranks.view.axes[1])))
     distance = im.tensor(binary(im, BinaryOp.SUB, row, Constant(np.arange(count, dtype=np.float32)[:, None])))
     above = (im.unary(distance, "Threshold", threshold=limit).blob for limit in (-0.5, 0.5))

@@ -1,4 +1,4 @@
-"""Where."""
+"""The operator Where."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.onnx.read.given import Equations, GivenShapes, given_size
 class TensorInfo:
     """A graph input or output; `shape` is ONNX's, batch included.
 
-    Of an output it is what the exporter wrote: None where nothing, and symbols are not to be relied on (torch gives
+    Of an output it is what the exporter wrote: None if nothing, and symbols are not to be relied on (torch gives
     axes of different sizes the same name).
     """
 
@@ -43,7 +43,7 @@ def bind(
     sizes: Mapping[str, int] | None = None,
     named: Iterable[str] = (),
 ) -> tuple[tuple[InputInfo, ...], tuple[TensorInfo, ...]]:
-    """Inputs and outputs with the sizes of `shapes` for symbols, the same value wherever a symbol occurs.
+    """Return inputs and outputs with the sizes of `shapes` for symbols, the same value wherever a symbol occurs.
 
     Sizes left open stay symbols: by the name that the caller gives them, else the model, else by a new one made of
     input name and axis. `sizes` are symbols that are bound already, `named` other names that have to be inputs.

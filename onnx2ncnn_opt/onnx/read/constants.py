@@ -112,9 +112,7 @@ def _settled(tensor: onnx_ir.TensorProtocol, where: str, files: _Files) -> onnx_
 
 
 def _embedded(tensor: serde.TensorProtoTensor, where: str) -> onnx_ir.TensorProtocol:
-    """Return a tensor inside the model file. Sub-byte types are compared first: onnx_ir pads what is missing with
-    zeros.
-    """
+    """Return a tensor inside the model file. Sub-byte types are compared first: onnx_ir fills gaps with zeros."""
     nbytes, proto = _check_dims(tensor, where), tensor.raw
     if proto.HasField("raw_data"):
         raw = proto.raw_data

@@ -102,7 +102,7 @@ def _without_data(data: Bytes, start: int, end: int, location: str) -> bytes:
 
 
 def _fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, start, start of the value and end of each field."""
+    """Yield number, start, start of the value and end of each field."""
     at = start
     while at < end:
         first = at

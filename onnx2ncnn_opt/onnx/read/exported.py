@@ -20,7 +20,7 @@ _NEEDED = ("torch", "onnxscript")
 
 
 def is_pt2(path: Path) -> bool:
-    """Return whether a file is meant to be one of PyTorch's, by its name."""
+    """Return True if a file is meant to be one of PyTorch's, by its name."""
     return path.suffix == ".pt2"
 
 
@@ -102,13 +102,13 @@ def reference(model: Any) -> Path | bytes:
 
 
 def no_model(source: object) -> UsageError:
-    """Return the error for what is not a model."""
+    """Return the error for a source that is not a model."""
     known = "a path, bytes, onnx.ModelProto, onnx_ir.Model or ONNXProgram"
     return UsageError(f"a {type(source).__name__} is not a model; give {known}")
 
 
 def _kind(model: Any) -> str:
-    """What a model is of PyTorch's: a "file", a "program" or a "module"; empty for others. Imports nothing."""
+    """Return the kind of a PyTorch model: "file", "program" or "module"; empty for others. Imports nothing."""
     if isinstance(model, (str, os.PathLike)):
         return "file" if is_pt2(Path(model)) else ""
     torch = sys.modules.get("torch")

@@ -32,9 +32,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Dim]] = {
 
 
 def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
-    """Return a size that is said in others, as torch says it: ``((h + 1)//2)``. None where one of those is not
-    known.
-    """
+    """Return a size in terms of others, in torch's notation: ``((h + 1)//2)``. None if one of those is not known."""
     if text in sizes:
         return sizes[text]
     tree = _tree(text)
@@ -42,7 +40,7 @@ def parsed_size(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
 
 
 def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim | None:
-    """What the caller means, names of `symbols` among others; UsageError (which begins with `where`) if nothing."""
+    """Return the size that the caller means, in `symbols` or new names; UsageError (begins with `where`) if invalid."""
     if size is None or size == "?":
         return None
     if isinstance(size, str):
@@ -64,19 +62,19 @@ def given_size(size: GivenSize, symbols: Mapping[str, Dim], where: str) -> Dim |
 
 
 class Equations:
-    """What symbols stand for, each in terms of others that are still open."""
+    """The values of symbols, each in terms of others that are still open."""
 
     def __init__(self, values: Mapping[str, Dim]) -> None:
         self.values: dict[str, Dim] = dict(values)
 
     def resolved(self, size: Dim) -> Dim:
-        """Return the size with symbols replaced by what is known of them."""
+        """Return the size with the known values of symbols in their place."""
         while isinstance(size, Sym) and not size.names().isdisjoint(self.values):
             size = size.subs(self.values)
         return size
 
     def equate(self, declared: Dim, given: Dim) -> bool:
-        """Let two sizes be equal; False where they cannot be, or where neither can be told from the other.
+        """Let two sizes be equal; False if they cannot be, or where neither can be told from the other.
 
         A declared name gives way to the caller's.
         """
@@ -94,7 +92,7 @@ class Equations:
 
 
 def solved(pairs: Iterable[tuple[Dim, Dim]]) -> dict[str, Dim]:
-    """Return what symbols stand for if the sizes of each pair are equal; empty if nothing makes them so."""
+    """Return the values of symbols for which the sizes of each pair are equal; empty if there are none."""
     equations = Equations({})
     if not all(equations.equate(a, b) for a, b in pairs):
         return {}
@@ -102,7 +100,7 @@ def solved(pairs: Iterable[tuple[Dim, Dim]]) -> dict[str, Dim]:
 
 
 def _solved(difference: Dim, name: str) -> Dim | None:
-    """What a name has to be for a difference to be 0; None where that is not a size, or not told by it."""
+    """Return the value of a name that makes a difference 0; None if it is not a size, or if it stays open."""
     if not isinstance(difference, Sym):
         return None
     k = difference.terms.get((name,), 0)

@@ -71,7 +71,7 @@ class LoadedModel:
 
     @property
     def source_sha256(self) -> str | None:
-        """What `digest` gives."""
+        """The result of `digest`."""
         return self.digest()
 
     def bound(self, sizes: Mapping[str, Dim]) -> LoadedModel:
@@ -85,7 +85,7 @@ class LoadedModel:
         return replace(self, inputs=inputs, outputs=outputs)
 
     def initializer(self, name: str) -> Array:
-        """Return the array of an initializer, as stored and not copied; KeyError where there is none of that name."""
+        """Return the array of an initializer, as stored and not copied; KeyError if there is none of that name."""
         tensor = self.graph.initializers[name].const_value
         assert tensor is not None
         return tensor.numpy()
@@ -215,9 +215,7 @@ def _parse(data: Bytes, where: str) -> onnx.ModelProto:
 
 
 def _hashed(data: Bytes) -> Callable[[], str]:
-    """Return the SHA-256 of the data, found beside other work: it takes as long as all else does that needs the
-    data.
-    """
+    """Return the SHA-256 of the data, computed in parallel: it takes as long as all other work that needs the data."""
     total = hashlib.sha256()
     thread = Thread(target=total.update, args=(data,), daemon=True)
     thread.start()

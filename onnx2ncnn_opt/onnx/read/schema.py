@@ -1,7 +1,7 @@
-"""What ONNX's own schemas say of a node, at the opset of its model.
+"""ONNX's own schemas of a node, at the opset of its model.
 
-An importer may serve several versions of its operator: its signature is all that any of them takes. Which attributes
-and inputs a node may have is asked of the schema in force, so that nothing that ONNX would not know is ever obeyed.
+An importer may serve several versions of its operator: its signature is the union of theirs. The schema in force
+decides which attributes and inputs a node may have, so the importer never obeys anything that ONNX does not know.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def misfit(node: onnx_ir.Node, opset: int) -> str | None:
-    """Why a node of ONNX's own domain is not a valid use of its operator; None where it is."""
+    """Why a node of ONNX's own domain is not a valid use of its operator; None if it is."""
     try:
         schema, attributes, inputs = _known(node.op_type, opset)
     except onnx.defs.SchemaError:
@@ -63,8 +63,7 @@ def _port_misfit(
 
 @cache
 def _known(name: str, opset: int) -> tuple[onnx.defs.OpSchema, Mapping[str, Any], list[tuple[str, bool, bool]]]:
-    """Return an operator's schema, its attributes, and of each input its name, whether it is required, and whether a
-    bool.
+    """Return an operator's schema, its attributes, and for each input its name, if it is required, and if it is a bool.
 
     onnx makes them anew whenever it is asked.
     """

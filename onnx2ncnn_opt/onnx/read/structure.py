@@ -261,7 +261,7 @@ def inline_functions(model: onnx_ir.Model, opaque: Collection[tuple[str, str]] =
 
 
 def _inlined_size(model: onnx_ir.Model) -> int:
-    """How many nodes the graph has when all calls are replaced by bodies; calls must not be recursive."""
+    """Return how many nodes the graph has when all calls are replaced by bodies; calls must not be recursive."""
     calls = {
         name: Counter(node.op_identifier() for node in function.all_nodes())
         for name, function in model.functions.items()
@@ -335,7 +335,7 @@ def cut(graph: onnx_ir.Graph, outputs: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_values(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
-    """What a node reads, its subgraphs included."""
+    """Yield the values that a node reads, including those of its subgraphs."""
     for reader in (node, *(inner for graph in _attribute_graphs(node) for inner in graph.all_nodes())):
         yield from (value for value in reader.inputs if value is not None)
 

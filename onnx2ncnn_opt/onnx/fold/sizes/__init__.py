@@ -40,7 +40,7 @@ def size_of(shape: Shape) -> Known:
 
 
 def evaluate(operator: str, inputs: Sequence[Known | None], attributes: Attributes) -> Known | None:
-    """Return the result of an operator; None where it cannot be said in sizes."""
+    """Return the result of an operator; None if sizes cannot express it."""
     function = _OPERATORS.get(operator)
     given = [as_symbolic(x) for x in inputs if x is not None]
     if function is None or None in inputs[: len(given)]:

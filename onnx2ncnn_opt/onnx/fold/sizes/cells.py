@@ -51,7 +51,7 @@ def plain(cell: Any) -> Any:
 
 
 def sizes_of(x: SymbolicTensor) -> tuple[Dim, ...] | None:
-    """Return the elements of a tensor that is a list of sizes; None where its length is open, or very large."""
+    """Return the elements of a tensor that is a list of sizes; None if its length is open, or very large."""
     whole: SymbolicTensor | None = x
     for axis in range(x.rank):
         whole = whole and materialised_or_none(whole, axis)
@@ -140,7 +140,7 @@ def axes_of(x: Sequence[SymbolicTensor], attributes: Attributes) -> list[int] | 
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape to which shapes broadcast, as far as their sizes tell."""
+    """Return the shape to which shapes broadcast, to the extent that their sizes tell it."""
     shape = broadcast_shape(shapes, lambda a, b: b if a == 1 else a if b == 1 else fitting(a, b))
     if shape is None:
         raise Undecided
@@ -153,6 +153,6 @@ def with_size(shape: Shape, axis: int, size: Dim) -> Shape:
 
 
 def check_whole(*cells: Any) -> None:
-    """Whole numbers only: what a size and a fraction make is not a size."""
+    """Require whole numbers: a size and a fraction do not make a size."""
     if not all(isinstance(cell, (int, Sym)) or float(cell).is_integer() for cell in cells):
         raise Undecided

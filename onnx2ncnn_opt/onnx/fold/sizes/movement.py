@@ -194,7 +194,7 @@ def _progression(cells: Array, axis: int, first: Dim) -> Array:
 
 
 def cut(size: Dim, start: Dim, end: Dim, surely: Callable[[Dim, int], bool] = at_least) -> tuple[Dim, Dim] | None:
-    """First and after the last element that a slice of step 1 takes; None where sizes do not tell a sign."""
+    """First and after the last element that a slice of step 1 takes; None if sizes do not tell a sign."""
     if isinstance(end, int) and end >= 2**31 - 1:
         end = size
     bounds: list[Dim] = []

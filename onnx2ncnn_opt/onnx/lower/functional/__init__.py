@@ -1,1 +1,1 @@
-"""What importers are made of: plain functions of an import context and values, without opset numbers."""
+"""The building blocks of importers: plain functions of an import context and values, without opset numbers."""

@@ -1,4 +1,4 @@
-"""Where the largest elements of an axis are."""
+"""The index of the largest elements along an axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 2**23
 
 
 def arg_max(im: ImportContext, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """Threshold of the distance to the largest number, and Reduction of the indices where there is none."""
+    """Threshold of the distance to the largest number, and Reduction of the indices if there is none."""
     marked = mark_largest(im, as_numbers(im, x), axis, last=bool(select_last_index))
     found = reduce(im, marked, "ReduceMax" if select_last_index else "ReduceMin", (axis,), keepdims)
     return Tensor(found.blob, found.view, held_as_float(np.dtype(np.int64)))

@@ -30,14 +30,14 @@ _HIDDEN = -5e7  # far below any score, and above -99999999, where Vulkan's Softm
 
 
 class Sight(NamedTuple):
-    """Which keys a query sees, by its distance to them; -1 is not a bound."""
+    """The keys that a query sees, by their distance to it; -1 is not a bound."""
 
     causal: bool = False
     left: int = -1
     right: int = -1
 
     def bias(self, im: ImportContext, heads: Sequence[Tensor], keys: int | Value) -> Value | None:
-        """0 for what is seen, -inf for what is not; None where all is.
+        """0 for what is seen, -inf for what is not; None if all is.
 
         `keys` is how many keys there are before the first query; or, as a tensor, how many of the keys are none of
         padding, for each item of the batch, the last of which are the queries' own.
@@ -72,7 +72,7 @@ class Sight(NamedTuple):
 def with_past(
     im: ImportContext, heads: Sequence[Tensor], past_key: Tensor | None, past_value: Tensor | None
 ) -> tuple[list[Tensor], int]:
-    """Queries, and keys and values after those of the past, and how many these are."""
+    """Return queries, keys and values, the latter two after those of the past, and the length of the past."""
     q, k, v = heads
     if past_key is None or past_value is None:
         return [q, k, v], 0
@@ -120,7 +120,7 @@ def concat_heads(im: ImportContext, parts: Sequence[Tensor]) -> Tensor:
 
 
 def bias(im: ImportContext, mask: Value | None) -> Value | None:
-    """Return a mask as what is added to the scores: 0 and -inf for a bool."""
+    """Return a mask as a summand of the scores: 0 and -inf for a bool."""
     if mask is None or mask.dtype != np.bool_:
         return mask
     zero, low = (Constant(np.array(n, np.float32)) for n in (0, -np.inf))

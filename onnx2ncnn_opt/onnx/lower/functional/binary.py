@@ -109,7 +109,7 @@ def _without_batch(x: Value, other: Value) -> Value:
 
 
 def _varies(x: SymbolicTensor, axis: int) -> bool:
-    """Return whether elements differ along an axis, counted from the end."""
+    """Return True if elements differ along an axis, counted from the end."""
     name = str(axis_index(-1 - axis))
     return x.cells.shape[axis] != 1 or any(name in cell.names() for cell in x.cells.flat if isinstance(cell, Sym))
 
@@ -166,7 +166,7 @@ def _operand(im: ImportContext, x: Value, view: View, layout: Layout, other: Blo
 
 
 def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
-    """Return a 1-D Mat beside one of higher rank is taken along w unless its length is that of the outermost dim."""
+    """Return a blob for use with `other`; ncnn takes a 1-D Mat along w unless it is as long as the outermost dim."""
     mine, others = x.known_shape, other.known_shape
     ambiguous = len(mine) == 1 < len(others) and mine != others[:1] and mine != (1,)
     if not ambiguous and not _needs_rank(mine, others):
@@ -175,8 +175,7 @@ def _fit(im: ImportContext, x: Blob, other: Blob, layout: Layout) -> Blob:
 
 
 def _needs_rank(shape: Shape, other: Shape) -> bool:
-    """Return whether a Mat of two and more dims has to have as many as the other: unless it has the sizes of the outer
-    ones.
+    """Return True if a Mat of two or more dims needs the other's rank: its sizes are not those of the outer dims.
 
     Sizes of 1 broadcast on Vulkan only between Mats of equal rank (binaryop_broadcast.comp, "implicit broadcast").
     """
@@ -192,7 +191,7 @@ def _padded(view: View, rank: int) -> View:
 
 
 def broadcast_shape(im: ImportContext, *shapes: Shape) -> Shape:
-    """Return the shape that shapes broadcast to; refused where they do not."""
+    """Return the shape that shapes broadcast to; refused if they do not."""
     result = dim.broadcast_shape(shapes)
     if result is None:
         columns = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)

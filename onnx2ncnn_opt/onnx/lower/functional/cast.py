@@ -25,7 +25,7 @@ LARGEST_EXACT = 2**24
 
 
 def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tensor:
-    """Return the tensor as one of another type, with ONNX's rounding; refused where float32 would lose numbers."""
+    """Return the tensor as one of another type, with ONNX's rounding; refused if float32 would lose numbers."""
     if target == np.bool_:
         return x if x.dtype == np.bool_ else Tensor(nonzero(im, x).blob, x.view, BOOL)
     if is_float(target) and target.itemsize >= 2:
@@ -42,12 +42,12 @@ def cast_to(im: ImportContext, x: Tensor, target: np.dtype[np.generic]) -> Tenso
 
 
 def _is_lost(dtype: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
-    """Return whether numbers below 0 would become such that float32 does not hold."""
+    """Return True if the cast turns numbers below 0 into numbers that float32 cannot hold."""
     return dtype.kind == "i" and target.kind == "u" and target.itemsize >= _NARROW
 
 
 def turned_over(im: ImportContext, x: Tensor) -> Tensor:
-    """Whole numbers as integers of their type have them: those of 8 and 16 bits begin anew beyond its bounds."""
+    """Return whole numbers as their integer type has them: 8 and 16 bits wrap around at its bounds."""
     if x.dtype.itemsize >= _NARROW or x.dtype.kind not in "iu":
         return x
     span = 2.0 ** (8 * x.dtype.itemsize)

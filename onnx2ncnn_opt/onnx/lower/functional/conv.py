@@ -141,7 +141,7 @@ def _widened(im: ImportContext, y: Value, pads: Sequence[int], b: Value | None) 
 
 
 def _check(im: ImportContext, x: Tensor, w: Value, given: ConvAttributes) -> tuple[int, ...]:
-    """Return the kernel's sizes; refused where operands and attributes do not fit together."""
+    """Return the kernel's sizes; refused if operands and attributes do not fit together."""
     n = w.rank - 2
     if not 1 <= n <= 3:
         raise im.refuse(
@@ -178,9 +178,9 @@ def _transposed_pads(
     auto_pad: str,
     sizes: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """Pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
+    """Compute the pads from the wanted size, as ONNX ConvTranspose defines them; SAME_* wants input size times stride.
 
-    Where that is larger than the result, the end pad is negative, as ONNX Runtime has it.
+    If the wanted size is larger than the result, the end pad is negative, as in ONNX Runtime.
     """
     begins, ends = [], []
     for i, size in enumerate(x.shape[2:]):

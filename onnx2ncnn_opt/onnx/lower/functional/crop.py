@@ -62,7 +62,7 @@ def sliced(im: ImportContext, x: Tensor, axis: int, start: Dim, end: Dim, step: 
 
 
 def slice_count(size: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """How many elements a slice of an axis has; None where that is not fixed."""
+    """Return how many elements a slice of an axis has; None if that is not fixed."""
     if isinstance(size, Sym) or isinstance(start, Sym) or isinstance(end, Sym):
         return None
     return len(taken(size, start, end, step))

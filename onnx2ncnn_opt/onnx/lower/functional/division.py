@@ -33,16 +33,17 @@ _TINY = 1e-3
 
 
 def by_whole(im: ImportContext, a: Value, b: Constant) -> Value:
-    """a / b to the last bit, for a whole number b: a scale's last bit decides which way ties between two steps go."""
+    """Compute a / b to the last bit, for a whole number b: a scale's last bit decides ties between two steps."""
     inverse = Constant(1 / im.f32(b.array).astype(np.float64))
     near = binary(im, BinaryOp.MUL, a, inverse)
     return binary(im, BinaryOp.ADD, near, binary(im, BinaryOp.MUL, rest_of(im, a, im.tensor(b), near), inverse))
 
 
 def quotient(im: ImportContext, a: Operand, b: Operand, divide: Callable[[Operand], Value], at: int) -> Value:
-    """a / b as `divide` computes it of a divisor, which is the node's input number `at`.
+    """Compute a / b with `divide`, a function of the divisor, which is the node's input number `at`.
 
-    x86 makes NaN of what is infinite at 0. Where that matters the divisor is kept from 0, or see `infinite_at_zero`.
+    x86 gives NaN where the quotient is infinite at 0. Where that matters, the divisor is kept from 0; otherwise see
+    `infinite_at_zero`.
     """
     kept = kept_from_zero(im, a, b)
     return infinite_at_zero(im, b, divide, at) if kept is b else divide(kept)
@@ -82,14 +83,14 @@ def _is_zero(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def _is_any_test(tests: Sequence[onnx_ir.Node]) -> bool:
-    """Return whether the model asks in one whether a number is NaN or infinite: then it does not matter which."""
+    """Return True if the model tests for NaN and infinity at once: then it does not matter which a number is."""
     readers = [reader for test in tests for reader in test.outputs[0].consumers()]
     both = sorted(test.op_type for test in tests) == ["IsInf", "IsNaN"] and not any(test.attributes for test in tests)
     return both and len(readers) == 2 and readers[0] is readers[1] and readers[0].op_type == "Or"
 
 
 def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
-    """Return a divisor that is not 0, where all that reads the quotient has reached its limit long before.
+    """Return a divisor that is not 0, where all readers of the quotient have reached their limit long before.
 
     x86 makes NaN of 1 / 0, and of the atan of infinity; -0.0 counts as 0 here. 0 / 0 stays what it is.
     """
@@ -120,7 +121,7 @@ def kept_from_zero(im: ImportContext, a: Operand, b: Operand) -> Operand:
 
 
 def _limit(node: onnx_ir.Node, side: int) -> float | None:
-    """From where on the node gives the same for numbers of any size; None where there is no such number.
+    """From where on the node gives the same for numbers of any size; None if there is no such number.
 
     `side` is the sign of all of them, 0 for both.
     """
@@ -160,7 +161,7 @@ def applied(im: ImportContext, x: Value, op_type: UnaryOp, function: Callable[[A
 
 
 def divided(im: ImportContext, a: Value, b: Value) -> Value:
-    """a / b of floats, rounded correctly where it is near a whole number or a half: twice the nearest, and the rest."""
+    """Compute a / b of floats, rounded correctly near whole numbers and halves: twice the nearest, and the rest."""
     half = Constant(im.f32(b.array) / 2) if isinstance(b, Constant) else binary(im, BinaryOp.MUL, b, number(0.5))
     twice = im.apply(binary(im, BinaryOp.MUL, binary(im, BinaryOp.DIV, a, b), number(2)), UnaryOp.ROUND)
     # Cut off, so that the rest of an infinity is infinite.
@@ -174,7 +175,7 @@ def divided(im: ImportContext, a: Value, b: Value) -> Value:
 
 
 def rest_of(im: ImportContext, a: Value, turns: Tensor, b: Value) -> Value:
-    """a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
+    """Compute a - turns * b for whole numbers of turns near a / b, without any error up to 2**24 of them."""
     step = number(2.0**_HALF_BITS)
     many = binary(
         im,
@@ -216,7 +217,7 @@ def floored(im: ImportContext, a: Value, b: Value) -> Tensor:
 
 
 def _ratio(im: ImportContext, a: Value, b: Value) -> Value:
-    """a / b; a constant divisor as a factor."""
+    """Compute a / b; a constant divisor as a factor."""
     if not isinstance(b, Constant):
         return binary(im, BinaryOp.DIV, a, b)
     if not b.array.all():
@@ -230,9 +231,9 @@ def reciprocal(im: ImportContext, x: Tensor) -> Tensor:
 
 
 def mod(im: ImportContext, a: Value, b: Value, *, fmod: int = 0) -> Value:
-    """a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
+    """Compute a - turns * b for the nearest whole number of turns, and one turn more or less for the sign.
 
-    That is a's with `fmod`, else b's. Floats have no error up to 2**22 turns.
+    The sign is that of a with `fmod`, else that of b. Floats have no error up to 2**22 turns.
     """
     if not is_float(a.dtype):
         turns = truncated(im, a, b) if fmod else floored(im, a, b)

@@ -149,18 +149,18 @@ def counted(im: ImportContext, indices: Tensor, *sizes: Dim) -> Tensor:
 
 
 def check_indices(im: ImportContext, indices: Tensor) -> None:
-    """Indices are integers."""
+    """Check that indices are integers."""
     if is_float(indices.dtype) or indices.dtype == np.bool_:
         raise im.invalid(f"indices of type {indices.dtype}")
 
 
 def _type(data: Value) -> np.dtype[np.generic]:
-    """Return the type of what is looked up."""
+    """Return the type of the elements to look up."""
     return np.dtype(np.float32) if is_float(data.dtype) else held_as_float(data.dtype)
 
 
 def gather_elements(im: ImportContext, data: Value, indices: Value, *, axis: int = 0) -> Value:
-    """Crop and Concat of constant indices, each of which may stand for a whole row; else GridSample."""
+    """Crop and Concat for constant indices, each of which may stand for a whole row; else GridSample."""
     axis = im.axis(axis, data.rank)
     if indices.rank != data.rank:
         raise im.invalid(f"indices of rank {indices.rank} for rank {data.rank}")
@@ -237,7 +237,7 @@ def _gather_nd(im: ImportContext, data: Value, indices: Tensor, sizes: Shape, ba
 
 
 def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: int) -> Tensor:
-    """Indices into axes of these sizes, which their last axis lists, as indices into all of them as one."""
+    """Return indices into axes of these sizes, listed by the last axis of `indices`, as indices into one axis."""
     check_indices(im, indices)
     strides = [product(sizes[axis + 1 :]) for axis in range(len(sizes))]
     numbers = counted(im, indices, *sizes[batch_dims:])
@@ -250,7 +250,7 @@ def flat_indices(im: ImportContext, indices: Tensor, sizes: Shape, batch_dims: i
 
 
 def as_indices(im: ImportContext, x: Value) -> Tensor:
-    """Whole numbers that the net computed as indices; unsigned, as they are: they count from the front already."""
+    """Return whole numbers that the net computed as unsigned indices: they count from the front already."""
     return Tensor(im.tensor(x).blob, im.tensor(x).view, held_as_float(np.dtype(np.uint32)))
 
 
@@ -282,7 +282,7 @@ def _take(im: ImportContext, data: Tensor, indices: list[Array], shape: Shape) -
 
 
 def _runs(indices: Array) -> int:
-    """How many pieces of neighbours the indices pick."""
+    """Return how many runs of neighbours the indices pick."""
     return 1 + int((np.diff(indices.reshape(-1)) != 1).sum())
 
 

@@ -23,7 +23,7 @@ class _Run(NamedTuple):
 
 
 def picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor) -> Value | None:
-    """ONNX Gather by a symbolic tensor; None where its elements are not a run of neighbours."""
+    """ONNX Gather by a symbolic tensor; None if its elements are not a run of neighbours."""
     if indices.cells.size != 1:
         return None
     data, cell = _rolled(im, data, axis, indices)
@@ -37,7 +37,7 @@ def picked(im: ImportContext, data: Operand, axis: int, indices: SymbolicTensor)
 
 
 def picked_together(im: ImportContext, data: Operand, indices: SymbolicTensor) -> Value | None:
-    """ONNX GatherND by a symbolic tensor, without a batch; None where its elements are not runs along their axes."""
+    """ONNX GatherND by a symbolic tensor, without a batch; None if its elements are not runs along their axes."""
     listed = materialised_or_none(indices, indices.rank - 1)
     if listed is None or listed.cells.size != listed.cells.shape[-1]:
         return None

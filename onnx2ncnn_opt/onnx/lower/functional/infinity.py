@@ -35,8 +35,7 @@ def in_quarters(im: ImportContext, x: Tensor, function: Callable[[Tensor], Tenso
 
 
 def tests_of(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> list[onnx_ir.Node]:
-    """Return the nodes that make a number or a truth of what is infinite, of a quotient that is moved about and
-    selected.
+    """Return the nodes that turn an infinite quotient, moved and selected, into a number or a truth value.
 
     A select whose condition is computed from the divisor is taken for a guard against 0.
     """
@@ -52,7 +51,7 @@ def tests_of(readers: Sequence[onnx_ir.Node], divisor: onnx_ir.Value | None) -> 
 
 
 def _depends(value: onnx_ir.Value | None, on: onnx_ir.Value | None) -> bool:
-    """Return whether a condition is computed from a value in a few steps."""
+    """Return True if a condition is computed from a value in a few steps."""
     left = [value]
     for _ in range(_STEPS):
         if on in left:

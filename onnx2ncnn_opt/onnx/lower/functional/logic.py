@@ -44,7 +44,7 @@ def _below(limit: float) -> float:
 
 
 def _compare(im: ImportContext, a: Value, b: Value, *, equal: bool) -> Value:
-    """Return whether a > b, or a >= b with `equal`."""
+    """Return a > b, or a >= b with `equal`."""
     shape = broadcast_shape(im, a.shape, b.shape)
     a, b = float_value(im, a), float_value(im, b)
     if isinstance(b, Constant) and b.scalar is not None and np.isfinite(b.scalar) and isinstance(a, Tensor):

@@ -198,7 +198,7 @@ def gemm(
 
 
 def _row_bias(im: ImportContext, c: Value | None, size: int, beta: float) -> Array | None:
-    """C as one number per column; None where it is not constant, or differs from row to row."""
+    """C as one number per column; None if it is not constant, or differs from row to row."""
     if not isinstance(c, Constant) or (c.rank > 1 and c.array.shape[-2] != 1):
         return None
     return im.spread(im.f32(c.array).reshape(-1) * np.float32(beta), (size,))

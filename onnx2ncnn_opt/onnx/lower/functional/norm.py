@@ -52,7 +52,7 @@ def layer_norm(
 
 
 def _moments(im: ImportContext, x: Tensor, axes: Ints, epsilon: float) -> tuple[Value | None, Value | None]:
-    """Outputs 1 and 2, where they are used: the mean, and one over the deviation."""
+    """Return outputs 1 and 2 if they are used: the mean, and the reciprocal of the deviation."""
     if not im.is_used(1) and not im.is_used(2):
         return None, None
     mean = reduce(im, x, "ReduceMean", axes, 1)
@@ -75,9 +75,7 @@ def rms_norm(
 
 
 def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int, ...]) -> Array | None:
-    """Return a constant as one row for the `inner` axes, whose sizes are `shape`; None where it is none, or not one
-    row.
-    """
+    """Return a constant as one row for the `inner` axes of sizes `shape`; None if it is no constant, or not one row."""
     if not isinstance(param, Constant):
         return None
     outer = param.array.reshape(-1, *param.shape[max(0, param.rank - inner) :])
@@ -85,7 +83,7 @@ def _of_row(im: ImportContext, param: Value | None, inner: int, shape: tuple[int
 
 
 def normalised(im: ImportContext, x: Tensor, axis: int) -> tuple[int, ...]:
-    """Return the sizes of the axes that are normalised; refused where they are not fixed."""
+    """Return the sizes of the axes that are normalised; refused if they are not fixed."""
     shape = x.shape[axis:]
     if not all(isinstance(size, int) for size in shape):
         raise im.refuse("the normalised axes are dynamic", "bind them with --shape")

@@ -72,7 +72,7 @@ def _are_fixed(*sizes: Dim) -> bool:
 
 
 def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, mode: str, value: float) -> Tensor:
-    """Padding by as much as the amounts can become, and a Crop of what is too much."""
+    """Pad by the largest possible amounts, and crop the excess."""
     if mode == "wrap":
         raise im.refuse(f"mode {mode} with dynamic pads of {begin} and {end}", "bind sizes with --shape")
     before, after = at_most(begin), at_most(end)
@@ -87,7 +87,7 @@ def _pad_openly(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim, m
 
 
 def _reflected(im: ImportContext, x: Tensor, axis: int, begin: Dim, end: Dim) -> Tensor:
-    """Return the axis between all that can be reflected of it, and a Crop of what is too much."""
+    """Concatenate the axis and its longest possible reflections at both ends, and crop the excess."""
     laid_out, size = im.along(x, [axis]), x.shape[axis]
     dim = laid_out.view.dim_of(axis)
     if dim is None:  # size 1: there is nothing to reflect
@@ -123,7 +123,7 @@ def _wrapped(im: ImportContext, x: Tensor, axis: int, begin: int, end: int) -> T
 
 
 def _padding(im: ImportContext, x: Tensor, amounts: dict[int, tuple[int, int]], mode: str, value: float) -> Tensor:
-    """Return one Padding layer where the axes fit into a Mat of which it pads up to three dims (of four: all but c)."""
+    """Return one Padding layer if the axes fit into a Mat in which ncnn pads up to three dims (of four: all but c)."""
     batch = batch_beside(x, amounts)
     dims = dims_around(x, amounts, batch)
     if len(amounts) > 3 or not _can_pad(dims, amounts):

@@ -59,7 +59,7 @@ def average_pool(
 
 
 class _Window(NamedTuple):
-    """How a window moves; `tail` is what `ceil_mode` adds to the pads at the ends of the axes.
+    """The movement of a window; `tail` is the extra padding of `ceil_mode` at the ends of the axes.
 
     With `mode` FULL ncnn adds it itself, as the sizes are dynamic.
     """
@@ -156,7 +156,7 @@ def _largest(im: ImportContext, x: Tensor, axis: int, taps: int, dilation: int, 
 
 
 def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: bool) -> Tensor:
-    """Sums over windows, divided by the number of elements in each that count."""
+    """Sum over windows, and divide by the number of elements in each that count."""
     kernel, pads, n, channels = window.kernel, window.pads, len(window.kernel), x.shape[1]
     if not isinstance(channels, int):
         raise im.refuse("dilations over a dynamic number of channels", "bind it with --shape")
@@ -183,7 +183,7 @@ def _dilated_average(im: ImportContext, x: Tensor, window: _Window, include: boo
 
 
 def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
-    """Let ncnn round up the number of windows; refused where it has windows that `ceil_mode` drops.
+    """Let ncnn round up the number of windows; refused if it has windows that `ceil_mode` drops.
 
     Those start in the end padding, as one of 2 elements does for strides of 2 and pads of 1 over an even size.
     """
@@ -201,7 +201,7 @@ def _rounded_up(im: ImportContext, x: Tensor, window: _Window) -> _Window:
 
 
 def _ceil_tail(x: Tensor, kernel: Sequence[int], pads: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """What to add to the end pads so that rounding down gives what ceil_mode gives.
+    """Return the extra end pads with which rounding down gives the result of ceil_mode.
 
     A window that would start in the end padding is dropped (ONNX since opset 19, and PyTorch always).
     """

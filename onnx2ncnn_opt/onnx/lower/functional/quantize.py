@@ -86,9 +86,7 @@ def dynamic_quantize_linear(im: ImportContext, x: Tensor) -> tuple[Value, ...]:
 
 
 def beside(im: ImportContext, x: Value, param: Value, axis: int, block: int = 0) -> Value:
-    """Return a scale or zero point as it broadcasts beside x: one for all, for each index of an axis, or for each
-    block.
-    """
+    """Return a scale or zero point that broadcasts with x: one for all, each index of an axis, or each block."""
     if all(size == 1 for size in param.shape):
         return im.reshape(param, ())
     axis = im.axis(axis, x.rank)
@@ -142,7 +140,7 @@ def _divided(im: ImportContext, x: Tensor, scale: Value) -> Value:
 
 
 def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
-    """Whole numbers as floats, minus their zero point."""
+    """Return whole numbers as floats, minus their zero point."""
     x = float_value(im, x)
     zero = number(0) if zero_point is None else float_value(im, zero_point)
     if isinstance(zero, Constant) and not zero.array.any():
@@ -153,7 +151,7 @@ def centred(im: ImportContext, x: Value, zero_point: Value | None) -> Value:
 
 
 def scaling(im: ImportContext, op_type: BinaryOp, a: Value, b: Value) -> Value:
-    """a * b or a / b, as a constant of 32 bits where both are constants of any."""
+    """Compute a * b or a / b; for two constants of any type, the result is a constant of 32 bits."""
     return arithmetic(im, op_type, *(Constant(im.f32(x.array)) if isinstance(x, Constant) else x for x in (a, b)))
 
 

@@ -95,7 +95,7 @@ def _log_sum_exp(im: ImportContext, x: Tensor, dims: Sequence[int]) -> Blob:
 
 
 def reduced_alone(im: ImportContext, x: Tensor, name: str) -> Tensor:
-    """What a reduction over axes of size 1, or over none, leaves to do."""
+    """Apply the part of a reduction that remains over axes of size 1, or over none."""
     if name not in _ALONE:
         return x
     layer, params = _ALONE[name]

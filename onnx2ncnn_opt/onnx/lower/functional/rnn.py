@@ -211,7 +211,7 @@ def _kept(im: ImportContext, alive: Array | None, new: Value, old: Value) -> Val
 
 
 def _part(im: ImportContext, x: Value, direction: int) -> Value:
-    """What belongs to a direction, the first axis."""
+    """Return the part of a direction, which is the first axis."""
     return Constant(x.array[direction]) if isinstance(x, Constant) else gather(im, x, Constant(np.array(direction)))
 
 
@@ -233,7 +233,7 @@ def _is_zero(x: Value | None) -> bool:
 
 
 def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """a + b, of which each may be nothing."""
+    """Return a + b, each of which may be None."""
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, Constant) and isinstance(b, Constant):
@@ -242,7 +242,7 @@ def _sum(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
 
 
 def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Value:
-    """Return the sum of what there is."""
+    """Return the sum of the values that exist."""
     for other in others:
         first = _sum(im, first, other)
     assert first is not None
@@ -250,7 +250,7 @@ def _total(im: ImportContext, first: Value | None, *others: Value | None) -> Val
 
 
 def _times(im: ImportContext, a: Value | None, b: Value | None) -> Value | None:
-    """a * b; None where one of them is 0."""
+    """Return a * b; None if one of them is 0."""
     return None if a is None or b is None or _is_zero(a) or _is_zero(b) else binary(im, BinaryOp.MUL, a, b)
 
 

@@ -1,12 +1,12 @@
-"""Where: one of two numbers, right whatever the other one is.
+"""The operator Where: a choice between two numbers that is right for any value of the other one.
 
-A product with 0 is 0 only of ordinary numbers; what min and max make of NaN depends on the machine. So there are three
-ways, the first that is safe is taken (docs/special-values.md):
+A product with 0 is 0 only for ordinary numbers; the results of min and max of NaN depend on the machine. So there are
+three ways, and the first safe one is taken (docs/special-values.md):
 
 - Arithmetic, where both sides are ordinary numbers (ir/ranges.py): each times 1 where it is chosen, else 0.
 - A function that leaves its domain is computed anew, of operands that are harmless where it is not chosen:
   ``where(x > 0, log(x), 0)`` is the logarithm of x where x > 0, and of 1 elsewhere.
-- GridSample, which copies numbers, whatever they are: both sides are stored one after the other, and the mask says from
+- GridSample, which copies any numbers: both sides are stored one after the other, and the mask says from
   which the number is taken.
 """
 
@@ -143,7 +143,7 @@ def _beyond_half(im: ImportContext, mask: Mask, x: Constant) -> Value:
 
 
 def _ordinary(im: ImportContext, x: Value, chosen: Mask) -> Value | None:
-    """x where it is chosen, ordinary numbers elsewhere; None where that is not known how to get."""
+    """x where it is chosen, ordinary numbers elsewhere; None if that is not known how to get."""
     found = _harmless(im, x, chosen, _DEEPEST)
     return None if found is None else found[0]
 
@@ -176,7 +176,7 @@ def _harmless(im: ImportContext, x: Value, chosen: Mask, depth: int) -> tuple[Va
 
 
 def _replacements(count: int) -> list[tuple[tuple[int, ...], float]]:
-    """Which operands to replace by which number, the cheapest first: none, the second (a divisor), the first, both."""
+    """Return operands to replace, with a number: none, the second (a divisor), the first, both; the cheapest first."""
     some = [(1,), (0,), (0, 1)] if count == 2 else [(0,)]
     return [((), 0.0), *((which, harmless) for which in some for harmless in _HARMLESS)]
 
@@ -248,7 +248,7 @@ def _without_nan(im: ImportContext, mask: Tensor, a: Value, b: Value) -> Tensor 
 
 
 def _checked_for_nan(mask: Tensor) -> Blob | None:
-    """Return the blob of which a mask says where it is NaN; see IsNaN."""
+    """Return the blob whose NaN elements a mask marks; see IsNaN."""
     layer = mask.blob.producer
     for kind in ("BinaryOp", "Threshold"):
         if layer is None or layer.type != kind:
@@ -275,7 +275,7 @@ def _guarded(im: ImportContext, x: Tensor, softmax: Layer) -> Tensor:
 
 
 def _moved(im: ImportContext, first: Mask, a: Value, b: Value) -> Value:
-    """a where `first` is 1, b elsewhere, whatever they are: pixels of one image, copied."""
+    """Copy a where `first` is 1, and b elsewhere, as pixels of one image; any numbers, NaN included."""
     shape = broadcast_shape(im, first.shape, a.shape, b.shape)
     rows, columns = sides = _sides(shape)
     for size in sides:
@@ -308,7 +308,7 @@ def _plane(im: ImportContext, x: Value, shape: Shape, sides: Shape) -> Blob:
 
 
 def _grid(im: ImportContext, first: Mask, shape: Shape, sides: tuple[Dim, Dim]) -> Blob:
-    """Where each number is: its column, its row, and one of two sides, from -1 to 1 between the outer borders."""
+    """Return each number's place: its column, its row, and one of two sides, from -1 to 1 between the outer borders."""
     rows, columns = sides
     if isinstance(rows, int) and isinstance(columns, int):
         along = np.broadcast_to(_middles(columns), (1, rows, columns))
@@ -331,7 +331,7 @@ def _middles(size: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 def _running(im: ImportContext, size: Dim, axis: int, shape: Shape) -> Blob:
-    """Return the middles of pixels along one of two axes, of which one is not fixed."""
+    """Return the middles of pixels along one of two axes, one of which is not fixed."""
     if isinstance(size, Sym):
         cells = np.array([[axis_index(1 - axis)]], dtype=object)
     else:

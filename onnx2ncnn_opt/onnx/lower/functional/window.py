@@ -1,4 +1,4 @@
-"""What convolutions and poolings share: per-axis parameters, pads, and ONNX's auto_pad."""
+"""The common parts of convolutions and poolings: per-axis parameters, pads, and ONNX's auto_pad."""
 
 from __future__ import annotations
 

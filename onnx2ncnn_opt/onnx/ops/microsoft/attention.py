@@ -70,7 +70,7 @@ def multi_head_attention(
 
 
 def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tensor | None) -> list[Value]:
-    """Queries, keys and values; those packed in one operand [batch, length, heads, 2 or 3, size] become heads."""
+    """Return queries, keys, values; those packed in one operand [batch, length, heads, 2 or 3, size] become heads."""
     if key is not None and value is not None:
         return [query, key, value]
     packed, count = (query, 3) if key is None else (key, 2)
@@ -122,7 +122,7 @@ def attention(
 
 
 def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float) -> Value | None:
-    """What is added to the scores of keys that a mask of 0 and 1 hides; or which are beyond each item's length."""
+    """Return the summand of the scores of keys that a mask of 0 and 1 hides, or that are beyond each item's length."""
     if mask is None:
         return None
     items, length = keys.shape[0], keys.shape[2]
@@ -138,7 +138,7 @@ def _padding(im: ImportContext, mask: Value | None, keys: Tensor, hidden: float)
 
 
 def _backwards(im: ImportContext, unidirectional: int, heads: Sequence[Tensor], past: int) -> Value | None:
-    """What hides later keys from a query."""
+    """Return the mask that hides later keys from a query."""
     if unidirectional and heads[0].shape[2] + past != heads[1].shape[2]:
         raise im.refuse(
             "it looks backwards at keys that are not those of its queries: ONNX Runtime hides none of the last",

@@ -42,7 +42,7 @@ def quick_gelu(im: ImportContext, x: Tensor, *, alpha: float = 1.702) -> Value:
 
 
 def _skipped(seen: Seen) -> int:
-    """Sums of rows, each of which is normalised."""
+    """Apply the rule of sums of rows, each of which is normalised."""
     axis = items.each(seen)
     if axis == len(seen.shape(0)) - 1:
         raise Mixed
@@ -91,7 +91,7 @@ def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
 
 
 def _statistics(im: ImportContext) -> tuple[None, None]:
-    """Outputs 1 and 2, which only training needs."""
+    """Return nothing for outputs 1 and 2, which only training needs."""
     if im.is_used(1) or im.is_used(2):
         raise im.refuse(
             "its mean or deviation is used, and ncnn's layer gives neither",
@@ -101,7 +101,7 @@ def _statistics(im: ImportContext) -> tuple[None, None]:
 
 
 def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float, ...]) -> Value:
-    """What a fused operator does to its result."""
+    """Apply a fused operator's activation to its result."""
     x = im.tensor(x)
     plain = {"": None, "Relu": "ReLU", "Sigmoid": "Sigmoid", "Tanh": "TanH"}
     if activation in plain:

@@ -272,7 +272,7 @@ def matmul_nbits(
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
-    """Return the numbers of which each byte holds several along the last axis, the lowest bits first."""
+    """Return the numbers packed in each byte along the last axis, the lowest bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return parts.reshape(*packed.shape[:-1], -1).astype(np.float32)
