@@ -579,7 +579,7 @@ def verified(
     )
 
 
-def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:
+def verdict(subject: Subject, wrong: tuple[Path, Path], worker: NcnnWorker, numbers: Sequence[int]) -> tuple[str, str]:  # noqa: C901
     """Judge a missed fault by its effect on other inputs."""
     manifest = subject.slots
     worst = 0.0

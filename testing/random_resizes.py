@@ -22,7 +22,7 @@ SCALES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.1, 1.2, 1.25, 1.3, 1.5
 Array = Any
 
 
-def random_resize(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
+def random_resize(seed: int) -> tuple[onnx.ModelProto, dict[str, Array]]:  # noqa: C901, PLR0912
     """Return a model of one node, and its input."""
     rng = np.random.default_rng(seed)
     opset = int(rng.choice(OPSETS))

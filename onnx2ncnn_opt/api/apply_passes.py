@@ -257,7 +257,7 @@ class Optimized(Rewritten):
             )
 
 
-def apply_passes(
+def apply_passes(  # noqa: PLR0913
     param: PathLike,
     bin: PathLike,
     *,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 
 
-def convert(
+def convert(  # noqa: PLR0913
     model: Any,
     prefix: str | os.PathLike[str] | None = None,
     *,

@@ -259,7 +259,7 @@ class Conversion(Rewritten):
             worker.close()
 
 
-def lower(
+def lower(  # noqa: PLR0913
     model: Any,
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,

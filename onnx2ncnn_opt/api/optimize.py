@@ -17,7 +17,7 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.verification.options import Verification
 
 
-def optimize(
+def optimize(  # noqa: PLR0913
     param: PathLike,
     bin: PathLike | None = None,
     prefix: PathLike | None = None,

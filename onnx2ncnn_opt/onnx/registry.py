@@ -161,7 +161,7 @@ class OnnxOp:
 _OPS: dict[tuple[str, str], list[OnnxOp]] = {}
 
 
-def onnx_op(
+def onnx_op(  # noqa: PLR0913
     *names: str,
     domain: str = "",
     since: int = 1,

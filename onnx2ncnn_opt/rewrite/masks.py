@@ -48,7 +48,7 @@ class Mask(NamedTuple):
         return f"{self.type} '{self.layer}': {features_of(self.features)}: {self.reason}{seen}"
 
 
-def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:
+def prove_masks(graph: Graph, *, integers: Collection[Blob] = ()) -> dict[Layer, Mask]:  # noqa: C901
     """Return the masks that a graph needs for every possible input.
 
     Its known sizes are those at run time. `integers` are inputs and outputs; the graph itself shows which are indexes.

@@ -779,7 +779,7 @@ STRINGS = ("", "x", "y", "w", "N", "ai.onnx", "..", "/etc/passwd", "Constant", "
 INTEGERS = (0, 1, -1, 2, 7, 16, 2**31 - 1, 2**62, -(2**63), 8, 22, 23)
 
 
-def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
+def mutate(model: onnx.ModelProto, rng: random.Random) -> None:  # noqa: C901, PLR0912
     """Change one field anywhere: to an odd value, away, twice, or to a copy of another message of its type."""
     messages: list[Any] = [model]
     for message in messages:

@@ -198,7 +198,7 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
     return _resize(im, x, axes, sampling)
 
 
-def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
+def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:  # noqa: C901, PLR0912
     cut = [a for a in axes if sampling.crops and sampling.region[a.axis] != (0.0, 1.0)]
     if any(a.out == a.size for a in cut):
         raise im.refuse(

@@ -19,7 +19,7 @@ from onnx2ncnn_opt.onnx.value import Ints, Sizes, Tensor
 _MODES = {"constant": Padding.CONSTANT, "edge": Padding.REPLICATE, "reflect": Padding.REFLECT}
 
 
-def pad(
+def pad(  # noqa: C901
     im: ImportContext,
     x: Tensor,
     pads: Sizes,
