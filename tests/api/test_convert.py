@@ -15,11 +15,13 @@ from onnx2ncnn_opt import passes
 from onnx2ncnn_opt.api.apply_passes import apply_passes
 from onnx2ncnn_opt.api.dynamic_cost import cost_of_dynamic
 from onnx2ncnn_opt.api.lower import Conversion, lower
-from onnx2ncnn_opt.errors import GraphError, UnsupportedError, UsageError
+from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.rewrite.events import Applied
+from onnx2ncnn_opt.runtime.base import Feed, Fetch
+from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, float32_budget
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.inputs import Wanted
@@ -254,14 +256,20 @@ def test_what_an_older_release_lacks_is_refused_by_name() -> None:
         lower(model, release=20250503)
 
 
-def test_a_number_that_is_none_is_told(tmp_path: Path) -> None:
-    """NaN goes through the passes, and not into a file."""
-    graph = "(float[4] x) => (float[4] y) { y = Add(x, c) }"
+def test_a_constant_that_is_nan_is_a_weight() -> None:
+    """A layer's params cannot hold NaN; a MemoryData can."""
+    graph = "(float[4] x) => (float[4] y, float[4] z) { y = Add(x, c) z = Add(x, d) }"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {graph}')
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.nan, np.float32), "c"))
-    with pytest.raises(GraphError, match="NaN cannot be written"):
-        lower(model).save(tmp_path / "net")
-    assert not list(tmp_path.iterdir())
+    for name, values in (("c", np.nan), ("d", [1, np.nan, 3, 4])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.float32), name))
+    x = Feed(np.arange(4, dtype=np.float32), None)
+    with lower(model).staged_in_temporary_folder() as files:
+        assert not files.param.read_text().count("=nan")
+        results = NcnnRunner(files.param, files.bin, timeout=60, worker=WORKER).run(
+            {"x": x}, [Fetch("y", None), Fetch("z", None)]
+        )
+    np.testing.assert_array_equal(results["y"], np.full(4, np.nan))
+    np.testing.assert_array_equal(results["z"], [1, np.nan, 5, 7])
 
 
 @pytest.mark.parametrize(
