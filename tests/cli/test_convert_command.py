@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -293,6 +294,16 @@ def test_a_model_that_onnxruntime_refuses(tmp_path: Path) -> None:
     assert "--no-verify" in ended.err
     assert names(tmp_path) == {"model.onnx"}
     assert run(tmp_path, "convert", "model.onnx", "--no-verify").code == 0
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore SIGINT, and commands inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def start_slow_conversion(folder: Path) -> subprocess.Popen[str]:
