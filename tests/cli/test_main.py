@@ -102,8 +102,7 @@ def test_a_terminal_gets_tables_and_a_spinner(tmp_path: Path) -> None:
     write_model(tmp_path, SMALL)
     code, output = on_terminal(tmp_path, "convert", "model.onnx")
     assert code == 0
-    assert "converting model.onnx" in output
-    assert "verifying the net against ONNX Runtime" in output
+    assert re.search(r"converting model\.onnx: \w+ ", output)  # which steps are seen depends on how long they take
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
     assert text != output
     lines = [line.split() for line in text.splitlines()]
