@@ -38,7 +38,8 @@ def passes_page() -> str:
         "bit-equal pass gives the same bits in ncnn before and after; the others compute in another order, and differ "
         "by rounding. Each name links to test cases that run in ncnn.\n\n"
         "*Nets* counts the nets in which a pass finds something: in fixtures/models, in a zoo of torchvision, timm and "
-        "transformers, and in pnnx's nets of that zoo (`scripts/measure/passes.py count`). The times are ncnn's on one "
+        "transformers, in pnnx's nets of that zoo, and in the snippets and operators of fixtures/ "
+        "(`scripts/measure/passes.py count`). The times are ncnn's on one "
         "thread of a CPU, after / before (`scripts/measure/passes.py worth`): for a whole net with all passes and with "
         "all but this one, and for the net `large` of its fixture. *For* says why a pass exists that "
         "finds nothing in those nets, or gains nothing on a CPU.",

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FIRINGS = ROOT / "fixtures" / "firings.tsv"
 BENEFIT = ROOT / "fixtures" / "benefit.tsv"
 MEASURED = ROOT / "fixtures" / "measured"
-SOURCES = ("models", "zoo", "pnnx")  # of the nets in which passes are counted
+WHOLE = ("models", "zoo", "pnnx")  # sources of whole nets in which passes are counted
+SOURCES = (*WHOLE, "snippets", "ops")
 
 Rows = dict[str, dict[str, str]]
 

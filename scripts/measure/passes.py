@@ -5,9 +5,10 @@
     python -m scripts.measure.passes long [--sizes 1000 10000 100000] [--ncnnoptimize PATH] [--limit SECONDS]
     python -m scripts.measure.passes products [--seconds S] [--pairs P]
 
-count      Write fixtures/firings.tsv: in how many nets each pass applies. The nets are fixtures/models, the ONNX models
-           of --models, and the *.ncnn.param below --nets, which pnnx made. A missing folder keeps its column. Each cell
-           is nets / rewrites; the last column is the net with the most rewrites for its size.
+count      Write fixtures/firings.tsv: in how many nets each pass applies. The nets are the models, snippets
+           and operators of fixtures/, the ONNX models of --models, and the *.ncnn.param below --nets, which pnnx made.
+           A missing folder keeps its column. Each cell is nets / rewrites; the last column is the whole net with the
+           most rewrites for its size.
 worth      Write fixtures/benefit.tsv, which docs/passes.md shows: the time in ncnn on one thread, after / before. Once
            for a whole net of fixtures/firings.tsv, with all passes and with all but this one; once for the net `large`
            of its fixture. Passes with numbers are left out: an interrupted run continues. --again measures all.
@@ -30,14 +31,15 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 
-from onnx2ncnn_opt.api.apply_passes import apply_passes
-from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.apply_passes import Optimized, apply_passes
+from onnx2ncnn_opt.api.lower import Conversion, lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import assign_shapes
@@ -50,9 +52,11 @@ from onnx2ncnn_opt.rewrite.events import Applied
 from onnx2ncnn_opt.rewrite.pipeline import run
 from onnx2ncnn_opt.rewrite.rule import Pass
 from scripts.measure.latency import Latency, NetPaths, compare
-from scripts.measure.measured import BENEFIT, FIRINGS, ROOT, SOURCES, Rows, read_table, table, write_table
+from scripts.measure.measured import BENEFIT, FIRINGS, ROOT, SOURCES, WHOLE, Rows, read_table, table, write_table
+from testing.op_cases import load_cases
 from testing.pass_cases import FOLDER, Case, load_large
 from testing.skeletons import refill
+from testing.snippets import VARIANTS, kept
 
 WORTH = ("net", "net ms", "net ratio", "net median", "alone ms", "alone ratio", "alone median")
 LONG = ("net", "layers", "after", "read", "passes", "write", "all of optimize", "ncnnoptimize")  # us for each layer
@@ -63,23 +67,35 @@ PRODUCTS = ("Gemm", "InnerProduct", "MatMul", "A")
 T = TypeVar("T")
 
 
-def rewrites(source: str, folder: Path) -> Iterator[tuple[str, int, Sequence[Applied]]]:
-    """Yield name, number of layers and rewrites of every net of a source."""
-    for path in sorted(folder.rglob("*.ncnn.param") if source == "pnnx" else folder.glob("*.onnx")):
-        name = path.parent.name if source == "pnnx" else path.stem
+def rewrites(source: str, folder: Path | None) -> Iterator[tuple[str, int, Sequence[Applied]]]:
+    """Yield name, number of layers and rewrites of every net of a source that converts."""
+    for name, read in nets(source, folder):
         print(f"{source}: {name}", file=sys.stderr)
         try:
-            if source == "pnnx":
-                net = apply_passes(path, path.with_suffix(".bin"))
-                yield name, net.layers[0], net.applied
-            else:
-                model = lower(refill(onnx.load(path)) if source == "models" else path)
-                yield name, model.layers_before, model.applied
+            net = read()
         except Error as error:
             print(f"  {type(error).__name__}", file=sys.stderr)
+        else:
+            layers = net.layers[0] if isinstance(net, Optimized) else net.layers_before
+            yield name, layers, net.applied
 
 
-def count(source: str, folder: Path, rows: Rows) -> None:
+def nets(source: str, folder: Path | None) -> Iterator[tuple[str, Callable[[], Conversion | Optimized]]]:
+    """Yield the name of every net of a source, and what converts or optimises it."""
+    if source == "snippets":
+        for variant in VARIANTS:
+            yield from ((f"{variant}/{name}", partial(lower, model)) for name, model in kept(variant))
+    elif source == "ops":
+        yield from ((str(case), lambda case=case: lower(case.model())) for case in load_cases())
+    elif folder is not None:
+        for path in sorted(folder.rglob("*.ncnn.param") if source == "pnnx" else folder.glob("*.onnx")):
+            if source == "pnnx":
+                yield path.parent.name, partial(apply_passes, path, path.with_suffix(".bin"))
+            else:
+                yield path.stem, lambda path=path: lower(refill(onnx.load(path)) if source == "models" else path)
+
+
+def count(source: str, folder: Path | None, rows: Rows) -> None:
     """Fill in the column of a source."""
     found: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     for name, layers, applied in rewrites(source, folder):
@@ -89,10 +105,10 @@ def count(source: str, folder: Path, rows: Rows) -> None:
         row = rows.setdefault(p.name, {})
         if row.get("net", "-").startswith(f"{source}:"):
             row["net"] = "-"
-        nets = found[p.name]
-        row[source] = f"{len(nets)}/{sum(number for *_, number in nets)}" if nets else "-"
-        if nets and row.get("net", "-") == "-":
-            row["net"] = max(nets)[1]
+        counts = found[p.name]
+        row[source] = f"{len(counts)}/{sum(number for *_, number in counts)}" if counts else "-"
+        if counts and source in WHOLE and row.get("net", "-") == "-":
+            row["net"] = max(counts)[1]
 
 
 def run_count(options: argparse.Namespace) -> None:
@@ -100,8 +116,8 @@ def run_count(options: argparse.Namespace) -> None:
     folders = {"models": ROOT / "fixtures" / "models", "zoo": options.models, "pnnx": options.nets}
     rows = read_table(FIRINGS)
     for source in SOURCES:
-        if folders[source] is not None:
-            count(source, folders[source], rows)
+        if source not in folders or folders[source] is not None:
+            count(source, folders.get(source), rows)
     write_table(FIRINGS, (*SOURCES, "net"), rows)
 
 
