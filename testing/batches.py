@@ -34,13 +34,12 @@ def with_batch(model: onnx.ModelProto, axes: Mapping[str, int]) -> onnx.ModelPro
 
 
 def choices(model: onnx.ModelProto) -> Iterator[Mapping[str, int]]:
-    """Yield axes that may be a batch: of one input, and of all that have as many."""
+    """Yield axes that may be a batch: each of all inputs that have as many, and the first of one input."""
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in model.graph.input}
     for axis in range(max(ranks.values(), default=0)):
-        long = [name for name, rank in ranks.items() if axis < rank]
-        yield from ({name: axis} for name in long)
-        if len(long) > 1:
-            yield dict.fromkeys(long, axis)
+        yield {name: axis for name, rank in ranks.items() if axis < rank}
+    if len(ranks) > 1:
+        yield from ({name: 0} for name, rank in ranks.items() if rank)
 
 
 def free_outputs(model: onnx.ModelProto, axes: Mapping[str, int]) -> tuple[Port, ...] | None:

@@ -85,8 +85,10 @@ def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, re
         given = {entry.blob: Feed(feeds[entry.name], entry.batch_axis) for entry in manifest.inputs}
         (out,) = manifest.outputs
         for name, worker in workers.items():
+            if name == "Vulkan" and length != lengths[-1]:
+                continue  # its shaders compute each element alone, and take long to compile
             for mode in TOLERANCE if name != "CPU" else ("fp32",):
-                for exact in (False, True):  # which is without packing
+                for exact in (False, True) if name != "Vulkan" else (False,):  # exact is without packing
                     runner = NcnnRunner(files.param, files.bin, mode=mode, exact=exact, worker=worker)
                     result = runner.run(given, [Fetch(out.blob, out.batch_axis)])[out.blob]
                     if not is_right(result.reshape(wanted.shape), wanted, mode, ROUGH.get(title, 0.0)):

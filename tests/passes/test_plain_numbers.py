@@ -44,12 +44,16 @@ def fill(graph: Graph, numbers: str) -> bool:
     return count > 0
 
 
-@pytest.mark.parametrize("numbers", ["untrained", "zeros", "ones", "parameters 0", "parameters 1"])
+NUMBERS = ("untrained", "zeros", "ones", "parameters 0", "parameters 1")
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_plain_numbers(name: str, numbers: str, tmp_path: Path, worker: NcnnWorker) -> None:
-    for case in load(FOLDER / f"{name}.md"):
+    for number, case in enumerate(load(FOLDER / f"{name}.md"), NUMBERS.index(numbers)):
         changed = []
-        for passes in ([BY_NAME[name]], PASSES):
+        # The whole pipeline takes long: it gets one kind of numbers for each case.
+        for passes in ([BY_NAME[name]], PASSES)[: 1 if number % len(NUMBERS) else 2]:
             graph = case.net()
             if fill(graph, numbers) and applied(graph, passes):
                 changed.append(graph)
