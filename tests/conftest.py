@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for fixtures: to write results instead of comparing with them, and where guards run."""
+    """Add options: to write fixtures instead of comparing with them, where nets run, and how many cases."""
     parser.addoption("--update-fixtures", action="store_true", help="rewrite the results in fixtures/, for review")
     parser.addoption("--on", help="run ncnn on this device instead: a target of `convert --on`")
-    parser.addoption("--all-lengths", action="store_true", help="run the guards on rows of every length from 1 to 33")
+    parser.addoption("--thorough", action="store_true", help="run every case, length and exporter, not a sample")
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +27,12 @@ def worker(request: pytest.FixtureRequest) -> Iterator[NcnnWorker]:
     WORKER.target = find_target(request.config.getoption("--on"))
     with WORKER:
         yield WORKER
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """True if every case shall run."""
+    return bool(request.config.getoption("--thorough"))
 
 
 @pytest.fixture(scope="session")

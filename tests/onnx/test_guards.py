@@ -72,8 +72,8 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[str, NcnnWorker]
 
 
 @pytest.mark.parametrize("title", list(GUARDS))
-def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    lengths = range(1, 34) if request.config.getoption("--all-lengths") else SOME_LENGTHS
+def test_guard(title: str, workers: Mapping[str, NcnnWorker], tmp_path: Path, thorough: bool) -> None:
+    lengths = range(1, 34) if thorough else SOME_LENGTHS
     wrong = []
     for length in lengths:
         source = model(GUARDS[title], length)

@@ -21,7 +21,7 @@ from tests.passes.test_fixtures import BY_NAME, assert_same, compute
 
 _UNKNOWN = 99
 _MASK = 4
-_MOST_RUNS = 4  # cases of a pass that run in ncnn, each once for every layer
+_MOST_RUNS = 2  # cases of a pass that run in ncnn, each once for every layer
 
 
 def positive(name: str) -> list[Case]:
