@@ -78,3 +78,6 @@ def fuse_gelu(x: Blob, root: Layer) -> Layer:
 def fuse_fast_gelu(x: Blob, root: Layer) -> Layer:
     """x * 0.5 * (1 + TanH(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))   ⇒   GELU(x, fast)"""
     return Layer("GELU", root.name, [x], (), {"fast_gelu": 1})
+
+
+PASSES = (fuse_gelu, fuse_fast_gelu)

@@ -217,3 +217,6 @@ def _scaling_of(blob: Blob) -> Layer | None:
             return None
         blob = layer.input
     return None
+
+
+PASSES = (fuse_sdpa, fuse_sdpa_scale)

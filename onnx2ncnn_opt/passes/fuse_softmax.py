@@ -42,3 +42,6 @@ def eliminate_shift_before_softmax(x: Blob, most: Layer, softmax: Layer) -> Laye
     rank = len(known_shape(x))
     require(axes_of(most, rank) == (softmax["axis"] % rank,), f"'{most.name}' is not over the axis of '{softmax.name}'")
     return softmax.having(inputs=[x])
+
+
+PASSES = (fuse_softmax, eliminate_shift_before_softmax)
