@@ -86,13 +86,13 @@ def nets(source: str, folder: Path | None) -> Iterator[tuple[str, Callable[[], C
         for variant in VARIANTS:
             yield from ((f"{variant}/{name}", partial(lower, model)) for name, model in kept(variant))
     elif source == "ops":
-        yield from ((str(case), lambda case=case: lower(case.model())) for case in load_cases())
+        yield from ((str(case), partial(lower, case.model())) for case in load_cases())
     elif folder is not None:
         for path in sorted(folder.rglob("*.ncnn.param") if source == "pnnx" else folder.glob("*.onnx")):
             if source == "pnnx":
                 yield path.parent.name, partial(apply_passes, path, path.with_suffix(".bin"))
             else:
-                yield path.stem, lambda path=path: lower(refill(onnx.load(path)) if source == "models" else path)
+                yield path.stem, partial(lower, refill(onnx.load(path)) if source == "models" else path)
 
 
 def count(source: str, folder: Path | None, rows: Rows) -> None:
