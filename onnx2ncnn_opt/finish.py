@@ -11,7 +11,7 @@ from onnx2ncnn_opt.ir.releases import too_new
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import Storage, own_storage, plan_storage
-from onnx2ncnn_opt.rewrite.masks import Mask, prove_masks, put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import Mask, prove_masks, put_masks
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from onnx2ncnn_opt.param.splits import count_layers
 from onnx2ncnn_opt.param.storage import Storage, encoding_of
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Applied, Event, Failed, NearMiss, Rewritten
-from onnx2ncnn_opt.rewrite.masks import Mask, put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import Mask, put_masks
 from onnx2ncnn_opt.rewrite.rule import Pass
 from onnx2ncnn_opt.verification.options import Verification
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.driver import VerifyReport
-    from onnx2ncnn_opt.verification.masks import Precision
     from onnx2ncnn_opt.verification.nets import NetPair
+    from onnx2ncnn_opt.verification.search_masks import Precision
 
 # What a net is given masks for here; one that has any has been decided about.
 _PRECISION = Feature.NO_FP16_ARITHMETIC | Feature.NO_FP16_STORAGE | Feature.NO_WINOGRAD
@@ -164,7 +164,7 @@ class Optimized(Rewritten):
         """
         from onnx2ncnn_opt.runtime.base import Feed  # only where something runs
         from onnx2ncnn_opt.verification.estimate import Estimator
-        from onnx2ncnn_opt.verification.masks import find_masks, measure
+        from onnx2ncnn_opt.verification.search_masks import find_masks, measure
 
         first = islice(self.pair.draws(verification.seed), 2)  # ordinary and large ones
         runs = [{blob: Feed(array) for blob, array in feeds.items()} for _, feeds in first]

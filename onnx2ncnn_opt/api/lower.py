@@ -37,7 +37,7 @@ from onnx2ncnn_opt.param.storage import ROUNDING, Storage, encoding_of
 from onnx2ncnn_opt.preprocessing import parse_image, take_pixels
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import Event, Rewritten
-from onnx2ncnn_opt.rewrite.masks import Mask, added_inputs, put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import Mask, added_inputs, put_masks
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.version import __version__
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from onnx2ncnn_opt.outputs import Latency
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
     from onnx2ncnn_opt.verification.driver import VerifyReport
-    from onnx2ncnn_opt.verification.masks import Precision
+    from onnx2ncnn_opt.verification.search_masks import Precision
 
 NOT_RUN = "what custom operators compute is not known here"
 
@@ -163,8 +163,8 @@ class Conversion(Rewritten):
         from onnx2ncnn_opt.runtime.base import Feed  # both runtimes
         from onnx2ncnn_opt.verification.estimate import Estimator
         from onnx2ncnn_opt.verification.inputs import draws
-        from onnx2ncnn_opt.verification.masks import find_masks, measure
         from onnx2ncnn_opt.verification.runs import any_feeds, drawn_feeds
+        from onnx2ncnn_opt.verification.search_masks import find_masks, measure
 
         if self.custom:
             raise VerificationError(f"nothing can be estimated: {NOT_RUN}")

@@ -12,7 +12,7 @@ class Feature(IntFlag):
       means packs of 4 instead of 8, and no winograd and no sgemm for 16 bit convolutions.
     - NO_FP16_STORAGE: the layer reads and writes 32 bits, but nothing converts its inputs: ncnn hands over the 16
       bits of the layer before, which are then read as 32 (wrong numbers on ARM, and often a crash; Vulkan likewise).
-      So every input has to arrive in 32 bits: see `rewrite.masks`.
+      So every input has to arrive in 32 bits: see `rewrite.prove_masks`.
     - NO_BF16_STORAGE: the same for bf16, which nobody gets without asking.
     - NO_INT8: quantised layers are refused where they have no other weights.
     - NO_VULKAN: the layer runs on the CPU, in 32 bits if its input is; its inputs come down from the GPU.

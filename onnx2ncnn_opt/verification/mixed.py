@@ -9,33 +9,27 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
 from onnx2ncnn_opt.ir.features import Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import winograd_tile
 from onnx2ncnn_opt.ir.spec import Trait
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.param.text import format_param
 from onnx2ncnn_opt.progress import announce
-from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask, put_masks
-from onnx2ncnn_opt.runtime.base import Array, Feed
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask, put_masks
+from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target, find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
-from onnx2ncnn_opt.verification.masks import error_of, find_masks, noise_of, restored_masks
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.search_masks import FULL, Judge, Masks, error_of, fewest_masks, find_masks, largest_of
 from onnx2ncnn_opt.verification.verify import net_feeds
 
-Masks = Mapping[Layer, Feature]
-
-_MILD, _FULL = Feature.NO_WINOGRAD, Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
 _TIMES = 7
 
 
@@ -72,54 +66,14 @@ class Mixed:
     seconds: float | None = None
 
 
-class Judge:
-    """Runs a net in fp16 with masks, and knows how far off it is then; use as a context manager."""
-
-    def __init__(self, graph: Graph, feeds: Mapping[Blob, Feed], timeout: float) -> None:
-        self.graph, self.estimator = graph, Estimator(graph, feeds, timeout=timeout)
-
-    def __enter__(self) -> Judge:
-        self.estimator.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.estimator.__exit__(kind, error, trace)
-
-    def prepare(self) -> Walk:
-        """Return the net in fp32."""
-        self.reference, self.inner = self.estimator.inner()
-        return self.reference
-
-    def error(self, masks: Masks) -> float:
-        """Return the largest error of an output, in units of its largest value; NaN if one is not finite."""
-        with restored_masks(self.graph):
-            for layer, features in masks.items():
-                layer.params["featmask"] = layer["featmask"] | int(features)
-            return error_of(self.estimator.run("fp16", noise_of(self.inner)), self.reference)
-
-    def seconds(self, masks: Masks) -> float | None:
-        """Return the seconds of a run; None if they cannot be measured."""
-        return None
-
-    @property
-    def checked(self) -> str:
-        """The place where the net ran, for people."""
-        return "estimated for fp16"
-
-
 class DeviceJudge(Judge):
-    """The same on a device."""
+    """The error of a net on a device, and the time of a run; use as a context manager."""
 
-    def __init__(
-        self, param: Path, bin: Path, graph: Graph, feeds: Mapping[Blob, Feed], target: Target, timeout: float
-    ) -> None:
-        super().__init__(graph, feeds, timeout)
-        self._source, self._feeds, self._target, self._timeout = (param, bin), feeds, target, timeout
+    def __init__(self, param: Path, bin: Path, estimator: Estimator, target: Target) -> None:
+        super().__init__(estimator)
+        self._source, self._target = (param, bin), target
 
-    def __enter__(self) -> Judge:
-        super().__enter__()
+    def __enter__(self) -> DeviceJudge:
         self._folder = tempfile.TemporaryDirectory(prefix="onnx2ncnn-opt-")
         self._worker = NcnnWorker(self._target)
         self._bin = Path(self._folder.name) / "net.bin"
@@ -127,12 +81,9 @@ class DeviceJudge(Judge):
         self._count = 0
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._worker.close()
         self._folder.cleanup()
-        super().__exit__(kind, error, trace)
 
     def _runner(self, masks: Masks) -> NcnnRunner:
         """Return the net with masks, as files; the casts to 32 bits have no weights."""
@@ -142,15 +93,17 @@ class DeviceJudge(Judge):
         self._count += 1
         param = Path(self._folder.name) / f"net{self._count}.param"
         param.write_text(format_param(copy))
-        return NcnnRunner(param, self._bin, mode="fp16", worker=self._worker, threads=None, timeout=self._timeout)
+        return NcnnRunner(
+            param, self._bin, mode="fp16", worker=self._worker, threads=None, timeout=self.estimator.timeout
+        )
 
     def _outputs(self, runner: NcnnRunner) -> dict[Blob, Array]:
         outputs = list(self.estimator.compared)
         fetches = [self.estimator.fetch(blob) for blob in outputs]
-        results = runner.run({self._names[blob]: feed for blob, feed in self._feeds.items()}, fetches)
+        results = runner.run({self._names[blob]: feed for blob, feed in self.estimator.feeds.items()}, fetches)
         return {blob: results[fetch.blob] for blob, fetch in zip(outputs, fetches, strict=True)}
 
-    def error(self, masks: Masks) -> float:
+    def error(self, masks: Masks = MappingProxyType({})) -> float:
         """Return the largest error as the estimate does, but measured."""
         return error_of(Walk(self._outputs(self._runner(masks))), self.reference)
 
@@ -166,9 +119,8 @@ class DeviceJudge(Judge):
             times.append(time.perf_counter() - start)
         return min(times)
 
-    @property
     def checked(self) -> str:
-        """The place where the net ran, for people."""
+        """Return the place where the net runs, for people."""
         return self._worker.checked(["fp16"])
 
 
@@ -177,16 +129,31 @@ def choose_masks(judge: Judge, *, budget: float) -> Mixed:
 
     Raises VerificationError if no masks are enough.
     """
-    graph = judge.graph
-    announce("the net in fp32")
-    reference = judge.prepare()
-    before = judge.error({})
-    if before <= budget:
-        return Mixed(graph, (), before, before, judge.checked, judge.seconds({}))
+    device = judge if isinstance(judge, DeviceJudge) else None
+    before = judge.error()
+    masks, alone = _chosen(judge, budget) if not before <= budget else ({}, {})
+    features = {layer: mask.features for layer, mask in masks.items()}
+    after = judge.error(features) if masks else before
+    seconds = device.seconds(features) if device else None
+    chosen = []
+    for layer, mask in masks.items():
+        without = None
+        if device and seconds is not None:
+            announce(f"the time of {layer.type} '{layer.name}'")
+            without = device.seconds({each: mask for each, mask in features.items() if each is not layer})
+        cost = None if seconds is None or without is None else seconds - without
+        chosen.append(Chosen(mask, alone.get(layer, math.nan), cost))
+    put_masks(judge.graph, features.items())
+    checked = device.checked() if device else "estimated for fp16"
+    return Mixed(judge.graph, tuple(chosen), before, after, checked, seconds)
+
+
+def _chosen(judge: Judge, budget: float) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
+    """Return the masks that keep a net within a budget, and the error of each layer that computes alone in fp16."""
     needed, _ = find_masks(judge.estimator, budget=math.inf)
     fixed = {layer: mask.features for layer, mask in needed.items()}
-    layers = [layer for layer in graph if not _only_moves(layer) and layer not in fixed]
-    everything: dict[Layer, Feature] = {**dict.fromkeys(layers, _FULL), **fixed}
+    layers = [layer for layer in judge.graph if not _only_moves(layer) and layer not in fixed]
+    everything: dict[Layer, Feature] = {**dict.fromkeys(layers, FULL), **fixed}
     least = judge.error(everything)
     if not least <= budget:
         what = "NaN or infinite" if math.isnan(least) else f"off by {least:.1e} of the largest value"
@@ -200,40 +167,11 @@ def choose_masks(judge: Judge, *, budget: float) -> Mixed:
         error = judge.error({each: features for each, features in everything.items() if each is not layer})
         alone[layer] = math.inf if math.isnan(error) else error
     order = sorted(layers, key=lambda layer: alone[layer], reverse=True)
-
-    def enough(count: int) -> bool:
-        announce(f"the {count} layers that cost most in fp32")
-        return judge.error({**dict.fromkeys(order[:count], _FULL), **fixed}) <= budget
-
-    count = bisect_left(range(len(order)), True, key=enough)
-    masks: dict[Layer, Feature] = {**dict.fromkeys(order[:count], _FULL), **fixed}
-    for layer in [layer for layer in reversed(order) if layer in masks]:
-        milder: Sequence[Feature] = (Feature(0), _MILD) if winograd_tile(layer) else (Feature(0),)
-        for features in (*milder, Feature.NO_FP16_ARITHMETIC):
-            announce(f"{layer.type} '{layer.name}' with a milder mask")
-            if judge.error({**masks, layer: features}) <= budget:
-                masks[layer] = features
-                break
-    masks = {layer: features for layer, features in masks.items() if features}
-    after = judge.error(masks)
-    seconds = judge.seconds(masks)
-    chosen = []
-    for layer, features in masks.items():
-        mask = needed.get(layer) or Mask(
-            layer.name,
-            layer.type,
-            features,
-            f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output",
-            max((reference.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0),
-        )
-        without = None
-        if seconds is not None:
-            announce(f"the time of {layer.type} '{layer.name}'")
-            without = judge.seconds({each: mask for each, mask in masks.items() if each is not layer})
-        cost = None if seconds is None or without is None else seconds - without
-        chosen.append(Chosen(mask._replace(features=features), alone.get(layer, math.nan), cost))
-    put_masks(graph, masks.items())
-    return Mixed(graph, tuple(chosen), before, after, judge.checked, seconds)
+    masks = dict(needed)
+    for layer, features in fewest_masks(judge, order, target=budget, full=FULL, fixed=fixed).items():
+        reason = f"alone in fp16 it costs {alone[layer]:.1e} of the largest value of an output"
+        masks[layer] = Mask(layer.name, layer.type, features, reason, largest_of(judge.reference, layer))
+    return masks, alone
 
 
 def mixed(
@@ -262,11 +200,9 @@ def mixed(
     given = net_feeds(model, param, bin, verification, manifest=manifest)
     net = read_net(param, bin)
     arrays = {net.names[blob]: feed for blob, feed in given.items()}
-    timeout = verification.timeout
-    judge = (
-        Judge(net.graph, arrays, timeout)
-        if verification.on is None
-        else DeviceJudge(param, bin, net.graph, arrays, target, timeout)
-    )
-    with judge:
-        return choose_masks(judge, budget=budget)
+    with Estimator(net.graph, arrays, timeout=verification.timeout) as estimator:
+        announce("the net in fp32")
+        if verification.on is None:
+            return choose_masks(Judge(estimator), budget=budget)
+        with DeviceJudge(param, bin, estimator, target) as judge:
+            return choose_masks(judge, budget=budget)

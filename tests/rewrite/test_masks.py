@@ -8,7 +8,7 @@ from onnx2ncnn_opt.ir.dim import Shape, symbol
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.param.text import format_param, parse_param
-from onnx2ncnn_opt.rewrite.masks import added_inputs, prove_masks, put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import added_inputs, prove_masks, put_masks
 
 
 def net(*lines: str) -> Graph:

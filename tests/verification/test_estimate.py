@@ -9,10 +9,10 @@ from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.param.text import parse_param
-from onnx2ncnn_opt.rewrite.masks import put_masks
+from onnx2ncnn_opt.rewrite.prove_masks import put_masks
 from onnx2ncnn_opt.runtime.base import Feed
 from onnx2ncnn_opt.verification.estimate import Estimator
-from onnx2ncnn_opt.verification.masks import Precision, find_masks, measure
+from onnx2ncnn_opt.verification.search_masks import Precision, find_masks, measure
 
 
 def net(*lines: str) -> Graph:
@@ -181,7 +181,7 @@ def test_winograd_that_costs_too_much_is_masked() -> None:
     assert before.error > 1e-2
     assert after.error <= 1e-2
     assert found
-    assert all(mask.features == Feature.NO_FP16_ARITHMETIC for mask in found.values())
+    assert {mask.features for mask in found.values()} == {Feature.NO_WINOGRAD}  # which is the mildest
     assert all("winograd's sums in fp16: errors of" in mask.reason for mask in found.values())
 
 

@@ -7,14 +7,15 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from types import MappingProxyType
 
 import numpy as np
 
 from onnx2ncnn_opt.ir.features import FP32, Feature
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner
-from onnx2ncnn_opt.rewrite.masks import SOURCES, Mask
+from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner, winograd_tile
+from onnx2ncnn_opt.progress import announce
+from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
 from onnx2ncnn_opt.verification.compare import parts
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 
@@ -26,6 +27,10 @@ ACCEPTED = 2e-2
 _ROUNDINGS = 2.0
 _ROUNDINGS_ACCEPTED = 4.0
 _MOST_ROUNDS = 8
+_FAILURES = 6  # after so many runs without success no other mask is expected to be needless
+FULL = Feature.NO_FP16_ARITHMETIC | Feature.NO_WINOGRAD
+
+Masks = Mapping[Layer, Feature]
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,28 @@ def error_of(walk: Walk, reference: Walk) -> float:
     return worst
 
 
+class Judge:
+    """The error of a net in fp16 with masks, as the estimate says; on a device in `mixed`.
+
+    `reference` is the run in fp32, and `inner` the errors that the arithmetic of each layer makes in fp16.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.estimator, self.graph = estimator, estimator.graph
+        self.reference, self.inner = estimator.inner()
+
+    def run(self) -> Walk:
+        """Return a run in fp16 with the masks that the layers have."""
+        return self.estimator.run("fp16", noise_of(self.inner))
+
+    def error(self, masks: Masks = MappingProxyType({})) -> float:
+        """Return the largest error of an output with masks added, in units of its largest value; NaN if not finite."""
+        with restored_masks(self.graph):
+            for layer, features in masks.items():
+                layer.params["featmask"] = layer["featmask"] | int(features)
+            return error_of(self.run(), self.reference)
+
+
 def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precision:
     """Measure the effect of fp16 on a net as it is, on the inputs of each estimator; `integers` are outputs.
 
@@ -84,11 +111,11 @@ def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precisio
     """
     found = []
     for estimator in estimators:
-        reference, inner = estimator.inner()
-        walk = estimator.run("fp16", noise_of(inner))
-        error = error_of(walk, reference)
-        accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, reference)
-        found.append(Precision(error, accepted, _differ(walk, reference, integers)))
+        judge = Judge(estimator)
+        walk = judge.run()
+        error = error_of(walk, judge.reference)
+        accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, judge.reference)
+        found.append(Precision(error, accepted, _differ(walk, judge.reference, integers)))
     return max(found, key=_excess)
 
 
@@ -120,12 +147,11 @@ def find_masks(
     found, precisions = _Found(), list[Precision]()
     with restored_masks(estimators[0].graph):
         for estimator in estimators:
-            reference, inner = estimator.inner()
-            _mask_large(estimator.graph, reference, inner, found, 1.0 if precisions else ROOM)
-            precision = _mask_errors(estimator, reference, inner, found, budget)
+            judge = Judge(estimator)
+            _mask_large(judge.graph, judge.reference, judge.inner, found, 1.0 if precisions else ROOM)
+            precision = _mask_errors(judge, found, budget)
             if integers:
-                walk = estimator.run("fp16", noise_of(inner))
-                precision = replace(precision, integers_differ=_differ(walk, reference, integers))
+                precision = replace(precision, integers_differ=_differ(judge.run(), judge.reference, integers))
             precisions.append(precision)
     return found.masks, max(precisions, key=_excess)
 
@@ -188,7 +214,7 @@ def _mask_large(
             found.add(layer, ways[0].remedy, f"{ways[0].how} in fp16 become larger than {LARGEST:g}", now)
 
 
-def _largest(walk: Walk, layer: Layer) -> float:
+def largest_of(walk: Walk, layer: Layer) -> float:
     """Return the largest number that a layer makes."""
     return max((walk.largest.get(blob, 0.0) for blob in layer.outputs), default=0.0)
 
@@ -203,18 +229,17 @@ def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[floa
     return noise
 
 
-def _mask_errors(
-    estimator: Estimator, reference: Walk, inner: Mapping[Layer, tuple[Inner, ...]], found: _Found, budget: float
-) -> Precision:
+def _mask_errors(judge: Judge, found: _Found, budget: float) -> Precision:
     """Mask layers that overflow first, then the least precise."""
+    reference, inner = judge.reference, judge.inner
     for _ in range(_MOST_ROUNDS):
-        walk = estimator.run("fp16", noise_of(inner))
+        walk = judge.run()
         error = error_of(walk, reference)
-        if not math.isnan(error) or not _mask_first_special(estimator.graph, walk, reference, found):
+        if not math.isnan(error) or not _mask_first_special(judge.graph, walk, reference, found):
             break
     if error <= budget:
         return Precision(error)
-    rounding = error_of(estimator.run("fp16"), reference)
+    rounding = error_of(judge.estimator.run("fp16"), reference)
     if math.isnan(rounding):
         return Precision(error)
     target, accepted = max(budget, _ROUNDINGS * rounding), max(ACCEPTED, _ROUNDINGS_ACCEPTED * rounding)
@@ -223,22 +248,60 @@ def _mask_errors(
     noise = noise_of(inner)
 
     def relative(layer: Layer) -> float:
-        return max(noise[layer]) / max(_largest(reference, layer), SMALLEST)
+        return max(noise[layer]) / max(largest_of(reference, layer), SMALLEST)
 
-    candidates = sorted((layer for layer in noise if any(noise[layer])), key=relative, reverse=True)
-
-    @cache
-    def error_without(count: int) -> float:
-        kept = {layer: noise[layer] for layer in candidates[count:]}
-        return error_of(estimator.run("fp16", kept), reference)
-
-    least = 1 + bisect_left(range(1, len(candidates)), True, key=lambda count: error_without(count) <= target)
-    count = min(least, len(candidates))
-    for layer in candidates[:count]:
-        largest = _largest(reference, layer)
+    order = sorted((layer for layer in noise if any(noise[layer])), key=relative, reverse=True)
+    full = Feature.NO_FP16_ARITHMETIC
+    for layer, features in fewest_masks(judge, order, target=target, full=full, failures=_FAILURES).items():
         reason = f"{inner[layer][0].how} in fp16: errors of {relative(layer):.1e} of the largest value"
-        found.add(layer, Feature.NO_FP16_ARITHMETIC, reason, largest)
-    return Precision(error_without(count), accepted)
+        found.add(layer, features, reason, largest_of(reference, layer))
+    return Precision(judge.error(), accepted)
+
+
+def fewest_masks(
+    judge: Judge,
+    order: Sequence[Layer],
+    *,
+    target: float,
+    full: Feature,
+    fixed: Masks = MappingProxyType({}),
+    failures: float = math.inf,
+) -> dict[Layer, Feature]:
+    """Return masks that keep a net's error within `target`: on as few layers as possible, and as mild as possible.
+
+    Masks the first layers of `order`, as few as are enough. Then finds those of them, the last first, that need a
+    milder mask than `full`, or none, until so many `failures`. All are masked if that is not enough. `fixed` masks
+    stay as they are.
+    """
+
+    def is_enough(masks: Masks) -> bool:
+        return judge.error({**masks, **fixed}) <= target
+
+    def enough(count: int) -> bool:
+        announce(f"masks on the {count} layers that cost most")
+        return is_enough(dict.fromkeys(order[:count], full))
+
+    count = bisect_left(range(len(order)), True, key=enough)
+    masks = dict.fromkeys(order[:count], full)
+    for layer in reversed(order[:count]):
+        announce(f"a milder mask on {layer.type} '{layer.name}'")
+        for features in _milder(layer, full):
+            if is_enough({**masks, layer: features}):
+                masks[layer] = features
+                break
+            failures -= 1
+            if failures <= 0:
+                return masks
+        if not masks[layer]:
+            del masks[layer]
+    return masks
+
+
+def _milder(layer: Layer, full: Feature) -> tuple[Feature, ...]:
+    """Return the masks of a layer that are milder than `full`, from none on."""
+    mild = (Feature.NO_WINOGRAD,) if winograd_tile(layer) else ()
+    masks = (Feature(0), *mild, Feature.NO_FP16_ARITHMETIC, FULL)
+    return masks[: masks.index(full)]
 
 
 def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found) -> bool:
@@ -246,7 +309,7 @@ def _mask_first_special(graph: Graph, walk: Walk, reference: Walk, found: _Found
     for layer in graph:
         if all(walk.special.get(blob, 0) <= reference.special.get(blob, 0) for blob in layer.outputs):
             continue
-        largest = _largest(reference, layer)
+        largest = largest_of(reference, layer)
         before = [blob.producer for blob in layer.inputs if blob.producer and blob.producer.type not in SOURCES]
         count = len(found.masks)
         found.add(layer, FP32, "its output is NaN or infinite in fp16", largest)
