@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge, value_name
 from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
 
 Feeds = Mapping[str, Feed]
+Way = TypeVar("Way")
 
 # A blob that is off by no more, relative to a value's largest element, is taken for that value.
 _ALIKE = 3e-2
@@ -59,6 +62,41 @@ def extract_all(runner: NcnnRunner, graph: Graph, feeds: Feeds) -> dict[str, Arr
     return runner.extract(feeds, [Fetch(name, 0) for name in inner_blobs(graph)])
 
 
+@dataclass(frozen=True)
+class BlobRun(Generic[Way]):
+    """The blobs of a run by name, the verdict on each, and the way in which the net was fed."""
+
+    way: Way
+    results: Mapping[str, Array | Failure]
+    verdicts: Mapping[str, Verdict]
+
+
+def likeliest_run(
+    runner: NcnnRunner,
+    graph: Graph,
+    ways: Iterable[tuple[Way, Feeds]],
+    verdict: Callable[[str, Array | Failure], Verdict],
+) -> BlobRun[Way]:
+    """Run a net in each way to feed it, and return the run that leaves the most blobs right.
+
+    Raises RunError if ncnn cannot run the net, or if it takes the inputs in no way.
+    """
+    best: BlobRun[Way] | None = None
+    most = -1
+    for way, feeds in ways:
+        try:
+            results = extract_all(runner, graph, feeds)
+        except UsageError:  # an array that no Mat can hold
+            continue
+        verdicts = {name: verdict(name, result) for name, result in results.items()}
+        right = sum(each.status == "right" for each in verdicts.values())
+        if right > most:
+            best, most = BlobRun(way, results, verdicts), right
+    if best is None:
+        raise RunError("no Mat can hold the inputs")
+    return best
+
+
 def run_layers(
     param: Path,
     bin: Path,
@@ -75,15 +113,17 @@ def run_layers(
     `ways` are those to feed it; the one that leaves the most blobs right is taken.
     """
     verdicts: dict[str, Mapping[str, Verdict]] = {}
-    feeds = ways[0]
+    feeds, sizes = ways[0], by_size(reference.values)
     with NcnnWorker(target) as worker:
         try:
             for mode in modes:
                 announce(f"ncnn computes all blobs of the net in {mode}")
                 runner = NcnnRunner(param, bin, worker=worker, mode=mode, timeout=timeout, threads=None)
-                feeds, verdicts[mode] = _likeliest(runner, graph, ways, reference, in_mode(mode, reference.tolerance))
-                ways = [feeds]
-                known = {name: verdict.value for name, verdict in verdicts[mode].items() if verdict.value is not None}
+                tolerance = in_mode(mode, reference.tolerance)
+                verdict = partial(_verdict, reference=reference, sizes=sizes, tolerance=tolerance)
+                run = likeliest_run(runner, graph, [(way, way) for way in ways], verdict)
+                feeds, verdicts[mode], ways = run.way, run.verdicts, [run.way]
+                known = {name: verdict.value for name, verdict in run.verdicts.items() if verdict.value is not None}
                 reference = replace(reference, names={**known, **reference.names})
             announce("ncnn computes the net blob by blob, to time it")
             names = inner_blobs(graph)
@@ -92,25 +132,6 @@ def run_layers(
             return LayerRun(feeds, verdicts, problem=str(error))
         seconds = dict(zip(names, times.blobs, strict=True))
         return LayerRun(feeds, verdicts, seconds, times, worker.checked(modes))
-
-
-def _likeliest(
-    runner: NcnnRunner, graph: Graph, ways: Sequence[Feeds], reference: Reference, tolerance: Tolerance
-) -> tuple[Feeds, Mapping[str, Verdict]]:
-    """Return the way to feed a net that leaves the most blobs right, and the verdict on each blob."""
-    found: list[tuple[int, Feeds, dict[str, Verdict]]] = []
-    sizes = by_size(reference.values)
-    for feeds in ways:
-        try:
-            results = extract_all(runner, graph, feeds)
-        except UsageError:  # an array that no Mat can hold
-            continue
-        verdicts = {name: _verdict(name, result, reference, sizes, tolerance) for name, result in results.items()}
-        found.append((sum(verdict.status == "right" for verdict in verdicts.values()), feeds, verdicts))
-    if not found:
-        raise RunError("no Mat can hold the inputs")
-    _, feeds, verdicts = max(found, key=lambda way: way[0])
-    return feeds, verdicts
 
 
 def _verdict(

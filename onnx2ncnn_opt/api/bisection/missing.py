@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from onnx2ncnn_opt.api.bisection.located import Located, without_numbers
 from onnx2ncnn_opt.api.bisection.wrong_net import Fresh, WrongNet
@@ -34,12 +35,12 @@ def find_missing(net: WrongNet, fresh: Fresh | None) -> Located | None:
     if fresh is not None:
         return _producer_in(net, fresh, missing)
     tolerance = net.tolerance(exact=False)
-    computed = [pair for _, results in net.runs(exact=False) for pair in results.items()]
+    run = net.run(partial(net.judge, tolerance=tolerance), exact=False)
     for name in _ancestors(net.loaded, missing.name):
         if name not in net.values:
             continue
         value = net.values[name]
-        for blob, result in computed:
+        for blob, result in run.results.items() if run else ():
             if isinstance(result, Failure) or result.size != value.size:
                 continue
             if aligned(result, value, tolerance)[0].ok:

@@ -16,9 +16,10 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.events import refs
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
-from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict, judge, value_name
+from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict
 from onnx2ncnn_opt.verification.compare import Tolerance, compare
 from onnx2ncnn_opt.verification.comparison import tolerance_of
+from onnx2ncnn_opt.verification.layers import BlobRun
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)
@@ -78,31 +79,36 @@ def _against_fresh(net: WrongNet, fresh: Fresh, *, exact: bool) -> BlobVerdicts 
     computed = net.fresh_blobs(fresh, exact=exact)
     if computed is None:
         return None
-    way, results = next(net.runs(exact=exact), ((), None))
-    if results is None:
-        return None
     tolerance = net.in_mode(_SAME_KERNELS if exact else tolerance_of(net.loaded))
     pairs = corresponding(net.graph, fresh.graph)
-    verdicts: dict[Blob, Verdict] = {}
-    expected: dict[Blob, Array] = {}
-    for layer in net.graph:
-        twin = pairs.get(layer)
-        counterparts = dict(zip(layer.outputs, twin.outputs, strict=False)) if twin else {}
-        for blob in layer.outputs:
-            other = counterparts.get(blob)
-            right = None if other is None else computed.get(other.name)
-            if isinstance(right, np.ndarray):
-                expected[blob] = right
-            verdicts[blob] = _verdict(results.get(blob.name), right, tolerance, other.name if other else None)
+    twins = {
+        blob.name: other.name
+        for layer, twin in pairs.items()
+        for blob, other in zip(layer.outputs, twin.outputs, strict=False)
+    }
+
+    def verdict(blob: str, result: Array | Failure) -> Verdict:
+        twin = twins.get(blob)
+        return _against_twin(result, None if twin is None else computed.get(twin), tolerance, twin)
+
+    run = net.run(verdict, exact=exact)
+    if run is None:
+        return None
+    blobs = (blob for layer in net.graph for blob in layer.outputs if blob.name in twins)
+    arrays = {blob: computed.get(twins[blob.name]) for blob in blobs}
+    expected = {blob: array for blob, array in arrays.items() if isinstance(array, np.ndarray)}
     origins = {layer: fresh.origins.get(twin.name, ()) for layer, twin in pairs.items()}
-    return BlobVerdicts(verdicts, way, results, expected, origins)
+    return BlobVerdicts(_by_blob(net, run), run.way, run.results, expected, origins)
 
 
-def _verdict(
-    result: Array | Failure | None, expected: Array | Failure | None, tolerance: Tolerance, value: str | None
+def _by_blob(net: WrongNet, run: BlobRun[Sequence[Slot]]) -> dict[Blob, Verdict]:
+    """Return the verdicts by blob; inputs are right."""
+    return {blob: run.verdicts.get(blob.name, _RIGHT) for layer in net.graph for blob in layer.outputs}
+
+
+def _against_twin(
+    result: Array | Failure, expected: Array | Failure | None, tolerance: Tolerance, value: str | None
 ) -> Verdict:
-    if result is None:  # an input
-        return _RIGHT
     if isinstance(result, Failure):
         return Verdict("wrong", result.reason, value)
     if not isinstance(expected, np.ndarray):
@@ -118,24 +124,15 @@ def _against_values(net: WrongNet, *, exact: bool) -> BlobVerdicts | None:
     """Judge the blobs by the model's values, fed in the way that leaves the most of them right."""
     announce("ncnn and ONNX Runtime compute all blobs and values")
     tolerance = net.tolerance(exact=exact)
-    best: tuple[int, BlobVerdicts] | None = None
-    for way, results in net.runs(exact=exact):
-        blobs = [blob for layer in net.graph for blob in layer.outputs]
-        verdicts = {blob: _against_value(net, blob, results.get(blob.name), tolerance) for blob in blobs}
-        right = sum(verdict.status == "right" for verdict in verdicts.values())
-        if best is None or right > best[0]:
-            best = right, BlobVerdicts(verdicts, way, results, {}, {})
-    return best[1] if best else None
 
+    def verdict(blob: str, result: Array | Failure) -> Verdict:
+        found = net.judge(blob, result, tolerance)
+        if found.status == "right" and found.value == net.names.get(blob, blob) and blob in net.wrong:
+            return Verdict("wrong", net.wrong[blob], found.value)  # an output must have the model's order of axes
+        return found
 
-def _against_value(net: WrongNet, blob: Blob, result: Array | Failure | None, tolerance: Tolerance) -> Verdict:
-    if result is None:  # an input
-        return _RIGHT
-    named = value_name(blob.name, net.names)
-    verdict = judge(result, named, net.values, net.sizes, tolerance)
-    if verdict.status == "right" and verdict.value == named and blob.name in net.wrong:
-        return Verdict("wrong", net.wrong[blob.name], named)  # an output must have the model's order of axes
-    return verdict
+    run = net.run(verdict, exact=exact)
+    return BlobVerdicts(_by_blob(net, run), run.way, run.results, {}, {}) if run else None
 
 
 def _first_wrong(net: WrongNet, run: BlobVerdicts) -> FirstWrong | None:

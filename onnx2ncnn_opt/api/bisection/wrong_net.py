@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.api.lower import Files, reconverted
-from onnx2ncnn_opt.errors import RunError, UsageError
+from onnx2ncnn_opt.errors import RunError
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.weight import Encoding
 from onnx2ncnn_opt.manifest import Manifest
@@ -23,11 +23,11 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
-from onnx2ncnn_opt.verification.blobs import by_size, model_values
+from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge, model_values, value_name
 from onnx2ncnn_opt.verification.compare import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.driver import VerifyReport
-from onnx2ncnn_opt.verification.layers import extract_all
+from onnx2ncnn_opt.verification.layers import BlobRun, extract_all, likeliest_run
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.options import Verification
 
@@ -85,8 +85,8 @@ class WrongNet:
         if any(output.blob is None and output.status != "missing" for output in wrong):
             self.wrong = {blob.name: "" for blob in self.graph.outputs} | self.wrong
 
-    def runs(self, *, exact: bool) -> Iterator[tuple[Sequence[Slot], Results]]:
-        """Yield all blobs of the net, for each way to feed it that it takes."""
+    def run(self, verdict: Callable[[str, Array | Failure], Verdict], *, exact: bool) -> BlobRun[Sequence[Slot]] | None:
+        """Return the run that leaves the most blobs right, of all ways to feed the net; None if it does not run."""
         runner = NcnnRunner(
             self.param,
             self.bin,
@@ -97,13 +97,11 @@ class WrongNet:
             threads=None,
         )
         try:
-            for way in input_slots(self.manifest, self.feeds, runner.input_names()):
-                try:
-                    yield way, extract_all(runner, self.graph, model_feeds(way, self.feeds))
-                except UsageError:  # an array that no Mat can hold
-                    continue
+            ways = input_slots(self.manifest, self.feeds, runner.input_names())
+            fed = ((way, model_feeds(way, self.feeds)) for way in ways)
+            return likeliest_run(runner, self.graph, fed, verdict)
         except RunError:
-            return
+            return None
 
     def fresh_blobs(self, fresh: Fresh, *, exact: bool) -> Results | None:
         """Return all blobs of the new conversion here; None if that differs from the model, too."""
@@ -133,6 +131,10 @@ class WrongNet:
     def sizes(self) -> dict[int, list[str]]:
         """The names of the model's values by their number of elements."""
         return by_size(self.values)
+
+    def judge(self, blob: str, result: Array | Failure, tolerance: Tolerance) -> Verdict:
+        """Compare a blob with the model's value of its name, or with any that has the same numbers."""
+        return judge(result, value_name(blob, self.names), self.values, self.sizes, tolerance)
 
     def tolerance(self, *, exact: bool) -> Tolerance:
         """Return the tolerance for a blob against the model's value; `exact` kernels only round."""
