@@ -46,7 +46,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Entry:
     """An input or output of the model and the blob that carries it.
 
     `shape` and `dtype` (numpy's name) are ONNX's; a size that is known only at run time is a string, or None if it has
@@ -132,8 +132,8 @@ class Manifest:
     for which the net is right. `masks` are the layers that fp16 is not enough for.
     """
 
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[Entry, ...]
+    outputs: tuple[Entry, ...]
     source: Source
     tool: str
     ncnn: str
@@ -194,15 +194,15 @@ class _Reader:
             masks=self.masks(data),
         )
 
-    def tensors(self, data: Any, where: str) -> tuple[Tensor, ...]:
+    def tensors(self, data: Any, where: str) -> tuple[Entry, ...]:
         return tuple(self.tensor(entry, f"{where}[{i}]") for i, entry in enumerate(self.items(data, where, dict)))
 
-    def tensor(self, entry: Any, where: str) -> Tensor:
+    def tensor(self, entry: Any, where: str) -> Entry:
         shape = self.items(entry, f"{where}.shape", int, str, type(None))
         axis = self.get(entry, f"{where}.batch_axis", int, type(None))
         if axis is not None and not 0 <= axis < len(shape):
             raise UsageError(f"{self.path}: {where}.batch_axis is {axis}, but the shape has {len(shape)} axes")
-        return Tensor(
+        return Entry(
             name=self.get(entry, f"{where}.name", str),
             blob=self.get(entry, f"{where}.blob", str),
             shape=shape,

@@ -21,20 +21,20 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.shapes import infer_graph
-from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.compare import INFINITE
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.inputs import Draw, draw_inputs
 from onnx2ncnn_opt.verification.match import input_slots
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.tolerance import INFINITE
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.exports import MODELS as EXPORTS
 from testing.exports import refilled
 from testing.op_cases import load_cases
@@ -559,8 +559,8 @@ def converted_by_pnnx(name: str, model: Any, folder: Path, worker: NcnnWorker, p
     if not report.ok:
         return None
     way = input_slots(None, feeds, [blob.name for blob in read_net(param, bin).graph.inputs])[0]
-    inputs = [Tensor(s.name, s.blob, feeds[s.name].shape, feeds[s.name].dtype.name, s.batch_axis) for s in way]
-    outputs = [Tensor(o.name, o.blob or "", (1,), "float32", 0) for o in report.outputs]
+    inputs = [Entry(s.name, s.blob, feeds[s.name].shape, feeds[s.name].dtype.name, s.batch_axis) for s in way]
+    outputs = [Entry(o.name, o.blob or "", (1,), "float32", 0) for o in report.outputs]
     slots = Manifest(tuple(inputs), tuple(outputs), Source(None, 1), "pnnx", "", LayerCount(1, 1), ())
     return Subject(name, path, load_model(path, shapes=given), param, bin, None, slots)
 

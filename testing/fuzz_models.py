@@ -17,7 +17,7 @@ from onnx2ncnn_opt.runtime.base import Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
-from onnx2ncnn_opt.verification.compare import compare
+from onnx2ncnn_opt.verification.tolerance import compare
 from testing.random_models import NoFit, RandomModel, evaluate
 
 SECONDS = 20

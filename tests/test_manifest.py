@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor, read_manifest
+from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source, read_manifest
 
 MANIFEST = Manifest(
     inputs=(
-        Tensor("input ids", "input_ids", (1, "seq", None), "int64", 0, "int32"),
-        Tensor("t", "t", (), "float32", None),
+        Entry("input ids", "input_ids", (1, "seq", None), "int64", 0, "int32"),
+        Entry("t", "t", (), "float32", None),
     ),
-    outputs=(Tensor("y", "y", (2, 3), "float32", 1),),
+    outputs=(Entry("y", "y", (2, 3), "float32", 1),),
     source=Source("0" * 64, 20),
     tool="onnx2ncnn-opt 0.1.0",
     ncnn="1.0.20261020",

@@ -18,7 +18,7 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.manifest import Image, read_manifest
 from onnx2ncnn_opt.report.example import example
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.worker import WORKER
 
 MODELS = Path(__file__).resolve().parent.parent / "fixtures" / "models"

@@ -14,7 +14,7 @@ from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError, UsageError
 from onnx2ncnn_opt.manifest import read_manifest
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.worker import WORKER
 
 # As silero-vad has it: one model for two sample rates.

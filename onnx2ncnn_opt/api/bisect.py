@@ -32,7 +32,7 @@ from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import load_converted
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 
 
 @dataclass(frozen=True)

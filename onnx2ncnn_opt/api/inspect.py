@@ -18,7 +18,7 @@ from onnx2ncnn_opt.ir.dim import Shape, Sym
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.memory import peak_memory
 from onnx2ncnn_opt.ir.releases import least_release
-from onnx2ncnn_opt.manifest import Tensor
+from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.onnx.read.exported import exported
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -150,7 +150,7 @@ def _net(path: Path, shapes: GivenShapes, values: Mapping[str, Any] | None) -> I
     )
 
 
-def _of_entry(entry: Tensor) -> Binding:
+def _of_entry(entry: Entry) -> Binding:
     return Binding(entry.name, entry.dtype, tuple("?" if size is None else size for size in entry.shape))
 
 

@@ -23,7 +23,7 @@ from onnx2ncnn_opt.finish import finish, require_release
 from onnx2ncnn_opt.ir.dim import Dim, Shape
 from onnx2ncnn_opt.ir.graph import Blob, Graph
 from onnx2ncnn_opt.ir.releases import NEWEST, check_release, least_release
-from onnx2ncnn_opt.manifest import Bound, Image, LayerCount, Manifest, Masked, Source, Tensor, file_hash
+from onnx2ncnn_opt.manifest import Bound, Entry, Image, LayerCount, Manifest, Masked, Source, file_hash
 from onnx2ncnn_opt.onnx.custom import CustomOp, parse_custom
 from onnx2ncnn_opt.onnx.importer import Port, import_model
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
@@ -198,9 +198,9 @@ class Conversion(Rewritten):
 
         Raises VerificationError if there is nothing to compare with: nobody here can run `custom` operators.
         """
-        from onnx2ncnn_opt.verification.compare import with_rounding
-        from onnx2ncnn_opt.verification.comparison import tolerance_of  # both runtimes
-        from onnx2ncnn_opt.verification.verify import verify_net
+        from onnx2ncnn_opt.verification.net_outputs import tolerance_of  # both runtimes
+        from onnx2ncnn_opt.verification.tolerance import with_rounding
+        from onnx2ncnn_opt.verification.verify_net import verify_net
 
         if self.custom:
             raise VerificationError(f"the net cannot be verified: {NOT_RUN}")
@@ -382,8 +382,8 @@ def unoptimised(conversion: Conversion) -> Conversion:
     )
 
 
-def _entry(port: Port, names: Mapping[Blob, str]) -> Tensor:
-    return Tensor(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
+def _entry(port: Port, names: Mapping[Blob, str]) -> Entry:
+    return Entry(port.name, names[port.blob], _sizes(port.shape), _dtype(port.dtype), port.batch_axis, port.element)
 
 
 def _sizes(shape: Shape) -> tuple[int | str | None, ...]:

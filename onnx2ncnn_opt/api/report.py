@@ -47,13 +47,13 @@ from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
 from onnx2ncnn_opt.verification.blobs import Verdict, model_values
-from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
-from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import any_feeds, load_converted
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from onnx2ncnn_opt.version import __version__
 
 # All blobs of a net, and all values of its model, are in memory at once to be compared.

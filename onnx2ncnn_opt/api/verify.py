@@ -14,7 +14,7 @@ from onnx2ncnn_opt.param.files import bin_beside
 from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.runtime.ncnn import NcnnWorker

@@ -52,7 +52,7 @@ class ModelsFile(pytest.File):
             yield ModelItem.from_parent(self, name=model.name, checked=config, model=model)
 
 
-class WrongNet(Exception):
+class NetFailure(Exception):
     """A model that does not pass."""
 
     def __init__(self, result: ModelResult) -> None:
@@ -78,11 +78,11 @@ class ModelItem(pytest.Item):
         if others:
             self.add_report_section("call", "notes", "\n".join(others))
         if not result.ok:
-            raise WrongNet(result)
+            raise NetFailure(result)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the failures, without a traceback."""
-        if not isinstance(excinfo.value, WrongNet):
+        if not isinstance(excinfo.value, NetFailure):
             return super().repr_failure(excinfo, style)
         from onnx2ncnn_opt.report.check import failure_text
 

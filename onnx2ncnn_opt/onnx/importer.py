@@ -26,11 +26,11 @@ from onnx2ncnn_opt.onnx.fold.evaluate import CannotFold, TooLarge, evaluate_node
 from onnx2ncnn_opt.onnx.fold.sizes.cells import each
 from onnx2ncnn_opt.onnx.fold.stand_in import inferred_outputs
 from onnx2ncnn_opt.onnx.items import Batch
-from onnx2ncnn_opt.onnx.lower.budget import Budget, check_results, check_size
 from onnx2ncnn_opt.onnx.lower.builder import Misfit, Refusal
 from onnx2ncnn_opt.onnx.lower.context import ImportContext, Incomplete
 from onnx2ncnn_opt.onnx.lower.functional.symbolic_tensor import computed
 from onnx2ncnn_opt.onnx.lower.layout import Layout
+from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget, check_results, check_size
 from onnx2ncnn_opt.onnx.ops import find, fold_bound, traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import solved
@@ -177,14 +177,14 @@ class _Walk(ImportContext):
         self._misfit = ""  # the first node that shows that the model does not take the sizes that were given
         self._inlined = 0
         self._output_names = {info.name for info in model.outputs}
-        self._budget = Budget(())
+        self._budget = MemoryBudget(())
 
     def run(self) -> Imported:
         """Import every node, then the outputs."""
         inputs = self._inputs()
         constants = {name: self._initializer(v) for name, v in self._model.graph.initializers.items()}
         self._values.update(constants)
-        self._budget = Budget(constant.array for constant in constants.values())
+        self._budget = MemoryBudget(constant.array for constant in constants.values())
         for node in counted(self._model.graph, "making layers of the operators", "nodes"):
             self._import(node)
         outputs = self._outputs()

@@ -34,7 +34,7 @@ class ParsedNet(NamedTuple):
     unread_layers: int = 0
 
 
-class Entry(NamedTuple):
+class LayerLine(NamedTuple):
     """A layer as a file states it, read but not connected; `where` is its line in the file, for messages."""
 
     where: str
@@ -45,14 +45,14 @@ class Entry(NamedTuple):
     values: Mapping[int, Value]
 
 
-def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedNet:
+def connect(entries: Sequence[LayerLine], types: Mapping[str, LayerSpec]) -> ParsedNet:
     """Return the graph of the lines, with Splits resolved.
 
     A Split into one blob that a layer reads stays; a pass removes it.
     """
     consumed = {name for entry in entries for name in entry.bottoms}
     root = _roots(entries, consumed)
-    splits: dict[str, list[Entry]] = {}
+    splits: dict[str, list[LayerLine]] = {}
     aliases: dict[str, list[str]] = {}
     for entry in entries:
         if _is_fork(entry, consumed):
@@ -84,12 +84,12 @@ def connect(entries: Sequence[Entry], types: Mapping[str, LayerSpec]) -> ParsedN
     return ParsedNet(graph, tuple(_dropped(splits, blobs)), names, unsplit)
 
 
-def _is_fork(entry: Entry, consumed: Collection[str]) -> bool:
+def _is_fork(entry: LayerLine, consumed: Collection[str]) -> bool:
     """Return True if a Split gives its blob a second reader, or a name that no layer reads."""
     return entry.type == "Split" and (len(entry.tops) > 1 or entry.tops[0] not in consumed)
 
 
-def _roots(entries: Sequence[Entry], consumed: Collection[str]) -> dict[str, str]:
+def _roots(entries: Sequence[LayerLine], consumed: Collection[str]) -> dict[str, str]:
     """Return the blob that each name stands for, through all Splits; check the names on the way."""
     root: dict[str, str] = {}
     producers: dict[str, str] = {}
@@ -110,7 +110,7 @@ def _roots(entries: Sequence[Entry], consumed: Collection[str]) -> dict[str, str
     return root
 
 
-def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
+def _dropped(splits: Mapping[str, Sequence[LayerLine]], blobs: Mapping[str, Blob]) -> Iterator[DroppedSplit]:
     """Yield the Splits that a written net does not need: that of a blob with one use, else all but one of a blob."""
     for name, entries in splits.items():
         blob = blobs[name]
@@ -123,7 +123,7 @@ def _dropped(splits: Mapping[str, Sequence[Entry]], blobs: Mapping[str, Blob]) -
                 yield DroppedSplit(entry.name, f"joined with '{forks[0].name}', which splits the same blob")
 
 
-def _layer(entry: Entry, inputs: Sequence[Blob], outputs: Sequence[Blob], spec: LayerSpec | None) -> Layer:
+def _layer(entry: LayerLine, inputs: Sequence[Blob], outputs: Sequence[Blob], spec: LayerSpec | None) -> Layer:
     where = entry.where
     params: dict[str | int, Any] = {}
     for id, value in entry.values.items():

@@ -20,7 +20,7 @@ from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Blob, Layer
 from onnx2ncnn_opt.ir.layers import BY_INDEX, LAYERS
 from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, Kind, LayerSpec
-from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
+from onnx2ncnn_opt.param.connect import LayerLine, ParsedNet, connect
 from onnx2ncnn_opt.param.splits import Line, Listing
 from onnx2ncnn_opt.param.text import MAGIC, MAX_LAYERS, param_values
 from onnx2ncnn_opt.param.values import MAX_STRING_BYTES, Value, stored_float
@@ -71,7 +71,7 @@ class _Reader:
             raise ParamError(f"{self.file}: at byte {self.offset - 4}: {number} cannot be {what}")
         return number
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[LayerLine]:
         if self.take(4) != _MAGIC:
             raise ParamError(f"{self.file}: not a .param.bin file: it does not start with {MAGIC}")
         layers = self.count(MAX_LAYERS, "a number of layers", 1)
@@ -79,7 +79,7 @@ class _Reader:
         for number in range(layers):
             yield self.entry(number, blobs)
 
-    def entry(self, number: int, blobs: int) -> Entry:
+    def entry(self, number: int, blobs: int) -> LayerLine:
         where = self.where
         index = self.count(_CUSTOM_BIT * 2 - 1, "a layer type")
         spec = BY_INDEX.get(index)
@@ -88,7 +88,7 @@ class _Reader:
         type = spec.type if spec else f"#{index}"
         counts = [self.count(_MAX_BLOBS_OF_A_LAYER, "a number of blobs") for _ in range(2)]
         bottoms, tops = (tuple(str(self.count(blobs - 1, "a blob")) for _ in range(count)) for count in counts)
-        return Entry(where, type, f"{type.lower()}_{number}", bottoms, tops, dict(self.values(type)))
+        return LayerLine(where, type, f"{type.lower()}_{number}", bottoms, tops, dict(self.values(type)))
 
     def values(self, type: str) -> Iterator[tuple[int, Value]]:
         while (key := self.number()) != _END:
@@ -123,10 +123,10 @@ class _Reader:
         return tuple((floats if is_float else integers).tolist())
 
 
-def _ordered(entries: Sequence[Entry], file: str) -> list[Entry]:
+def _ordered(entries: Sequence[LayerLine], file: str) -> list[LayerLine]:
     """Return the layers, each after the producers of its inputs; in the file's order if that has them so."""
     producers = {top: number for number, entry in enumerate(entries) for top in entry.tops}
-    order: list[Entry] = []
+    order: list[LayerLine] = []
     state = [0] * len(entries)  # 1: its producers are being visited, 2: done
     for first in range(len(entries)):
         stack = [first]

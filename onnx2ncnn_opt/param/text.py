@@ -16,7 +16,7 @@ from onnx2ncnn_opt.errors import GraphError, ParamError
 from onnx2ncnn_opt.ir.graph import Graph, Layer
 from onnx2ncnn_opt.ir.layers import LAYERS
 from onnx2ncnn_opt.ir.spec import FEATMASK_ID, MAX_PARAM_ID, SHAPE_HINTS_ID, Kind, LayerSpec, Param
-from onnx2ncnn_opt.param.connect import Entry, ParsedNet, connect
+from onnx2ncnn_opt.param.connect import LayerLine, ParsedNet, connect
 from onnx2ncnn_opt.param.names import MAX_NAME_BYTES, clean_name
 from onnx2ncnn_opt.param.splits import Line, Listing, list_layers
 from onnx2ncnn_opt.param.values import BLANKS, excerpt, format_value, read_values
@@ -44,7 +44,7 @@ def parse_param(text: str | bytes, *, file: str = "<param>", types: Mapping[str,
     return connect(entries, types)._replace(unread_layers=unread)
 
 
-def _entries(data: bytes, file: str) -> tuple[list[Entry], int]:
+def _entries(data: bytes, file: str) -> tuple[list[LayerLine], int]:
     header = _HEADER.match(data)
     numbers = [_header_number(token) for token in header.groups()] if header else []
     if not header or numbers[0] != MAGIC:
@@ -82,7 +82,7 @@ def _header_number(token: bytes) -> int | None:
     return int(token) if len(token) < 16 and re.fullmatch(rb"[+-]?[0-9]+", token) else None
 
 
-def _entry(line: str, number: int, file: str) -> Entry:
+def _entry(line: str, number: int, file: str) -> LayerLine:
     where = f"{file}:{number}"
     words = re.split(rf"[{BLANKS}]+", line.strip(BLANKS), maxsplit=4)
     if len(words) < 4 or _PARAM.match(words[0]):  # ncnn takes the latter for a parameter of the layer before
@@ -103,7 +103,7 @@ def _entry(line: str, number: int, file: str) -> Entry:
             raise ParamError(f"{where}: the name '{excerpt(word)}' is longer than {MAX_NAME_BYTES} bytes")
     where = f"{where}: layer '{name}'"
     bottoms, tops = tuple(blobs[:bottom_count]), tuple(blobs[bottom_count:])
-    return Entry(f"{file}:{number}", type, name, bottoms, tops, read_values(tail, where))
+    return LayerLine(f"{file}:{number}", type, name, bottoms, tops, read_values(tail, where))
 
 
 def format_param(graph: Graph) -> str:

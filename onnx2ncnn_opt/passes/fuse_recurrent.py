@@ -29,7 +29,7 @@ _LEAST_STEPS = 2
 _TOLERANCE = 1e-6
 
 
-class Step(NamedTuple):
+class CellStep(NamedTuple):
     """One step: its states, and its gates in ncnn's order; None for one that a state of zeros leaves without effect.
 
     The last of a GRU's four is what the reset gate is multiplied with.
@@ -55,15 +55,15 @@ class Step(NamedTuple):
 class Linked(NamedTuple):
     """A step of a chain: what goes into it, and its hidden state before; None for zeros."""
 
-    step: Step
+    step: CellStep
     inputs: tuple[Piece, ...]
     before: Piece | None
 
 
-Matcher = Callable[[Layer, Tracer], Step]
+Matcher = Callable[[Layer, Tracer], CellStep]
 
 
-def _lstm_step(layer: Layer, tracer: Tracer) -> Step:
+def _lstm_step(layer: Layer, tracer: Tracer) -> CellStep:
     """h = sigmoid(o) * tanh(c), c = sigmoid(f) * c' + sigmoid(i) * tanh(g)."""
     if not layer.computes(BinaryOp.MUL, scalar=False):
         raise Unlike
@@ -80,10 +80,10 @@ def _lstm_step(layer: Layer, tracer: Tracer) -> Step:
     (i, g), (forget, before) = pairs[0], pairs[1] if len(pairs) > 1 else (None, None)
     kinds = ((i, "Sigmoid"), (forget, "Sigmoid"), (o, "Sigmoid"), (g, "TanH"))
     gates = [None if piece is None else tracer.linear(tracer.operand(piece, kind)) for piece, kind in kinds]
-    return Step(hidden, tuple(map(_pure, gates)), frozenset({layer, *tracer.seen}), cell, before)
+    return CellStep(hidden, tuple(map(_pure, gates)), frozenset({layer, *tracer.seen}), cell, before)
 
 
-def _gru_step(layer: Layer, tracer: Tracer) -> Step:
+def _gru_step(layer: Layer, tracer: Tracer) -> CellStep:
     """h = (1 - z) * n + z * h' with z a sigmoid and n = tanh(x + sigmoid(r) * (U @ h' + b))."""
     if layer.type != "BinaryOp" or layer["with_scalar"]:
         raise Unlike
@@ -118,7 +118,7 @@ def _gru_step(layer: Layer, tracer: Tracer) -> Step:
         reset, inner = _reset(tracer, next(iter(whole.factors)))
     outer = Linear(whole.offset, whole.matrices)
     gates = (_pure(reset), _pure(update), outer, _pure(inner))
-    return Step(hidden, gates, frozenset({layer, *tracer.seen}), None, before)
+    return CellStep(hidden, gates, frozenset({layer, *tracer.seen}), None, before)
 
 
 def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
@@ -134,13 +134,13 @@ def _reset(tracer: Tracer, product: Piece) -> tuple[Linear, Linear]:
     return tracer.linear(tracer.operand(gate, "Sigmoid")), tracer.linear(other)
 
 
-def _rnn_step(layer: Layer, tracer: Tracer) -> Step:
+def _rnn_step(layer: Layer, tracer: Tracer) -> CellStep:
     """h = tanh(W @ x + U @ h' + b)."""
     if layer.type != "TanH" or layer["featmask"]:
         raise Unlike
     hidden = Piece(layer.output, 0, count(layer.output))
     gate = _pure(tracer.linear(tracer.operand(hidden, "TanH")))
-    return Step(hidden, (gate,), frozenset({layer, *tracer.seen}))
+    return CellStep(hidden, (gate,), frozenset({layer, *tracer.seen}))
 
 
 def _pure(gate: Linear | None) -> Linear | None:
@@ -161,7 +161,7 @@ def _apart(product: frozenset[Piece]) -> tuple[Piece, Piece]:
 # ---- chains
 
 
-def _chains(steps: Mapping[Piece, Step]) -> Iterator[list[Linked]]:
+def _chains(steps: Mapping[Piece, CellStep]) -> Iterator[list[Linked]]:
     """Yield chains of steps with equal numbers, each of which takes the states of the step before."""
     before: dict[Piece, Piece] = {}
     taken: set[Piece] = set()
@@ -183,14 +183,14 @@ def _chains(steps: Mapping[Piece, Step]) -> Iterator[list[Linked]]:
             yield chain
 
 
-def _goes_on(step: Step, following: Step) -> bool:
+def _goes_on(step: CellStep, following: CellStep) -> bool:
     """Return True if the cell of a step (of a GRU, the state itself) is the cell that the following step takes."""
     if step.cell is not None:
         return following.cell_before == step.cell
     return len(step.gates) == 1 or following.cell_before == step.hidden
 
 
-def _last(step: Step, state: Piece) -> Linked | None:
+def _last(step: CellStep, state: Piece) -> Linked | None:
     """Return the last step of a chain, whose hidden state before is known."""
     inputs = tuple(piece for piece in step.sources if piece != state)
     if not inputs or state.size != step.size or None in step.gates:
@@ -198,7 +198,7 @@ def _last(step: Step, state: Piece) -> Linked | None:
     return Linked(step, inputs, state) if _fits(step, inputs, state) else None
 
 
-def _fits(step: Step, inputs: Sequence[Piece], state: Piece | None) -> bool:
+def _fits(step: CellStep, inputs: Sequence[Piece], state: Piece | None) -> bool:
     """Return True if the parts of a GRU take their operands from the same places as ncnn's."""
     if step.cell is not None or len(step.gates) == 1:
         return True
@@ -209,7 +209,7 @@ def _fits(step: Step, inputs: Sequence[Piece], state: Piece | None) -> bool:
     return inner is None or not any(piece in inner.matrices for piece in inputs)
 
 
-def _like(step: Step, following: Linked) -> Linked | None:
+def _like(step: CellStep, following: Linked) -> Linked | None:
     """Return the step with its operands told apart, where all of its numbers are those of the one that follows."""
     model, state = following.step, following.before
     assert state is not None
@@ -239,13 +239,13 @@ def _is_offset_equal(gate: Linear | None, model: Linear | None) -> bool:
     return bool(np.abs(gate.offset - model.offset).max() <= _TOLERANCE * max(1.0, np.abs(model.offset).max()))
 
 
-def _lets_bias_in(step: Step) -> bool:
+def _lets_bias_in(step: CellStep) -> bool:
     """Return True if the reset gate of a GRU multiplies a bias, which is there without a state, too."""
     inner = step.gates[-1]
     return inner is not None and bool(inner.offset.any())
 
 
-def _is_used_alike(step: Step, piece: Piece, model: Step, wanted: Piece) -> bool:
+def _is_used_alike(step: CellStep, piece: Piece, model: CellStep, wanted: Piece) -> bool:
     """Return True if two pieces go into the gates of two steps with equal matrices."""
     if piece.size != wanted.size:
         return False
@@ -281,7 +281,7 @@ def _fuse(graph: Graph, kind: str, matcher: Matcher) -> Iterator[Replacement | M
                 break  # the others may begin or end at blobs that are no more
 
 
-def _steps(graph: Graph, matcher: Matcher, read: Read) -> dict[Piece, Step]:
+def _steps(graph: Graph, matcher: Matcher, read: Read) -> dict[Piece, CellStep]:
     steps = {}
     for layer in graph.layers:
         if layer.type not in ("BinaryOp", "TanH") or layer["featmask"] or layer.output.shape is None:

@@ -17,7 +17,7 @@ _MOMENT = 2.0  # seconds to end in order
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedProcess:
     """The end of a program: its exit code (None if it was stopped), the same in words, and its last output."""
 
     code: int | None
@@ -51,13 +51,13 @@ class Processes:
         seconds: float,
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Ended:
+    ) -> EndedProcess:
         """Run a program to its end, or to that of its time."""
         with tempfile.TemporaryFile() as log:  # a pipe would stay open in whatever the program leaves behind
             try:
                 process = self._start(command, folder, environment, log.fileno())
             except OSError as error:
-                return Ended(None, f"cannot be started: {error.strerror or error}", "")
+                return EndedProcess(None, f"cannot be started: {error.strerror or error}", "")
             try:
                 code: int | None = process.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -68,7 +68,7 @@ class Processes:
                     self._running.discard(process)
             log.seek(max(0, log.seek(0, os.SEEK_END) - _SAID_AT_MOST))
             said = log.read().decode(errors="replace").strip()
-        return Ended(code, _how(code, seconds), said)
+        return EndedProcess(code, _how(code, seconds), said)
 
     def stop(self) -> None:
         """End all that runs, and start nothing more."""

@@ -21,7 +21,7 @@ from onnx2ncnn_opt.regression.baseline import BaselineFiles, recorded_names
 from onnx2ncnn_opt.regression.config import DEFAULT_FILE, Config, Model, fill, parse_shard, read_config
 from onnx2ncnn_opt.regression.judge import REQUEST, RESULT, Request
 from onnx2ncnn_opt.regression.look import RECORD
-from onnx2ncnn_opt.regression.processes import Ended, Processes
+from onnx2ncnn_opt.regression.processes import EndedProcess, Processes
 from onnx2ncnn_opt.regression.result import CheckResult, ModelResult
 from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.version import __version__
@@ -177,7 +177,7 @@ class _Task:
         self.net = param, bin
         return ""
 
-    def converter(self) -> Ended:
+    def converter(self) -> EndedProcess:
         """Run the converter."""
         values = {"onnx": os.fspath(self.model.path), "out": os.fspath(self.out), "stem": self.model.stem}
         if self.model.convert:
@@ -186,7 +186,7 @@ class _Task:
         words = [fill(word, values) for word in _OURS]
         return self.python(*words, *self.model.bindings(), seconds=self.model.timeout)
 
-    def python(self, *arguments: str, seconds: float) -> Ended:
+    def python(self, *arguments: str, seconds: float) -> EndedProcess:
         """Run this Python with the packages of this process, independent of the current folder."""
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         environment = {**os.environ, "PYTHONPATH": paths}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.report.console import Block
 from onnx2ncnn_opt.report.summary import Summary, end_lines, layers_blocks, storage_lines, summary_fields
 from onnx2ncnn_opt.report.verification import mask_lines, output_table, shapes_lines
@@ -89,7 +89,7 @@ def _notes(summary: ConversionSummary) -> list[str]:
     return notes
 
 
-def _port(kind: str, tensor: Tensor) -> str:
+def _port(kind: str, tensor: Entry) -> str:
     shape = ", ".join("?" if size is None else str(size) for size in tensor.shape)
     batch = "" if tensor.batch_axis is None else f", without its batch axis {tensor.batch_axis}"
     return f"{kind}: {tensor.name} {tensor.dtype}[{shape}] is blob {tensor.blob}{batch}"

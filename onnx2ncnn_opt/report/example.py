@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import symbol
-from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.slots import np_dtype, too_small
 
@@ -26,7 +26,7 @@ _FP32 = ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16
 class _Mat:
     """An input or output with numbers for all sizes; `dims` are the Mat's, outermost first, `batch` its count."""
 
-    entry: Tensor
+    entry: Entry
     shape: tuple[int, ...]
 
     @property
@@ -90,7 +90,7 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
             wrong = f"{entry.name}:{','.join(map(str, given))}"
             raise UsageError(f"--shape {wrong} is not a shape of {_Mat(entry, ()).text}")
     # Names first, as others may be sums of them.
-    found: list[tuple[Tensor, list[int]]] = []
+    found: list[tuple[Entry, list[int]]] = []
     for entry in sorted(manifest.inputs, key=_is_sum):
         is_image = len(entry.shape) == 4 and entry.shape[1] in (1, 3)
         shape = []
@@ -112,7 +112,7 @@ def _inputs(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> list[_Ma
     return [by_name[entry.name] for entry in manifest.inputs]
 
 
-def _is_sum(entry: Tensor) -> bool:
+def _is_sum(entry: Entry) -> bool:
     return any(isinstance(dim, str) and not dim.isidentifier() for dim in entry.shape)
 
 
@@ -211,7 +211,7 @@ def _python_array(mat: _Mat) -> str:
     return f"random.standard_normal({list(mat.shape)}, np.float32)"
 
 
-def _axis(entry: Tensor) -> str:
+def _axis(entry: Entry) -> str:
     return "" if entry.batch_axis is None else f", batch_axis={entry.batch_axis}"
 
 
@@ -222,7 +222,7 @@ def _python_feed(mat: _Mat) -> list[str]:
     return [f"    {call}{why}"]
 
 
-def _python_fetch(entry: Tensor) -> list[str]:
+def _python_fetch(entry: Entry) -> list[str]:
     value = f"fetch(extractor, {entry.blob!a}{_axis(entry)})"
     rank = len(entry.shape)
     if rank - (entry.batch_axis is not None) == 0:  # no Mat has the rank of a scalar
@@ -361,7 +361,7 @@ def _cpp_fill(name: str, mat: _Mat) -> list[str]:
     return lines
 
 
-def _cpp_fetch(name: str, entry: Tensor) -> list[str]:
+def _cpp_fetch(name: str, entry: Entry) -> list[str]:
     mat = _Mat(entry, ())
     dims = len(entry.shape) - (entry.batch_axis is not None)
     batch = "" if entry.batch_axis is None else f", n is axis {entry.batch_axis}"

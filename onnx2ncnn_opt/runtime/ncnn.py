@@ -27,7 +27,7 @@ _SEEN = {"largest": float, "special": int, "batch": bool}
 
 
 @dataclass(frozen=True)
-class Step:
+class WalkStep:
     """A blob of a walk: it gets random errors, and is then rounded to 16 bits ("fp16", "bf16") or not ("").
 
     Each error has a root mean square that is drawn from `noise`. With `send` the blob is returned. With `cast` a layer
@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Seen:
+class BlobStats:
     """The largest finite number of a blob before it was rounded, and the blob itself.
 
     `special` counts the numbers that are not finite after rounding, without 3.4e38 and more, which stands for infinity;
@@ -277,8 +277,8 @@ class NcnnRunner:
     def walk(
         self,
         feeds: Mapping[str, Feed | Array],
-        steps: Sequence[Step],
-        visit: Callable[[Step, Seen], None],
+        steps: Sequence[WalkStep],
+        visit: Callable[[WalkStep, BlobStats], None],
         seed: int = 0,
     ) -> None:
         """Compute a net blob by blob, rounding each before the next is computed from it; `visit` is called for each.
@@ -301,7 +301,7 @@ class NcnnRunner:
                     continue
                 array = child.receive_array(answer) if step.send else None
                 if failure is None:
-                    visit(step, Seen(answer["largest"], answer["special"], answer["batch"], array))
+                    visit(step, BlobStats(answer["largest"], answer["special"], answer["batch"], array))
             if failure is not None:
                 raise failure
 

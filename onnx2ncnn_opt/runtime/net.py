@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onnx2ncnn_opt.errors import RunError, UsageError, check_options
-from onnx2ncnn_opt.manifest import Manifest, Tensor, read_manifest
+from onnx2ncnn_opt.manifest import Entry, Manifest, read_manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime._ncnn_net import NCNN_ERRORS, NcnnNet
 from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch, require
@@ -99,12 +99,12 @@ class Net:
             self._worker.close()
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Entry, ...]:
         """The model's inputs; empty without a manifest."""
         return self.manifest.inputs if self.manifest else ()
 
     @property
-    def outputs(self) -> tuple[Tensor, ...]:
+    def outputs(self) -> tuple[Entry, ...]:
         """The model's outputs; empty without a manifest."""
         return self.manifest.outputs if self.manifest else ()
 
@@ -248,7 +248,7 @@ def _all_there(results: Mapping[str, Array | Failure], param: Path) -> dict[str,
     return {blob: result for blob, result in results.items() if not isinstance(result, Failure)}
 
 
-def _as_output(entry: Tensor, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
+def _as_output(entry: Entry, slot: Slot, result: Array, sizes: Mapping[str, int]) -> Array:
     """Return a fetched array in the model's shape and type.
 
     Raises RunError if it has another shape, or if an integer output is not finite.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnx2ncnn_opt.errors import UsageError, VerificationError
-from onnx2ncnn_opt.manifest import Image, Manifest, Tensor
+from onnx2ncnn_opt.manifest import Entry, Image, Manifest
 from onnx2ncnn_opt.onnx.read.given import parsed_size
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 
@@ -29,7 +29,7 @@ class Slot:
     image: Image | None = None
 
     @classmethod
-    def of(cls, entry: Tensor) -> Slot:
+    def of(cls, entry: Entry) -> Slot:
         """Return the slot of a manifest's entry."""
         return cls(entry.name, entry.blob, entry.batch_axis, entry.element == "int32", entry.image)
 
@@ -78,7 +78,7 @@ def model_feeds(slots: Sequence[Slot], arrays: Mapping[str, Array]) -> dict[str,
 
 
 def check_arrays(
-    arrays: Mapping[str, Any], entries: Sequence[Tensor], values: Mapping[str, Array] | None = None
+    arrays: Mapping[str, Any], entries: Sequence[Entry], values: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
     """Return the arrays in the order and element types of the model's inputs; UsageError if they do not fit these.
 
@@ -114,7 +114,7 @@ def check_arrays(
     return checked
 
 
-def np_dtype(entry: Tensor) -> np.dtype[Any]:
+def np_dtype(entry: Entry) -> np.dtype[Any]:
     """Return numpy's type of an entry; raises UsageError for a type that has no numbers."""
     try:
         import ml_dtypes  # noqa: F401  makes bfloat16 known to numpy
@@ -127,14 +127,14 @@ def np_dtype(entry: Tensor) -> np.dtype[Any]:
     return dtype
 
 
-def _array(entry: Tensor, given: Any) -> Array:
+def _array(entry: Entry, given: Any) -> Array:
     try:
         return np.asarray(given)
     except ValueError as error:  # rows of different lengths
         raise UsageError(f"the model takes {entry}, and what is given is not an array: {error}") from error
 
 
-def sizes_of(entries: Sequence[Tensor], arrays: Mapping[str, Array]) -> dict[str, int]:
+def sizes_of(entries: Sequence[Entry], arrays: Mapping[str, Array]) -> dict[str, int]:
     """Return the sizes of dynamic dimensions that arrays for entries give."""
     return {
         dim: size

@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.compare import Difference, Tolerance, compare
+from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
 
 _MOST_AXES = 5  # that are permuted
 

@@ -11,7 +11,7 @@ from onnx2ncnn_opt.errors import CrashError, RunError
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ort import OrtRunner, read_model
 from onnx2ncnn_opt.verification.alignment import aligned, same_range
-from onnx2ncnn_opt.verification.compare import Difference, Tolerance
+from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from onnx2ncnn_opt.runtime.base import Array
-from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE
 
 _INDICES = {"TopK": (1, -1), "ArgMax": (0, 0), "ArgMin": (0, 0)}  # the output of indices, and the default axis
 _SAME_ORDER = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})

@@ -24,7 +24,7 @@ from onnx2ncnn_opt.param.files import write_net
 from onnx2ncnn_opt.param.splits import list_layers
 from onnx2ncnn_opt.rewrite.integers import index_blobs
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
-from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Seen, Step
+from onnx2ncnn_opt.runtime.ncnn import BlobStats, NcnnRunner, NcnnWorker, WalkStep
 
 # Layers that add up in fp16, whose sums are sampled.
 SAMPLED = frozenset({"Convolution", "Convolution1D", "Deconvolution", "Gemm", "InnerProduct", "MatMul", "SDPA"})
@@ -33,7 +33,7 @@ _STORAGE = {"fp16": Feature.NO_FP16_STORAGE, "bf16": Feature.NO_BF16_STORAGE}
 
 @dataclass(frozen=True)
 class Walk:
-    """One run: the blobs of `Estimator.compared`, and the `Seen` of each blob."""
+    """One run: the blobs of `Estimator.compared`, and the `BlobStats` of each blob."""
 
     outputs: dict[Blob, Array] = field(default_factory=dict)
     largest: dict[Blob, float] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Estimator:
     ) -> None:
         is_sampled = not rounding
         blobs: dict[str, Blob] = {}
-        steps: list[Step] = []
+        steps: list[WalkStep] = []
         readers = {layer for layer in self.graph if is_sampled and layer.type in SAMPLED}
         for layer in self.graph:
             for blob in layer.outputs:
@@ -173,13 +173,15 @@ class Estimator:
                 is_read = any(user in readers for user in blob.users)
                 keeps = blob in self._indexes or _stays(blob, rounding)
                 is_sent = is_read or self.compared.get(blob) == name
-                steps.append(Step(name, "" if keeps else rounding, makes_32_bits(layer), noise.get(layer, ()), is_sent))
+                steps.append(
+                    WalkStep(name, "" if keeps else rounding, makes_32_bits(layer), noise.get(layer, ()), is_sent)
+                )
         ends = {name: blob for blob, name in self.compared.items() if name not in blobs}  # of Splits
-        steps += [Step(name, send=True) for name in ends]
+        steps += [WalkStep(name, send=True) for name in ends]
         waiting: dict[Blob, Array] = {}
         left = {blob: sum(user in readers for user in blob.users) for blob in self._names}
 
-        def visit(step: Step, seen: Seen) -> None:
+        def visit(step: WalkStep, seen: BlobStats) -> None:
             blob = ends.get(step.blob) or blobs[step.blob]
             if seen.array is not None and self.compared.get(blob) == step.blob:
                 walk.outputs[blob] = seen.array

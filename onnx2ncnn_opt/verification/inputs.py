@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.dim import Sym
-from onnx2ncnn_opt.manifest import Tensor
+from onnx2ncnn_opt.manifest import Entry
 from onnx2ncnn_opt.onnx.ops import traits_of
 from onnx2ncnn_opt.onnx.read.binding import InputInfo
 from onnx2ncnn_opt.onnx.read.given import parsed_size
@@ -306,7 +306,7 @@ def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, A
     Inputs that are bound to a value may be among them, with that value.
     """
     entries = [
-        Tensor(
+        Entry(
             info.name,
             info.name,
             tuple(d if isinstance(d, int) else str(d) for d in info.shape),

@@ -17,7 +17,7 @@ from onnx2ncnn_opt.runtime.base import Array, Failure, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker, Times
 from onnx2ncnn_opt.runtime.targets import Target
 from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge, value_name
-from onnx2ncnn_opt.verification.compare import Tolerance, compare, in_mode
+from onnx2ncnn_opt.verification.tolerance import Tolerance, compare, in_mode
 
 Feeds = Mapping[str, Feed]
 Way = TypeVar("Way")

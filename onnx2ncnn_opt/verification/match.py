@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from onnx2ncnn_opt.errors import UsageError
-from onnx2ncnn_opt.manifest import Manifest, Tensor
+from onnx2ncnn_opt.manifest import Entry, Manifest
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.slots import Slot, check_fed
 
 _NUMBERED = re.compile(r"(?:in|out)(\d+)")
 
 
-def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Tensor]) -> list[Slot]:
+def manifest_slots(kind: str, names: Sequence[str], entries: Sequence[Entry]) -> list[Slot]:
     """Return the manifest's entries for the model's inputs or outputs (`kind`), in the model's order.
 
     Raises:

@@ -27,8 +27,16 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import Target, find_target
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.search_masks import FULL, Judge, Masks, error_of, fewest_masks, find_masks, largest_of
-from onnx2ncnn_opt.verification.verify import net_feeds
+from onnx2ncnn_opt.verification.search_masks import (
+    FULL,
+    MaskJudge,
+    Masks,
+    error_of,
+    fewest_masks,
+    find_masks,
+    largest_of,
+)
+from onnx2ncnn_opt.verification.verify_net import net_feeds
 
 _TIMES = 7
 
@@ -66,7 +74,7 @@ class Mixed:
     seconds: float | None = None
 
 
-class DeviceJudge(Judge):
+class DeviceJudge(MaskJudge):
     """The error of a net on a device, and the time of a run; use as a context manager."""
 
     def __init__(self, param: Path, bin: Path, estimator: Estimator, target: Target) -> None:
@@ -124,7 +132,7 @@ class DeviceJudge(Judge):
         return self._worker.checked(["fp16"])
 
 
-def choose_masks(judge: Judge, *, budget: float) -> Mixed:
+def choose_masks(judge: MaskJudge, *, budget: float) -> Mixed:
     """Put the smallest set of masks on a net with which it stays within a budget.
 
     Raises VerificationError if no masks are enough.
@@ -148,7 +156,7 @@ def choose_masks(judge: Judge, *, budget: float) -> Mixed:
     return Mixed(judge.graph, tuple(chosen), before, after, checked, seconds)
 
 
-def _chosen(judge: Judge, budget: float) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
+def _chosen(judge: MaskJudge, budget: float) -> tuple[dict[Layer, Mask], dict[Layer, float]]:
     """Return the masks that keep a net within a budget, and the error of each layer that computes alone in fp16."""
     needed, _ = find_masks(judge.estimator, budget=math.inf)
     fixed = {layer: mask.features for layer, mask in needed.items()}
@@ -203,6 +211,6 @@ def mixed(
     with Estimator(net.graph, arrays, timeout=verification.timeout) as estimator:
         announce("the net in fp32")
         if verification.on is None:
-            return choose_masks(Judge(estimator), budget=budget)
+            return choose_masks(MaskJudge(estimator), budget=budget)
         with DeviceJudge(param, bin, estimator, target) as judge:
             return choose_masks(judge, budget=budget)

@@ -23,12 +23,12 @@ from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance, compare, in_mode, with_rounding
 from onnx2ncnn_opt.verification.driver import VerifyReport, judge_modes, merged
 from onnx2ncnn_opt.verification.inputs import Draw
 from onnx2ncnn_opt.verification.net_inputs import draw_runs
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.runs import Run
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance, compare, in_mode, with_rounding
 
 # Both nets run in ncnn's plain kernels, so they differ by nothing but the rounding of folded weights and another order
 # of sums: half a unit of the last place for each, 6e-8, which grows with the square root of the number of layers and

@@ -35,9 +35,9 @@ from onnx2ncnn_opt.param.storage import rounded
 from onnx2ncnn_opt.progress import counted
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner, cut_model, read_model
-from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, MOST_BUDGET, parts
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
 from onnx2ncnn_opt.verification.double import InDouble, element_types, inferred_values, upgraded
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, MOST_BUDGET, parts
 
 # The relative error of each number that a node computes: some 16 units of the last place, as sums of many terms have.
 _EACH = 2.0**-20

@@ -16,8 +16,8 @@ from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
 from onnx2ncnn_opt.ir.half import INFINITE, LARGEST, ROOM, SMALLEST, Inner, winograd_tile
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.rewrite.prove_masks import SOURCES, Mask
-from onnx2ncnn_opt.verification.compare import parts
 from onnx2ncnn_opt.verification.estimate import Estimator, Walk
+from onnx2ncnn_opt.verification.tolerance import parts
 
 # What an output may be off by, in units of its largest value. Devices may be off by twice that: other inputs, and
 # other kernels than those that the estimate knows.
@@ -82,7 +82,7 @@ def error_of(walk: Walk, reference: Walk) -> float:
     return worst
 
 
-class Judge:
+class MaskJudge:
     """The error of a net in fp16 with masks, as the estimate says; on a device in `mixed`.
 
     `reference` is the run in fp32, and `inner` the errors that the arithmetic of each layer makes in fp16.
@@ -111,7 +111,7 @@ def measure(*estimators: Estimator, integers: Collection[Blob] = ()) -> Precisio
     """
     found = []
     for estimator in estimators:
-        judge = Judge(estimator)
+        judge = MaskJudge(estimator)
         walk = judge.run()
         error = error_of(walk, judge.reference)
         accepted = ACCEPTED if error <= ACCEPTED else _accepted(estimator, judge.reference)
@@ -147,7 +147,7 @@ def find_masks(
     found, precisions = _Found(), list[Precision]()
     with restored_masks(estimators[0].graph):
         for estimator in estimators:
-            judge = Judge(estimator)
+            judge = MaskJudge(estimator)
             _mask_large(judge.graph, judge.reference, judge.inner, found, 1.0 if precisions else ROOM)
             precision = _mask_errors(judge, found, budget)
             if integers:
@@ -229,7 +229,7 @@ def noise_of(inner: Mapping[Layer, tuple[Inner, ...]]) -> dict[Layer, tuple[floa
     return noise
 
 
-def _mask_errors(judge: Judge, found: _Found, budget: float) -> Precision:
+def _mask_errors(judge: MaskJudge, found: _Found, budget: float) -> Precision:
     """Mask layers that overflow first, then the least precise."""
     reference, inner = judge.reference, judge.inner
     for _ in range(_MOST_ROUNDS):
@@ -259,7 +259,7 @@ def _mask_errors(judge: Judge, found: _Found, budget: float) -> Precision:
 
 
 def fewest_masks(
-    judge: Judge,
+    judge: MaskJudge,
     order: Sequence[Layer],
     *,
     target: float,

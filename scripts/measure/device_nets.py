@@ -23,12 +23,12 @@ from onnx2ncnn_opt.rewrite.prove_masks import prove_masks, put_masks
 from onnx2ncnn_opt.runtime.base import Array, Feed, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.compare import DEFAULT, Tolerance
-from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.inputs import draw_inputs
+from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.search_masks import Precision, error_of, find_masks
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, Tolerance
 from scripts.measure.measured import ROOT
 from testing import op_cases, pass_cases
 from testing.skeletons import refill

@@ -43,7 +43,7 @@ from onnx2ncnn_opt.onnx.ops import all_ops
 from onnx2ncnn_opt.onnx.read.load import load_model
 from onnx2ncnn_opt.verification.inputs import draw_inputs
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from scripts.measure.latency import Latency, compare
 from scripts.measure.measured import ROOT, table
 from testing.conformance import Case, collect

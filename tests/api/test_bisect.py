@@ -24,7 +24,7 @@ from onnx2ncnn_opt.rewrite.rule import require, rewrite
 from onnx2ncnn_opt.verification.beside import manifest_beside
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.command import SMALL, run, write_model
 from testing.exports import ROOT, refilled
 from testing.faults import FAULTS, places, plant

@@ -14,9 +14,9 @@ from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.report.record import NetRecord
 from onnx2ncnn_opt.verification import layers
 from onnx2ncnn_opt.verification.blobs import by_size
-from onnx2ncnn_opt.verification.compare import DEFAULT
 from onnx2ncnn_opt.verification.layers import Reference
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.tolerance import DEFAULT
 
 # A ReLU that goes into the convolution, and a Swish that is none, because the Sigmoid is used elsewhere.
 SMALL = (

@@ -12,7 +12,7 @@ from onnx import helper
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import UnsupportedError
 from onnx2ncnn_opt.onnx import importer
-from onnx2ncnn_opt.onnx.lower.budget import Budget
+from onnx2ncnn_opt.onnx.lower.memory_budget import MemoryBudget
 from testing.compared import model_of
 
 BILLION = np.int64(10**9)
@@ -106,7 +106,7 @@ def test_large_but_possible_at_run_time() -> None:
 
 def test_many_constants_are_too_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred of 16 MB each, where 1 GiB is left."""
-    monkeypatch.setattr(importer, "Budget", lambda given: Budget(given, least=2**30))
+    monkeypatch.setattr(importer, "MemoryBudget", lambda given: MemoryBudget(given, least=2**30))
     ones = [helper.make_node("ConstantOfShape", ["s"], [f"h{i}"]) for i in range(100)]
     total = helper.make_node("Concat", [f"h{i}" for i in range(100)], ["y"], axis=0)
     with pytest.raises(UnsupportedError, match="too large in all"):

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 
 from onnx2ncnn_opt.api.lower import lower
-from onnx2ncnn_opt.verification.compare import DEFAULT
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.tolerance import DEFAULT
 from testing.compared import compare, compare_nodes, model_of, types
 
 REL = 3e-5

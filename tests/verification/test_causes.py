@@ -13,11 +13,11 @@ from onnx2ncnn_opt.api.lower import Files, lower
 from onnx2ncnn_opt.outputs import OutputReport
 from onnx2ncnn_opt.param.files import read_net, write_net
 from onnx2ncnn_opt.runtime.base import Feed
-from onnx2ncnn_opt.verification.budget import LEAST_BUDGET, Budget, least_budget
-from onnx2ncnn_opt.verification.compare import DEFAULT, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.rounding_budget import LEAST_BUDGET, RoundingBudget, least_budget
 from onnx2ncnn_opt.verification.runs import any_feeds
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing import handmade
 from testing.exports import ROOT, refilled
 from testing.int8 import quantise
@@ -140,7 +140,7 @@ def test_16_bits_beyond_what_is_estimated(tmp_path: Path, monkeypatch: pytest.Mo
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     onnx.save(model, tmp_path / "model.onnx")
     files = lower(tmp_path / "model.onnx").save(tmp_path / "net")
-    monkeypatch.setattr("onnx2ncnn_opt.verification.budget._estimated", lambda *_: ({"y": 1e-6}, ""))
+    monkeypatch.setattr("onnx2ncnn_opt.verification.rounding_budget._estimated", lambda *_: ({"y": 1e-6}, ""))
     feeds = {"x": np.random.default_rng(1).standard_normal((1, 1024)).astype(np.float32)}
 
     def found(modes: tuple[str, ...]) -> list[OutputReport]:
@@ -180,14 +180,14 @@ def test_a_model_that_does_not_run_in_float64(tmp_path: Path) -> None:
 
 
 def test_causes() -> None:
-    budget = Budget(rounding=1e-6, bits=1e-3, kind="fp16")
+    budget = RoundingBudget(rounding=1e-6, bits=1e-3, kind="fp16")
     assert budget.cause(0.0, "fp16", ok=True) == ""
     assert budget.cause(1e-5, "fp16", ok=True) == "rounding"
     assert budget.cause(3e-3, "fp16", ok=True) == "fp16"
     assert budget.cause(5e-3, "fp16", ok=True) == "fp16"
     assert budget.cause(5e-3, "fp16", ok=False) == "conversion"
-    assert Budget(1e-6, None).cause(1e-4, "fp32", ok=True) == "kernels"
-    assert Budget(None, float("inf"), "fp16").cause(None, "fp16", ok=False) == "fp16"
+    assert RoundingBudget(1e-6, None).cause(1e-4, "fp32", ok=True) == "kernels"
+    assert RoundingBudget(None, float("inf"), "fp16").cause(None, "fp16", ok=False) == "fp16"
 
 
 @pytest.mark.parametrize(

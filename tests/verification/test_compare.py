@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx2ncnn_opt.verification.compare import Difference, Tolerance, compare
+from onnx2ncnn_opt.verification.tolerance import Difference, Tolerance, compare
 
 B = np.array([[1.0, -20.0], [3.0, 4.0]], np.float32)
 

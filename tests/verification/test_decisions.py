@@ -13,7 +13,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.verification.decisions import Choice, as_good, choices
 from onnx2ncnn_opt.verification.rounding import Rounding
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.verify_net import verify_net
 from testing.hard_models import FAMILIES, SEEDS, hard_model, model
 
 OUTCOMES = Path(__file__).parents[2] / "fixtures" / "hard_models.tsv"

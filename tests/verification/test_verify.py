@@ -12,16 +12,16 @@ import pytest
 
 from onnx2ncnn_opt.api.lower import lower
 from onnx2ncnn_opt.errors import ModelError, RunError, UnprovenError, UsageError, VerificationError
-from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.report.verification import checked_lines, shapes_lines
-from onnx2ncnn_opt.verification import verify
-from onnx2ncnn_opt.verification.compare import Tolerance
+from onnx2ncnn_opt.verification import verify_net as verification
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.tolerance import Tolerance
 from testing.handmade import raw, tagged, write_net
 from testing.worker import WORKER
 
-verify_net = partial(verify.verify_net, worker=WORKER)
+verify_net = partial(verification.verify_net, worker=WORKER)
 
 
 def write_model(folder: Path, graph: str) -> Path:
@@ -30,7 +30,7 @@ def write_model(folder: Path, graph: str) -> Path:
     return path
 
 
-def manifest_of(inputs: list[Tensor], outputs: list[Tensor]) -> Manifest:
+def manifest_of(inputs: list[Entry], outputs: list[Entry]) -> Manifest:
     source = Source(hashlib.sha256(b"").hexdigest(), 18)
     return Manifest(tuple(inputs), tuple(outputs), source, "test", "1.0", LayerCount(1, 1), ())
 
@@ -210,7 +210,7 @@ def test_batch_axes_of_a_manifest(tmp_path: Path, axis: int, shape: tuple[int, .
     sizes = ", ".join(map(str, shape))
     model = write_model(tmp_path, f"(float[{sizes}] x) => (float[{sizes}] y) {{ y = Softmax(x) }}")
     net = write_net(tmp_path, "Input in 0 1 data", "Softmax s 1 1 data result 0=1 1=1")
-    entry = Tensor("x", "data", shape, "float32", axis)
+    entry = Entry("x", "data", shape, "float32", axis)
     right = manifest_of([entry], [replace(entry, name="y", blob="result")])
     assert verify_net(model, *net, manifest=right).ok
     unbatched = manifest_of([entry], [replace(entry, name="y", blob="result", batch_axis=None)])
@@ -223,9 +223,7 @@ def test_with_a_manifest_shapes_are_exact(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 3, 4, 4] x) => (float[1, 3, 1, 1] y) { y = GlobalAveragePool(x) }")
     flat = write_net(tmp_path, "Input in 0 1 x", "Pooling p 1 1 x y 0=1 4=1")
     exact = write_net(tmp_path, "Input in 0 1 x", "Pooling p 1 1 x y 0=1 7=1 8=1 18=1", stem="exact")
-    manifest = manifest_of(
-        [Tensor("x", "x", (1, 3, 4, 4), "float32", 0)], [Tensor("y", "y", (1, 3, 1, 1), "float32", 0)]
-    )
+    manifest = manifest_of([Entry("x", "x", (1, 3, 4, 4), "float32", 0)], [Entry("y", "y", (1, 3, 1, 1), "float32", 0)])
     assert verify_net(model, *flat).ok
     report = verify_net(model, *flat, manifest=manifest)
     assert statuses(report) == {"y": "shape"}
@@ -235,7 +233,7 @@ def test_with_a_manifest_shapes_are_exact(tmp_path: Path) -> None:
 
 def test_a_batch_that_the_manifest_leaves_open_is_tried(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
-    entry = Tensor("x", "x", ("N", 4), "float32", 0)
+    entry = Entry("x", "x", ("N", 4), "float32", 0)
     manifest = manifest_of([entry], [replace(entry, name="y", blob="y")])
     assert verify_net(model, *write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y"), manifest=manifest).ok
     # Right for a batch of one only.
@@ -248,7 +246,7 @@ OPEN_ROWS = "(float[1, N, 4] x) => (float[1, N, 4] y) { y = Relu(x) }"
 
 
 def open_rows() -> Manifest:
-    entry = Tensor("x", "x", (1, "N", 4), "float32", 0)
+    entry = Entry("x", "x", (1, "N", 4), "float32", 0)
     return manifest_of([entry], [replace(entry, name="y", blob="y")])
 
 
@@ -273,7 +271,7 @@ def test_sizes_that_onnx_runtime_does_not_take_are_left_out(tmp_path: Path) -> N
         y = Reshape(x, shape)
     }"""
     model = write_model(tmp_path, graph)
-    manifest = manifest_of([Tensor("x", "x", (1, "N"), "float32", 0)], [Tensor("y", "y", (1, None, 32), "float32", 0)])
+    manifest = manifest_of([Entry("x", "x", (1, "N"), "float32", 0)], [Entry("y", "y", (1, None, 32), "float32", 0)])
     net = write_net(tmp_path, "Input in 0 1 x", "Reshape r 1 1 x y 0=32 1=-1")
     report = verify_net(model, *net, manifest=manifest)
     assert report.ok
@@ -299,10 +297,8 @@ def test_a_dynamic_size_may_be_the_sum_of_others(tmp_path: Path, total: str) -> 
     loaded = onnx.load(model)
     loaded.graph.input[2].type.tensor_type.shape.dim[1].dim_param = total
     onnx.save(loaded, model)
-    inputs = [
-        Tensor(name, name, (2, n, 4), "float32", None) for name, n in (("x", "N"), ("past", "P"), ("mask", total))
-    ]
-    manifest = manifest_of(inputs, [Tensor("y", "y", (2, None, 4), "float32", None)])
+    inputs = [Entry(name, name, (2, n, 4), "float32", None) for name, n in (("x", "N"), ("past", "P"), ("mask", total))]
+    manifest = manifest_of(inputs, [Entry("y", "y", (2, None, 4), "float32", None)])
     lines = "Input in 0 3 x past mask", "Concat c 2 1 past x all 0=1", "BinaryOp a 2 1 all mask y 0=0"
     report = verify_net(model, *write_net(tmp_path, *lines), manifest=manifest)
     assert report.ok
@@ -313,12 +309,12 @@ def test_a_dynamic_size_may_be_the_sum_of_others(tmp_path: Path, total: str) -> 
 def test_a_scalar_is_a_mat_of_one(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[5] x) => (float y) { y = ReduceSum<keepdims = 0>(x) }")
     net = write_net(tmp_path, "Input in 0 1 x", "Reduction m 1 1 x y 0=0 1=1 4=0")
-    manifest = manifest_of([Tensor("x", "x", (5,), "float32", None)], [Tensor("y", "y", (), "float32", None)])
+    manifest = manifest_of([Entry("x", "x", (5,), "float32", None)], [Entry("y", "y", (), "float32", None)])
     assert verify_net(model, *net, manifest=manifest).ok
 
 
 def test_the_manifest_of_another_model(tmp_path: Path) -> None:
-    manifest = manifest_of([Tensor("other", "x", (1,), "float32", None)], [])
+    manifest = manifest_of([Entry("other", "x", (1,), "float32", None)], [])
     with pytest.raises(UsageError, match="the manifest is that of another model: no input is called 'other'"):
         verify_net(write_model(tmp_path, BOTH), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
 
@@ -327,7 +323,7 @@ def test_an_input_that_the_net_does_not_need(tmp_path: Path) -> None:
     model = write_model(tmp_path, "(float[1, 4] x, float[1, 4] unused) => (float[1, 4] y) { y = Relu(x) }")
     net = write_net(tmp_path, "Input in 0 1 x", "ReLU r 1 1 x y")
     assert verify_net(model, *net).ok
-    entries = [Tensor(name, name, (1, 4), "float32", 0) for name in ("x", "unused", "y")]
+    entries = [Entry(name, name, (1, 4), "float32", 0) for name in ("x", "unused", "y")]
     assert verify_net(model, *net, manifest=manifest_of(entries[:2], entries[2:])).ok
 
 
@@ -346,7 +342,7 @@ def test_integers_that_are_indexes(tmp_path: Path) -> None:
     assert verify_net(model, *embedding_net(tmp_path)).ok
     # Sizes as given, as the manifest has them, and as the inputs have them.
     assert verify_net(model, *embedding_net(tmp_path), verification=Verification(shapes={"ids": (1, 5)})).ok
-    manifest = manifest_of([Tensor("ids", "ids", (1, 6), "int64", 0)], [Tensor("y", "y", (1, 6, 3), "float32", 0)])
+    manifest = manifest_of([Entry("ids", "ids", (1, 6), "int64", 0)], [Entry("y", "y", (1, 6, 3), "float32", 0)])
     assert verify_net(model, *embedding_net(tmp_path), manifest=manifest).ok
     given = verify_net(model, *embedding_net(tmp_path), verification=Verification(feeds={"ids": np.array([[3, 3, 0]])}))
     assert given.ok
@@ -507,7 +503,7 @@ def test_lengths_that_a_model_needs(tmp_path: Path) -> None:
     kernel = np.random.default_rng(0).standard_normal((1, 1, 1024), np.float32)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "w"))
     onnx.save(proto, model)
-    entry = Tensor("x", "x", (1, 1, "N"), "float32", 0)
+    entry = Entry("x", "x", (1, 1, "N"), "float32", 0)
     manifest = manifest_of([entry], [replace(entry, name="y", blob="y", shape=(1, 1, None))])
     lines = "Input in 0 1 x", "Convolution1D c 1 1 x y 0=1 1=1024 6=1024"
     report = verify_net(model, *write_net(tmp_path, *lines, weights=tagged(kernel)), manifest=manifest)
@@ -517,7 +513,7 @@ def test_lengths_that_a_model_needs(tmp_path: Path) -> None:
 
 def test_sizes_that_nobody_finds(tmp_path: Path) -> None:
     graph = "(float[1, N] x) => (float[7, 1] y) { s = Constant<value_ints = [7, 1]>() y = Reshape(x, s) }"
-    manifest = manifest_of([Tensor("x", "x", (1, "N"), "float32", 0)], [Tensor("y", "y", (7, 1), "float32", 0)])
+    manifest = manifest_of([Entry("x", "x", (1, "N"), "float32", 0)], [Entry("y", "y", (7, 1), "float32", 0)])
     with pytest.raises(RunError, match="--inputs gives others, and --shape says how long N may be"):
         verify_net(write_model(tmp_path, graph), *write_net(tmp_path, *BOTH_NET), manifest=manifest)
 

@@ -19,7 +19,7 @@ from onnx2ncnn_opt import entry_points
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.ir.cut import cut
 from onnx2ncnn_opt.ir.releases import NEWEST
-from onnx2ncnn_opt.manifest import LayerCount, Manifest, Source, Tensor
+from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.param.files import all_or_nothing, read_net, write_staged
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import cut_model, reads
@@ -127,9 +127,9 @@ def write_pair(
     return manifest, inputs, piece.nodes, layers
 
 
-def _entry(blob: str, name: str, counterpart: Counterpart, array: Array) -> Tensor:
+def _entry(blob: str, name: str, counterpart: Counterpart, array: Array) -> Entry:
     element = "int32" if counterpart.integer else "float32"
-    return Tensor(name, blob, counterpart.shape, array.dtype.name, 0, element)
+    return Entry(name, blob, counterpart.shape, array.dtype.name, 0, element)
 
 
 class _Piece:

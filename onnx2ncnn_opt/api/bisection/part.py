@@ -19,9 +19,9 @@ from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.verification.alignment import aligned, natural, nearest, squeezed
 from onnx2ncnn_opt.verification.blobs import same_numbers
-from onnx2ncnn_opt.verification.compare import Tolerance
 from onnx2ncnn_opt.verification.options import Verification
-from onnx2ncnn_opt.verification.verify import verify_net
+from onnx2ncnn_opt.verification.tolerance import Tolerance
+from onnx2ncnn_opt.verification.verify_net import verify_net
 
 
 def write_smallest_part(net: WrongNet, found: FirstWrong, folder: Path) -> Pair | None:

@@ -17,9 +17,9 @@ from onnx2ncnn_opt.rewrite.events import refs
 from onnx2ncnn_opt.runtime.base import Array, Failure
 from onnx2ncnn_opt.runtime.slots import Slot
 from onnx2ncnn_opt.verification.blobs import UNKNOWN, Verdict, as_verdict
-from onnx2ncnn_opt.verification.compare import Tolerance, compare
-from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.layers import BlobRun
+from onnx2ncnn_opt.verification.net_outputs import tolerance_of
+from onnx2ncnn_opt.verification.tolerance import Tolerance, compare
 
 # Equal layers give equal bits in ncnn's plain kernels; this is for weights that another version folded otherwise.
 _SAME_KERNELS = Tolerance(relative=1e-5, absolute=1e-7)

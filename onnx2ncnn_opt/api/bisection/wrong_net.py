@@ -24,12 +24,12 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds
 from onnx2ncnn_opt.verification.blobs import Verdict, by_size, judge, model_values, value_name
-from onnx2ncnn_opt.verification.compare import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
-from onnx2ncnn_opt.verification.comparison import tolerance_of
 from onnx2ncnn_opt.verification.driver import VerifyReport
 from onnx2ncnn_opt.verification.layers import BlobRun, extract_all, likeliest_run
 from onnx2ncnn_opt.verification.match import input_slots
+from onnx2ncnn_opt.verification.net_outputs import tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
+from onnx2ncnn_opt.verification.tolerance import UNKNOWN_ROUNDING, Tolerance, compare, in_mode, with_rounding
 
 Results = Mapping[str, Array | Failure]
 

@@ -48,7 +48,7 @@ def require_room(elements: int, what: str) -> None:
         raise Refusal(f"{what} of {elements} numbers is too large: {LIMIT // _WIDEST} are the most to compute")
 
 
-class Budget:
+class MemoryBudget:
     """The budget of all constants that a model computes."""
 
     def __init__(self, given: Iterable[Array], *, least: int = _LEAST_FOLDED) -> None:

@@ -22,14 +22,14 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner, NcnnWorker
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import Slot, model_feeds, too_small
 from onnx2ncnn_opt.runtime.targets import check_modes, find_target
-from onnx2ncnn_opt.verification.budget import Budget, budgets, least_budget
-from onnx2ncnn_opt.verification.compare import DEFAULT, UNKNOWN_ROUNDING, in_mode
-from onnx2ncnn_opt.verification.comparison import Comparison, tolerance_of
 from onnx2ncnn_opt.verification.driver import VerifyReport, check_outputs, is_wrong, judge_modes
 from onnx2ncnn_opt.verification.inputs import given_inputs
+from onnx2ncnn_opt.verification.net_outputs import OutputComparison, tolerance_of
 from onnx2ncnn_opt.verification.options import Verification
 from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rounding_budget import RoundingBudget, budgets, least_budget
 from onnx2ncnn_opt.verification.runs import Run, any_feeds, drawn_runs, load_converted, small_runs, wanted_runs
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, UNKNOWN_ROUNDING, in_mode
 
 
 def verify_net(
@@ -113,7 +113,7 @@ class _ModelJudge:
         is_default = self._tolerance == DEFAULT and verification.tolerance is None
         self._is_default = is_default and not verification.is_user_tolerance
         self._least = least_budget(param, bin, vulkan=vulkan)
-        self._worst: tuple[float, Comparison, Sequence[Slot]] | None = None
+        self._worst: tuple[float, OutputComparison, Sequence[Slot]] | None = None
 
     def _inputs(self) -> Iterator[Run]:
         how = self.how
@@ -151,8 +151,8 @@ class _ModelJudge:
             self._worst = math.inf, comparison, way
         return found
 
-    def _comparison(self, run: Run, mode: str) -> Comparison:
-        return Comparison(
+    def _comparison(self, run: Run, mode: str) -> OutputComparison:
+        return OutputComparison(
             self._runner,
             run.feeds,
             run.reference,
@@ -183,7 +183,7 @@ class _ModelJudge:
 
 
 def _explained(
-    rows: Sequence[OutputReport], comparison: Comparison, way: Sequence[Slot], mode: str, *, is_close: bool
+    rows: Sequence[OutputReport], comparison: OutputComparison, way: Sequence[Slot], mode: str, *, is_close: bool
 ) -> tuple[list[OutputReport], str]:
     """Return the reports with the causes of their errors, and why the effect of 16 or 8 bits is unknown, if it is."""
     net = comparison.runner.param, comparison.runner.bin
@@ -191,7 +191,7 @@ def _explained(
     stored = comparison.by_weights
     found, problem = budgets(comparison.rounding, comparison.feeds, comparison.reference, net, way, blobs, mode, stored)
 
-    def explained(row: OutputReport, budget: Budget) -> OutputReport:
+    def explained(row: OutputReport, budget: RoundingBudget) -> OutputReport:
         # A wide tolerance of the user does not explain an error.
         is_lax = comparison.is_fixed and (row.max_rel or 0.0) > DEFAULT.relative
         cause = budget.cause(row.max_rel, mode, ok=row.status in ("ok", "unproven") and not is_lax)
@@ -204,7 +204,7 @@ def _explained(
     return [explained(row, found[row.name]) for row in rows], problem
 
 
-def _blamed(rows: Sequence[OutputReport], in_fp32: Comparison, mode: str) -> list[OutputReport]:
+def _blamed(rows: Sequence[OutputReport], in_fp32: OutputComparison, mode: str) -> list[OutputReport]:
     """Return the reports; errors that the net does not have in fp32 on the same inputs get the mode as their cause."""
     is_wrong = any(row.status in ("mismatch", "nan") for row in rows)
     right = {found.name for found in in_fp32.outputs() if found.status == "ok"} if is_wrong else set()
@@ -233,7 +233,7 @@ def net_feeds(
     with NcnnWorker() as worker:
         runner = NcnnRunner(param, bin, timeout=how.timeout, threads=None, worker=worker)
         tolerance = how.tolerance or tolerance_of(loaded)
-        way, outputs = Comparison(runner, given, reference, manifest, tolerance, rounding).best()
+        way, outputs = OutputComparison(runner, given, reference, manifest, tolerance, rounding).best()
     check_outputs(outputs, "from ONNX Runtime's in fp32 already, which masks do not change")
     return model_feeds(way, given)
 

@@ -17,9 +17,9 @@ from onnx2ncnn_opt.param.files import read_net
 from onnx2ncnn_opt.runtime.base import Array, Feed
 from onnx2ncnn_opt.runtime.ncnn import NcnnWorker
 from onnx2ncnn_opt.runtime.slots import Slot, feeds_of
-from onnx2ncnn_opt.verification.compare import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 from onnx2ncnn_opt.verification.estimate import Estimator
 from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.tolerance import DEFAULT, INFINITE, UNKNOWN_ROUNDING
 
 # Another order of a sum is about as far from float64 as ONNX Runtime's: the right nets of the zoo were up to 8 times as
 # far from ONNX Runtime, with ncnn's plain kernels, as that is from float64. The least is for sums that it got right by
@@ -30,7 +30,7 @@ ROOM = 4.0
 
 
 @dataclass(frozen=True)
-class Budget:
+class RoundingBudget:
     """The parts of an output's error by cause, in units of its largest value; None if unknown.
 
     `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that the `kind` of 16 or 8 bits
@@ -99,7 +99,7 @@ def budgets(
     blobs: Mapping[str, str | None],
     mode: str,
     by_weights: Mapping[str, float],
-) -> tuple[dict[str, Budget], str]:
+) -> tuple[dict[str, RoundingBudget], str]:
     """Return a budget for each output, and why the effect of 16 or 8 bits is unknown (empty if it is known).
 
     The budgets hold for inputs fed in this way. `blobs` are the outputs' in the net; `by_weights` is how far these move
@@ -117,7 +117,7 @@ def budgets(
         kind, by_bits = "int8", {name: inner[name] + by_weights[name] for name in inner if name in by_weights}
     elif encoding is not None:
         kind, by_bits = f"weights in {encoding.value}", by_weights
-    return {name: Budget(measured.get(name), by_bits.get(name), kind) for name in reference}, problem
+    return {name: RoundingBudget(measured.get(name), by_bits.get(name), kind) for name in reference}, problem
 
 
 def _estimated(

@@ -1,4 +1,4 @@
-"""Comparison of a net's outputs with those of its model: how they are paired, and the error that each may have."""
+"""The outputs of a net against those of its model: how they are paired, and the error that each may have."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from onnx2ncnn_opt.outputs import OutputReport, Status
 from onnx2ncnn_opt.runtime.base import Array, Failure, Fetch
 from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.slots import Slot, alike, model_feeds
-from onnx2ncnn_opt.verification.budget import (
+from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
+from onnx2ncnn_opt.verification.rounding import Rounding
+from onnx2ncnn_opt.verification.rounding_budget import (
     LEAST_BUDGET,
     ROOM,
     float32_budget,
     weights_encoding,
 )
-from onnx2ncnn_opt.verification.compare import (
+from onnx2ncnn_opt.verification.tolerance import (
     DEFAULT,
     MOST_BUDGET,
     Tolerance,
     compare,
     with_quantisation,
 )
-from onnx2ncnn_opt.verification.match import input_slots, manifest_slots, pair
-from onnx2ncnn_opt.verification.rounding import Rounding
 
 _GIVE = "give inputs that suit the model with --inputs or --value"
 UNPROVEN = f"there is no number in it on either side, which proves nothing; {_GIVE}"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """A net and the reference that it has to agree with."""
 
     runner: NcnnRunner
@@ -51,7 +51,7 @@ class Comparison:
     least: float = LEAST_BUDGET  # that needs no run in float64
     is_close: bool = False
 
-    def closer(self, runner: NcnnRunner) -> Comparison:
+    def closer(self, runner: NcnnRunner) -> OutputComparison:
         """Return the same with ncnn's plain kernels, which make rounding errors only: `budget` holds for them."""
         return replace(self, runner=runner, is_close=True)
 
