@@ -15,8 +15,8 @@ class OutputReport:
     """One output of the model, and its counterpart in the net.
 
     `max_abs`, `max_rel` and `cosine` are those of a `Difference`, None if nothing could be compared. `message` says
-    what is wrong, and is empty if nothing is. `blob` is None if the net has none for it. `mode` is ncnn's number format:
-    "fp32", "fp16" or "bf16".
+    what is wrong, and is empty if nothing is. `blob` is None if the net has none for it. `mode` is ncnn's number
+    format: "fp32", "fp16" or "bf16".
 
     `rounding` is the distance of ONNX Runtime's float32 from float64, `bits` the error that 16 or 8 bits explain,
     `allowed` the error that the output may have, all in units of its largest value, and `cause` the cause of the error.

@@ -153,7 +153,7 @@ def report_conversion(
     ]
     if batches and not run.feeds:
         notes.append(
-            f"{', '.join(dict.fromkeys(batches))} is open: costs and memory are those of one item of the batch"
+            f"{', '.join(dict.fromkeys(batches))} is dynamic: costs and memory are those of one item of the batch"
         )
     facts = [
         ("model", f"opset {model.opsets.get('', 1)}, {model.producer}"),
