@@ -90,7 +90,7 @@ def test_a_conversion_that_is_not_verified_is_not_run(model: Path) -> None:
     assert net.after[1].macs == 2 * 6 * 64
     assert net.after[1].seconds is None
     of_one = report_conversion(lower(model))
-    assert of_one.notes == ("N is open: costs and memory are those of one item of the batch",)
+    assert of_one.notes == ("N is dynamic: costs and memory are those of one item of the batch",)
     assert of_one.after[1].macs == 6 * 64
     text = '<ir_version: 8, opset_import: ["" : 18]> g ' + SMALL.replace("8, 8]", "H, 8]")
     unknown = report_conversion(lower(onnx.parser.parse_model(text), shapes={"x": [1, 3, "H", 8]}))
