@@ -54,7 +54,8 @@ class Case:
         assert found, f"{self} has no model"
         opset, body = found.group(1).split("\n", 1)
         assert opset.startswith("opset "), f"{self}: the model begins with 'opset', not '{opset}'"
-        head = f'<ir_version: 10, opset_import: ["": {int(opset.split()[1])}]> net '
+        domain = ', "com.microsoft": 1' if "com.microsoft." in body else ""
+        head = f'<ir_version: 10, opset_import: ["": {int(opset.split()[1])}{domain}]> net '
         model = onnx.parser.parse_model(head + body)
         known = {tensor.name for tensor in model.graph.initializer}
         known.update(name for node in model.graph.node for name in node.output)

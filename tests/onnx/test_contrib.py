@@ -27,52 +27,6 @@ def node(operator: str, inputs: list[str], outputs: Any = ("y",), **attributes: 
     return helper.make_node(operator, inputs, list(outputs), domain="com.microsoft", **attributes)
 
 
-@pytest.mark.parametrize(
-    ("made", "bias"),
-    [
-        (node("Gelu", ["x"]), False),
-        (node("FastGelu", ["x"]), False),
-        (node("FastGelu", ["x", "b"]), True),
-        (node("BiasGelu", ["x", "b"]), True),
-        (node("QuickGelu", ["x"]), False),
-        (node("QuickGelu", ["x"], alpha=0.7), False),
-    ],
-)
-@pytest.mark.parametrize("shape", [(1, 5, 8), (2, 5, 8), (3, 8)])
-def test_gelu(made: Any, bias: bool, shape: tuple[int, ...]) -> None:
-    compare_nodes(made, {"x": normal(0, *shape)}, {"b": normal(1, 8)} if bias else {})
-
-
-@pytest.mark.parametrize("kind", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("constant", [False, True])
-def test_skip_norms(kind: str, biased: bool, batch: int, constant: bool) -> None:
-    inputs = {"x": normal(0, batch, 5, 8), "s": normal(1, batch, 5, 8)}
-    constants = {"g": normal(2, 8)}
-    names = ["x", "s", "g"]
-    if kind == "SkipLayerNormalization":
-        constants["beta"] = normal(3, 8)
-        names.append("beta")
-    if biased:
-        constants["b"] = normal(4, 8)
-        names.append("b")
-    if constant:
-        constants["s"] = inputs.pop("s")
-    made = node(kind, names, ("y", "", "", "sum"), epsilon=1e-5)
-    compare_nodes(made, inputs, constants, outputs=("y", "sum"), rel=REL)
-
-
-@pytest.mark.parametrize(
-    ("kind", "opset"),
-    [("SimplifiedLayerNormalization", 11), ("SimplifiedLayerNormalization", 23), ("LayerNormalization", 11)],
-)
-@pytest.mark.parametrize(("attributes", "shape"), [({}, (8,)), ({"axis": 1, "epsilon": 1e-3}, (5, 8))])
-def test_norms_in_the_domain_of_onnx(kind: str, opset: int, attributes: Any, shape: tuple[int, ...]) -> None:
-    made = helper.make_node(kind, ["x", "g"], ["y"], **attributes)
-    compare_nodes(made, {"x": normal(0, 2, 5, 8)}, {"g": normal(1, *shape)}, rel=REL, opset=opset)
-
-
 def quantised_lstm(directions: int, columns: int, steps: int, kind: Any = np.int8) -> tuple[Any, Any, Any]:
     """A node, its input and its constants."""
     rng, size = np.random.default_rng(3), (directions, columns)
@@ -104,45 +58,6 @@ def test_quantised_lstm_of_steps() -> None:
     made, x, constants = quantised_lstm(2, 16, 5)
     outputs = lower(model_of([made], {"x": x}, constants)).verify().outputs
     assert [output.status for output in outputs] == ["ok"]
-
-
-ACTIVATIONS: list[tuple[str, list[float]]] = [
-    ("Relu", []),
-    ("Sigmoid", []),
-    ("Tanh", []),
-    ("LeakyRelu", [0.2]),
-    ("Clip", [-0.3, 0.8]),
-    ("HardSigmoid", [0.3, 0.4]),
-]
-
-
-@pytest.mark.parametrize(("activation", "params"), ACTIVATIONS)
-@pytest.mark.parametrize("added", [False, True])
-def test_fused_conv(activation: str, params: list[float], added: bool) -> None:
-    inputs = {"x": normal(0, 2, 3, 7, 6)}
-    if added:
-        inputs["z"] = normal(1, 2, 4, 7, 6)
-    names = ["x", "w", "b"] + (["z"] if added else [])
-    attributes = {"activation_params": params} if params else {}
-    made = node("FusedConv", names, activation=activation, pads=[1, 1, 1, 1], kernel_shape=[3, 3], **attributes)
-    compare_nodes(made, inputs, {"w": normal(2, 4, 3, 3, 3), "b": normal(3, 4)}, rel=REL)
-
-
-@pytest.mark.parametrize(("turn_a", "turn_b", "alpha"), list(itertools.product((0, 1), (0, 1), (1.0, 0.25))))
-@pytest.mark.parametrize("constant", [False, True])
-def test_fused_matmul(turn_a: int, turn_b: int, alpha: float, constant: bool) -> None:
-    a = normal(0, 2, 3, *((5, 4) if turn_a else (4, 5)))
-    b = normal(1, *((6, 5) if turn_b else (5, 6)))
-    made = node("FusedMatMul", ["a", "b"], transA=turn_a, transB=turn_b, alpha=alpha)
-    inputs, constants = ({"a": a}, {"b": b}) if constant else ({"a": a, "b": b}, {})
-    compare_nodes(made, inputs, constants, rel=REL)
-
-
-@pytest.mark.parametrize("activation", ["Relu", "Sigmoid", "LeakyRelu"])
-def test_fused_gemm(activation: str) -> None:
-    attributes = {"activation_alpha": 0.1} if activation == "LeakyRelu" else {}
-    made = node("FusedGemm", ["a", "b", "c"], activation=activation, alpha=0.5, beta=2.0, transB=1, **attributes)
-    compare_nodes(made, {"a": normal(0, 3, 5)}, {"b": normal(1, 4, 5), "c": normal(2, 4)}, rel=REL)
 
 
 ATTENTION = list(itertools.product((1, 2), (False, True), (False, True), (0, 1), (0.0, 0.2)))
@@ -320,24 +235,6 @@ def test_group_query_attention_refused(lengths: int, attributes: dict[str, Any],
         lower(model_of([made], inputs, constants))
 
 
-def test_keys_of_others_are_not_looked_back_at() -> None:
-    """ONNX Runtime hides keys from all queries but the last, which sees all of them."""
-    inputs = {"q": normal(0, 1, 4, 12), "k": normal(1, 1, 6, 12), "v": normal(2, 1, 6, 12)}
-    made = node("MultiHeadAttention", ["q", "k", "v"], num_heads=3, unidirectional=1)
-    with pytest.raises(UnsupportedError, match="not those of its queries"):
-        lower(model_of([made], inputs))
-
-
-@pytest.mark.parametrize(
-    ("interleaved", "flat", "first"), list(itertools.product((0, 1), (False, True), (False, True)))
-)
-def test_rotary_embedding(interleaved: int, flat: bool, first: bool) -> None:
-    x = normal(0, 2, 5, 24) if flat else normal(0, 2, 3, 5, 8)
-    ids = np.array([2]) if first else np.random.default_rng(1).integers(0, 10, (2, 5))
-    made = node("RotaryEmbedding", ["x", "ids", "cos", "sin"], interleaved=interleaved)
-    compare_nodes(made, {"x": x}, {"ids": ids, "cos": normal(2, 10, 4), "sin": normal(3, 10, 4)})
-
-
 def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
     """A block of a transformer, and a convolution, with every fusion of ONNX Runtime for the CPU."""
     nodes = [
@@ -379,26 +276,3 @@ def test_what_onnx_runtime_writes(tmp_path: Path) -> None:
     written = {node.op_type for node in optimised.graph.node if node.domain == "com.microsoft"}
     assert {"Gelu", "FusedConv", "FusedMatMul", "SkipLayerNormalization"} == written
     compare(optimised, inputs, rel=REL, reference=model)
-
-
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (node("SkipSimplifiedLayerNormalization", ["x", "x", "g"], ("y", "mean")), "mean or deviation is used"),
-        (node("MultiHeadAttention", ["x"], num_heads=2), "3 operands packed in one of shape [1, 4, 8]"),
-        (node("MultiHeadAttention", ["x", "x"], num_heads=2), "2 operands packed in one of shape [1, 4, 8]"),
-        (node("MultiHeadAttention", ["x", "", "x"], num_heads=2), "3 operands packed in one of shape [1, 4, 8]"),
-        (node("MultiHeadAttention", ["packed", "", "", "g"], num_heads=2), "a bias on keys that are split into heads"),
-        (node("MultiHeadAttention", ["x", "x", "x", "", "g"], num_heads=2), "a mask of shape [8]"),
-        (node("FusedMatMul", ["x", "x"], transBatchA=1), "transBatchA"),
-        (node("Attention", ["x", "w", "", "g"], num_heads=2), "a mask of shape [8]"),
-        (node("Attention", ["x", "w"], num_heads=2, do_rotary=1), "rotary embeddings"),
-        (node("NoSuchOperator", ["x"]), "ncnn has no equivalent of this operator"),
-    ],
-)
-def test_refused(made: Any, reason: str) -> None:
-    constants = {"g": normal(0, 8), "w": normal(0, 8, 24), "packed": normal(0, 1, 4, 2, 3, 4)}
-    used = {name: array for name, array in constants.items() if name in made.input}
-    with pytest.raises(UnsupportedError) as error:
-        lower(model_of([made], {"x": normal(0, 1, 4, 8)}, used, outputs=[name for name in made.output if name]))
-    assert reason in str(error.value)

@@ -22,7 +22,7 @@ from onnx2ncnn_opt.onnx.lower.functional.attention import (
 )
 from onnx2ncnn_opt.onnx.lower.functional.binary import binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
-from onnx2ncnn_opt.onnx.lower.functional.gather import gather
+from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather
 from onnx2ncnn_opt.onnx.lower.functional.logic import greater
 from onnx2ncnn_opt.onnx.lower.functional.matmul import linear
 from onnx2ncnn_opt.onnx.lower.functional.split import split
@@ -59,10 +59,11 @@ def multi_head_attention(
         )
     parts = _unpacked(im, query, key, value)
     if b is not None:
-        cuts = np.cumsum([part.shape[-1] for part in parts[:2] if part.rank == 3])
         if any(part.rank != 3 for part in parts):
             raise im.refuse("a bias on keys that are split into heads already", "add it before they are split")
-        parts = [binary(im, BinaryOp.ADD, p, Constant(c)) for p, c in zip(parts, np.split(b, cuts), strict=True)]
+        of_query, of_key = fixed(im, (parts[0].shape[2], parts[1].shape[2]))
+        biases = np.split(b, [of_query, of_query + of_key])
+        parts = [binary(im, BinaryOp.ADD, part, Constant(array)) for part, array in zip(parts, biases, strict=True)]
     heads, before = with_past(im, [split_heads(im, part, num_heads) for part in parts], past_key, past_value)
     mask = added(im, bias(im, attention_bias), _backwards(im, unidirectional, heads, before))
     mask = added(im, mask, _padding(im, key_padding_mask, heads[1], mask_filter_value))
