@@ -38,7 +38,7 @@ class Case:
     feeds: Mapping[str, Any]
     expected: Sequence[Any]
     tolerance: float = 0.0
-    """What the suite allows to its own data, as a share of each number."""
+    """The tolerance of the suite for its own data, as a share of each number."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from testing.random_models import NoFit, RandomModel, evaluate
 
 SECONDS = 20
 NOISE = 1e-6
-"""What ncnn's own exp, log and tanh are off by."""
+"""The relative error of ncnn's own exp, log and tanh."""
 
 # Whose results are not rounded: they move, choose or count.
 EXACT = frozenset(

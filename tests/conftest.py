@@ -37,7 +37,7 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def harness(worker: NcnnWorker) -> Iterator[Harness]:
-    """What converts, runs and compares cases."""
+    """The harness that converts, runs and compares cases."""
     from testing.conformance import Harness
 
     with Harness(worker) as harness:

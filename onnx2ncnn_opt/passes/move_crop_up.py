@@ -20,7 +20,7 @@ from onnx2ncnn_opt.rewrite.pattern import op
 from onnx2ncnn_opt.rewrite.rule import fixed_shape, known_shape, require, rewrite
 
 _Operands = Iterator[tuple[Blob, int | None]]
-"""What a layer reads, and the axis of it that the Crop may cut there, if any."""
+"""A layer's input, and the axis of it that the Crop may cut there, if any."""
 
 
 def _elementwise(layer: Layer, axis: int) -> _Operands:

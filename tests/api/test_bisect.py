@@ -1,4 +1,4 @@
-"""Where nets go wrong: faults planted in nets of real models, and rewrites that break one."""
+"""The first wrong layer: faults planted in nets of real models, and rewrites that break one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bisected(folder: Path, model: Path, *, with_manifest: bool) -> Bisection:
 
 
 def again(pair: Pair) -> VerifyReport:
-    """What `verify` says about the files of a pair."""
+    """Return the report of `verify` on the files of a pair."""
     files = pair.files
     manifest, note = manifest_beside(files.param, files.model)
     assert manifest is not None, note

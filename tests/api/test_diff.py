@@ -1,4 +1,4 @@
-"""What changed between two nets, on nets of real models with changes made on purpose."""
+"""Differences of two nets, on nets of real models with changes made on purpose."""
 
 from __future__ import annotations
 

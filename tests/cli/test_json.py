@@ -1,4 +1,4 @@
-"""What --json prints is what docs/json.md says, for every command."""
+"""The output of --json is as docs/json.md says, for every command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check(data: Mapping[str, Any], *headings: str) -> None:
 
 
 def printed(folder: Path, *args: str, code: int = 0) -> dict[str, Any]:
-    """What a command prints with --json."""
+    """Return the output of a command with --json."""
     ended = run(folder, *args, "--json")
     assert ended.code == code, ended.err
 

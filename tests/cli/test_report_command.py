@@ -12,7 +12,7 @@ from testing.command import SINE, SINE_AT, SMALL, names, net_files, run, write_m
 
 
 def nets(page: Path) -> list[dict[str, Any]]:
-    """What a page shows."""
+    """Return the data of a page."""
     found = re.search(r'type="application/json">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
     assert found
     data = json.loads(found[1])

@@ -19,7 +19,7 @@ SETTINGS = settings(derandomize=True, deadline=None, max_examples=400)
 
 
 def execute(mat: Array, batched: bool, steps: Sequence[Step]) -> Array:
-    """What the layers do to a Mat's elements; a batch is the array's first axis."""
+    """Return a Mat's elements after the layers; a batch is the array's first axis."""
     for step in steps:
         lead = mat.shape[:1] if batched else ()
         if isinstance(step, Reorder):

@@ -1,4 +1,4 @@
-"""Which axis is the batch: followed from the operators that have one up to the inputs."""
+"""The axis of the batch: followed from the operators that have one up to the inputs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sessions(op: OnnxOp) -> Iterator[tuple[onnxruntime.InferenceSession, Sequenc
 
 
 def is_elementwise(op: OnnxOp) -> bool:
-    """Whether each number that the operator computes depends on the numbers at its place, and on no others."""
+    """Return True if each result of the operator depends on the numbers at its place, and on no others."""
     for session, types in sessions(op):
         plain = [numbers(dtype, seed) for seed, dtype in enumerate(types)]
         try:

@@ -56,7 +56,7 @@ def inputs(length: int) -> dict[str, Array]:
 
 @pytest.fixture(scope="module")
 def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[str, NcnnWorker]]:
-    """Where to run: the target of --on; else this machine's CPU, and Vulkan where there is a driver."""
+    """The devices: the target of --on; else this machine's CPU, and Vulkan where there is a driver."""
     on = request.config.getoption("--on")
     targets = {on: find_target(on)} if on else {"CPU": LOCAL, "Vulkan": replace(LOCAL, vulkan=True)}
     found = {name: NcnnWorker(target) for name, target in targets.items()}

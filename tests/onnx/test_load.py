@@ -763,7 +763,7 @@ class TestBrokenFiles:
 
 
 def survives(source: object) -> bool:
-    """Whether the model loads; a refusal must be one of ours, and either must be quick."""
+    """Return True if the model loads; a refusal must be one of ours, and either must be quick."""
     start = time.process_time()
     message = "loaded, no error"
     try:

@@ -43,7 +43,7 @@ def test_case(case: Case, harness: Harness, request: pytest.FixtureRequest) -> N
 
 
 def computed(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Sequence[Any]:
-    """What ONNX Runtime makes of the inputs; what ONNX's own evaluator does where that has no implementation."""
+    """Return ONNX Runtime's outputs; those of ONNX's own evaluator where it has no implementation."""
     try:
         return list(OrtRunner(model.SerializeToString()).run(feeds).values())
     except RunError:

@@ -30,7 +30,7 @@ def bytes_of(seed: int, *shape: int) -> Any:
 
 
 class Calibration:
-    """What the quantiser asks for inputs."""
+    """Inputs for the quantiser."""
 
     def __init__(self, feeds: dict[str, Any]) -> None:
         self.left = [feeds]

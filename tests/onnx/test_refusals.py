@@ -1,4 +1,4 @@
-"""What is said of models that cannot be converted: everything at once, and how to go on."""
+"""Refusals of models: they say everything at once, and how to go on."""
 
 from __future__ import annotations
 

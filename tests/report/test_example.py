@@ -86,7 +86,7 @@ def test_the_python_one_runs_as_it_is(tmp_path: Path, name: str) -> None:
 
 
 def headers() -> Path | None:
-    """Where ncnn's headers are installed, if they are."""
+    """Return the folder of ncnn's headers, if they are installed."""
     given = os.environ.get("NCNN_INCLUDE")
     places = [given] if given else ["/usr/include/ncnn", "/usr/local/include/ncnn"]
     return next((Path(place) for place in places if (Path(place) / "net.h").is_file()), None)

@@ -1,4 +1,4 @@
-"""What a command says on stderr while it works."""
+"""Messages of a command on stderr while it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What patterns match, and what they capture."""
+"""Matches of patterns, and their captures."""
 
 from __future__ import annotations
 

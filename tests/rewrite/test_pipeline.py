@@ -1,4 +1,4 @@
-"""What holds for every rewrite: inner blobs, public names, origins, events, limits and the fixpoint."""
+"""Rules for every rewrite: inner blobs, public names, origins, events, limits and the fixpoint."""
 
 from __future__ import annotations
 

@@ -84,13 +84,13 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Mapping[int, NcnnWorker]
 
 
 def made_of(operand: float, layer: str, folder: Path, worker: NcnnWorker, mode: str = "fp32") -> Array:
-    """What a layer, with its parameters, makes of a row of one number."""
+    """Return a layer's output, with its parameters, for a row of one number."""
     net = write_net(folder, "Input in 0 1 x", layer)
     return NcnnRunner(*net, mode=mode, worker=worker).run({"x": np.full(LENGTH, operand, np.float32)})["y"]
 
 
 def are_known(result: Array, known: float | tuple[float, ...], relative: float = 0) -> bool:
-    """Whether each number is one of those that are known."""
+    """Return True for each number that is one of the known ones."""
     columns = np.atleast_1d(np.array(known, np.float32))[:, np.newaxis]
     return bool(np.isclose(result, columns, rtol=relative, atol=0, equal_nan=True).any(axis=0).all())
 

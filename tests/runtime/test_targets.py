@@ -46,7 +46,7 @@ def script(folder: Path, *lines: str, name: str = "there") -> str:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether what runs there has cleaned up, which it does by itself in a moment."""
+    """Return True once the program there has cleaned up, which it does by itself in a moment."""
     for _ in range(100):
         if not list(folder.iterdir()):
             return True

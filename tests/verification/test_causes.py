@@ -1,4 +1,4 @@
-"""Where errors come from: nets of a real model with weights in 16 bits, in other modes, and with a fault."""
+"""Causes of errors: nets of a real model with weights in 16 bits, in other modes, and with a fault."""
 
 from __future__ import annotations
 

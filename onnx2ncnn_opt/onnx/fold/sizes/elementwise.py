@@ -217,4 +217,4 @@ OPERATORS: Mapping[str, Operator] = {
     "ReduceProd": _reduction(lambda a, b: a * b),
     "ReduceSum": _reduction(lambda a, b: a + b),
 }
-"""How each operator is done."""
+"""The function of each operator."""

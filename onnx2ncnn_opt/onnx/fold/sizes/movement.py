@@ -244,4 +244,4 @@ OPERATORS: Mapping[str, Operator] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""How each operator is done."""
+"""The function of each operator."""
