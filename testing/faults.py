@@ -18,9 +18,9 @@ import onnx
 
 from onnx2ncnn_opt.api.bisect import Bisection, bisect
 from onnx2ncnn_opt.api.lower import lower
+from onnx2ncnn_opt.api.net_shapes import infer_net
 from onnx2ncnn_opt.errors import Error
 from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.shapes import infer_graph
 from onnx2ncnn_opt.manifest import Entry, LayerCount, Manifest, Source
 from onnx2ncnn_opt.onnx.read.exported import reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
@@ -756,7 +756,8 @@ def _named(found: Bisection, blamed: set[str]) -> str:
 
 def _graph(subject: Subject) -> Graph:
     graph = read_net(subject.param, subject.bin).graph
-    infer_graph(graph)
+    axes = {entry.blob: entry.shape[entry.batch_axis] for entry in subject.slots.inputs if entry.batch_axis is not None}
+    infer_net(graph, {}, {blob: size for blob, size in axes.items() if isinstance(size, int)})
     return graph
 
 
