@@ -292,10 +292,7 @@ def apply_passes(  # noqa: PLR0913
     """
     check_options(param=param, shapes=shapes, only=only, skip=skip, limit=limit, start=start, end=end, custom=custom)
     check_option("path", "bin", bin)
-    for name, shape in (shapes or {}).items():
-        check_option("list", f"shapes['{name}']", shape)
-        for size in shape:
-            check_option("count", f"a size in shapes['{name}']", size)
+    _check_shapes(shapes or {})
     types = entry_points.layer_types(custom)
     chosen = entry_points.select(only, skip)
     check_release(release)
@@ -311,18 +308,10 @@ def apply_passes(  # noqa: PLR0913
     batched = [] if start or end else without_batches(graph, sizes, given)
     files = _names_in_file(net)
     if start or end:
-        infer_shapes(graph, sizes)
         starts, ends = (_find(net, names, option) for names, option in ((start, "--start"), (end, "--end")))
         # A start replaces the tensor for all that use it, so that is what the original is fed, not one Split's top.
         files |= {name: name for name in ends} | {name: producers[blob] for name, blob in starts.items()}
-        for name, blob in starts.items():
-            if shapes and name in shapes:
-                blob.shape = tuple(shapes[name])
-        inputs = {name: blob.shape for name, blob in starts.items()}
-        cut(graph, starts, ends)
-        sizes = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
-        sizes = {blob.name: sizes[blob.name] for blob in graph.inputs if blob.name in sizes}
-        check_known(graph, shapes or {})
+        sizes = _cut_out(graph, starts, ends, sizes, shapes or {})
     before = count_layers(graph)
     misfit = infer_shapes(graph, sizes)
     memory = peak_memory(graph)
@@ -358,6 +347,32 @@ def apply_passes(  # noqa: PLR0913
         _boxes=boxes,
         _is_cut=bool(start or end),
     )
+
+
+def _check_shapes(shapes: Mapping[str, Sequence[int]]) -> None:
+    for name, shape in shapes.items():
+        check_option("list", f"shapes['{name}']", shape)
+        for size in shape:
+            check_option("count", f"a size in shapes['{name}']", size)
+
+
+def _cut_out(
+    graph: Graph,
+    starts: Mapping[str, Blob],
+    ends: Mapping[str, Blob],
+    sizes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, tuple[int, ...]]:
+    """Cut a subnet out of a graph, and return the sizes of its inputs; `shapes` are the given ones."""
+    infer_shapes(graph, sizes)
+    for name, blob in starts.items():
+        if name in shapes:
+            blob.shape = tuple(shapes[name])
+    inputs = {name: blob.shape for name, blob in starts.items()}
+    cut(graph, starts, ends)
+    known = {**sizes, **{name: numbers(shape) for name, shape in inputs.items() if is_fixed(shape)}}
+    check_known(graph, shapes)
+    return {blob.name: known[blob.name] for blob in graph.inputs if blob.name in known}
 
 
 def _run_passes(

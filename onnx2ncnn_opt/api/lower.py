@@ -301,11 +301,7 @@ def lower(  # noqa: PLR0913
     check_options(shapes=shapes, values=values, outputs=outputs, batch_axes=batch_axes, skip=skip, limit=limit)
     check_options(images=images)
     check_option("names", "custom", custom)
-    for name, sizes in (shapes or {}).items():
-        check_option("list", f"shapes['{name}']", sizes)
-    for name, axis in (batch_axes or {}).items():
-        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-            raise UsageError(f"batch_axes['{name}'] has to be an axis or None, not {axis!r:.80}")
+    _check_inputs(shapes or {}, batch_axes or {})
     chosen = entry_points.select(skip=skip)
     check_release(release)
     encoding = encoding_of(storage, release)
@@ -313,9 +309,8 @@ def lower(  # noqa: PLR0913
     entry_points.installed_ops()
     announce("reading the model")
     source = exported(model, inputs, dynamic_shapes)
-    loaded = load_model(
-        source, shapes=shapes, values=values, outputs=outputs, opaque={(op.domain, op.name) for op in requested}
-    )
+    opaque = {(op.domain, op.name) for op in requested}
+    loaded = load_model(source, shapes=shapes, values=values, outputs=outputs, opaque=opaque)
     if source is not model and isinstance(model, (str, os.PathLike)):
         sha256 = file_hash(Path(model))
         loaded = replace(loaded, digest=lambda: sha256)
@@ -347,6 +342,14 @@ def lower(  # noqa: PLR0913
         minimum=imported.minimum,
         images=wanted,
     )
+
+
+def _check_inputs(shapes: GivenShapes, batch_axes: Mapping[str, int | None]) -> None:
+    for name, sizes in shapes.items():
+        check_option("list", f"shapes['{name}']", sizes)
+    for name, axis in batch_axes.items():
+        if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+            raise UsageError(f"batch_axes['{name}'] has to be an axis or None, not {axis!r:.80}")
 
 
 def reconverted(model: Path | bytes, manifest: Manifest) -> Conversion | None:

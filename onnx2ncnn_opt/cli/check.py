@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,16 +36,10 @@ _FILE = click.Path(path_type=Path)
 def check(
     output: Output,
     file: Path,
-    record: bool,
-    names: tuple[str, ...],
-    shard: str,
-    jobs: int,
-    on: str | None,
-    modes: tuple[str, ...],
-    keep: Path | None,
     junit: Path | None,
     markdown: Path | None,
     report: ReportFile,
+    **options: Any,
 ) -> None:
     """Convert the models that FILE.toml lists, and compare their nets with the models and a baseline.
 
@@ -72,19 +66,7 @@ def check(
                 elif not output.quiet:
                     click.echo(line, err=True)
 
-            looks = look if report.path else None
-            result = run(
-                file,
-                record=record,
-                names=names,
-                shard=shard,
-                on=on,
-                modes=modes,
-                jobs=jobs,
-                keep=keep,
-                done=done,
-                look=looks,
-            )
+            result = run(file, **options, done=done, look=look if report.path else None)
         found = asdict(result)
         if junit:
             junit.write_text(check_junit(found), encoding="utf-8")

@@ -91,59 +91,50 @@ def convert(
     models: tuple[Path, ...],
     prefix: str | None,
     verification: Verification,
-    benchmark: bool,
     outputs: tuple[str, ...],
     batch_axes: tuple[str, ...],
     images: tuple[str, ...],
     release: int | None,
-    storage: str | None,
-    custom: tuple[str, ...],
     no_masks: bool,
     no_verify: bool,
-    keep_failed: bool,
-    skip: tuple[str, ...],
     no_optimize: bool,
     verbose: bool,
     report: ReportFile,
+    **options: Any,
 ) -> None:
     """Convert each MODEL, an .onnx or .pt2 file, to an optimised ncnn net, and verify it.
 
     The files of a model appear only after all steps have succeeded. Options are for all models. The exit code is the
     largest of all models'.
     """
-    if no_verify and (keep_failed or benchmark or needs_verification(verification)):
+    if no_verify and (options["keep_failed"] or options["benchmark"] or needs_verification(verification)):
         raise click.UsageError(
             "--inputs, --on, --modes, --rtol, --atol, --benchmark and --keep-failed need verification, which "
             "--no-verify skips"
         )
-    if benchmark and verification.on:
+    if options["benchmark"] and verification.on:
         raise click.UsageError(
             "--benchmark times the net beside ONNX Runtime, which runs on this machine: not with --on"
         )
     from onnx2ncnn_opt.api.lower import NOT_RUN, Files
     from onnx2ncnn_opt.ir.releases import NEWEST
 
-    if custom and not no_verify:
+    if options["custom"] and not no_verify:
         raise UsageError(f"--custom needs --no-verify: {NOT_RUN}, so that the net cannot be verified")
     prefixes = targets(models, lambda model: _prefix(model, prefix), prefix)
     make_folder(prefix or "")
     for model, path in prefixes.items():
         check_targets(astuple(Files.of(path)), {"the model": model})
-    options: dict[str, Any] = {
+    options |= {
         "shapes": verification.shapes,
         "values": verification.values,
         "outputs": [name for names in outputs for name in names.split(",")],
         "batch_axes": dict(map(_batch_axis, batch_axes)),
         "optimize": not no_optimize,
-        "skip": skip,
-        "storage": storage,
         "release": NEWEST if release is None else release,
-        "custom": custom,
         "masks": not no_masks,
         "images": dict(map(_image, images)),
         "verification": None if no_verify else replace(verification, shapes=None, values=None),
-        "benchmark": benchmark,
-        "keep_failed": keep_failed,
     }
     with (
         nullcontext() if no_verify else _ncnn_process(verification.on) as worker,

@@ -72,34 +72,24 @@ def optimize(
     output: Output,
     files: tuple[Path, ...],
     prefix: str,
-    binary: bool | None,
-    shapes: dict[str, list[int]],
-    fixed_shapes: bool,
     verification: Verification,
-    benchmark: bool,
     no_masks: bool,
     no_verify: bool,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    limit: int | None,
-    storage: str | None,
     release: int | None,
-    start: tuple[str, ...],
-    end: tuple[str, ...],
-    shape_hints: bool,
-    custom: tuple[str, ...],
     verbose: bool,
     report: ReportFile,
+    **options: Any,
 ) -> None:
     """Optimise any ncnn net, and verify that it computes the same.
 
     IN.bin is the file beside IN.param where none is given. The files of a net appear only after all steps have
     succeeded. Options are for all nets. The exit code is the largest of all nets'.
     """
+    benchmark, binary = options["benchmark"], options["binary"]
     if no_verify and (benchmark or needs_verification(verification)):
         message = "--on, --modes, --rtol, --atol and --benchmark need verification, which --no-verify skips"
         raise click.UsageError(message)
-    if benchmark and (start or end):
+    if benchmark and (options["start"] or options["end"]):
         raise click.UsageError("--benchmark times whole nets, which --start and --end do not leave")
     from onnx2ncnn_opt.ir.releases import NEWEST
 
@@ -112,22 +102,10 @@ def optimize(
             _check(param, nets[param], path, binary=as_binary)
     if not no_verify:
         require_runtimes(verification.on)
-    options: dict[str, Any] = {
-        "binary": binary,
-        "shapes": shapes,
-        "fixed_shapes": fixed_shapes,
-        "only": only,
-        "skip": skip,
-        "limit": limit,
-        "start": start,
-        "end": end,
-        "storage": storage,
-        "shape_hints": shape_hints,
-        "custom": custom,
+    options |= {
         "masks": not no_masks,
         "release": NEWEST if release is None else release,
         "verification": None if no_verify else verification,
-        "benchmark": benchmark,
     }
     with report.written(output, {f"the input {file}": file for pair in nets.items() for file in pair}):
         jobs = {
