@@ -15,12 +15,12 @@ from onnx2ncnn_opt.api.apply_passes import Optimized
 from onnx2ncnn_opt.api.diff import NetDiff, diff_graphs
 from onnx2ncnn_opt.api.lower import Conversion, lower, reconverted, unoptimised
 from onnx2ncnn_opt.api.net_shapes import infer_net
+from onnx2ncnn_opt.api.report_rows import bytes_of, layer_rows, memory_course, with_measurements
 from onnx2ncnn_opt.api.verify import PathLike, verify
 from onnx2ncnn_opt.errors import Error, RunError, check_options
-from onnx2ncnn_opt.ir.correspondence import corresponding, parameters
-from onnx2ncnn_opt.ir.cost import multiplications_of
-from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
-from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
+from onnx2ncnn_opt.ir.correspondence import corresponding
+from onnx2ncnn_opt.ir.graph import Graph, Layer
+from onnx2ncnn_opt.ir.memory import blob_bytes
 from onnx2ncnn_opt.manifest import Manifest
 from onnx2ncnn_opt.onnx.read.exported import exported, reference
 from onnx2ncnn_opt.onnx.read.load import LoadedModel
@@ -29,15 +29,7 @@ from onnx2ncnn_opt.param.files import all_or_nothing, bin_beside, read_net
 from onnx2ncnn_opt.param.names import clean_name
 from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.report.page import page
-from onnx2ncnn_opt.report.record import (
-    Comparison,
-    LayerError,
-    LayerGroup,
-    LayerRow,
-    MemoryCourse,
-    NearMissRow,
-    NetRecord,
-)
+from onnx2ncnn_opt.report.record import Comparison, LayerGroup, LayerRow, NearMissRow, NetRecord
 from onnx2ncnn_opt.report.words import change_rows, file_size, layer_text
 from onnx2ncnn_opt.rewrite.events import Applied, Event, NearMiss
 from onnx2ncnn_opt.rewrite.lineage import groups, side_by_side
@@ -46,7 +38,7 @@ from onnx2ncnn_opt.runtime.ncnn import NcnnRunner
 from onnx2ncnn_opt.runtime.ort import read_model
 from onnx2ncnn_opt.runtime.slots import feeds_of
 from onnx2ncnn_opt.runtime.targets import find_target
-from onnx2ncnn_opt.verification.blobs import Verdict, model_values
+from onnx2ncnn_opt.verification.blobs import model_values
 from onnx2ncnn_opt.verification.driver import MODEL, VerifyReport
 from onnx2ncnn_opt.verification.layers import LayerRun, Reference, extract_all, run_layers
 from onnx2ncnn_opt.verification.match import input_slots
@@ -58,7 +50,6 @@ from onnx2ncnn_opt.version import __version__
 
 # All blobs of a net, and all values of its model, are in memory at once to be compared.
 _MOST_BYTES = 2**31
-_MOST_PARAMS = 300  # characters of a layer's parameters
 
 
 @dataclass(frozen=True)
@@ -304,7 +295,7 @@ class _Net:
         outputs: Sequence[OutputReport],
     ) -> LayerRun:
         infer_net(self.graph, *_sizes(ways[0]))
-        total = sum(_bytes(blob) or 0 for layer in self.graph for blob in layer.outputs)
+        total = sum(bytes_of(blob) or 0 for layer in self.graph for blob in layer.outputs)
         if total > _MOST_BYTES:
             return LayerRun(ways[0], problem=f"its blobs have {file_size(total)}, too much to compare at once")
         try:
@@ -357,13 +348,13 @@ def _sides(
     numbers = {name: number for number, name in enumerate(names)}
     origins = [twins[layer.name].origin if layer.name in twins else () for layer in after]
     return {
-        "before": _rows(before, [layer.origin for layer in before]),
-        "after": _measured(after, _rows(after, origins), run, masks),
+        "before": layer_rows(before, [layer.origin for layer in before]),
+        "after": with_measurements(after, layer_rows(after, origins), run, masks),
         "rows": side_by_side(len(before), len(after), partners),
         "groups": tuple(LayerGroup(group.before, group.after, group.passes) for group in found),
         "rewrites": tuple(Counter(event.pass_name for event in applied).items()),
         "near_misses": tuple(_near_miss(event, numbers) for event in events if isinstance(event, NearMiss)),
-        "memory": (_course(before), _course(after)),
+        "memory": (memory_course(before), memory_course(after)),
     }
 
 
@@ -387,7 +378,7 @@ def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str,
         )
         for node in proto.graph.node
     )
-    rows = _measured(after, _rows(after, [()] * len(after)), run, {})
+    rows = with_measurements(after, layer_rows(after, [()] * len(after)), run, {})
     partners: dict[int, int] = {}
     for number, row in enumerate(rows):
         found = [error.value for error in row.errors.values() if error.value in makers]
@@ -399,92 +390,8 @@ def _beside_model(model: Path | bytes, after: Graph, run: LayerRun) -> dict[str,
         "before": nodes,
         "after": tuple(rows),
         "rows": side_by_side(len(nodes), len(rows), partners),
-        "memory": (None, _course(after)),
+        "memory": (None, memory_course(after)),
     }
-
-
-def _rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:
-    numbers = {layer: number for number, layer in enumerate(graph)}
-    return [_row(layer, origin, numbers) for layer, origin in zip(graph, origins, strict=True)]
-
-
-def _row(layer: Layer, origin: tuple[str, ...], numbers: Mapping[Layer, int]) -> LayerRow:
-    params = " ".join(f"{name}={_text(value)}" for name, value in parameters(layer).items())
-    blocks = [weight for _, weight in layer.weights.stored_items()]
-    macs = multiplications_of(layer)
-    moved = [_bytes(blob) for blob in dict.fromkeys((*layer.inputs, *layer.outputs))]
-    known = [size for size in moved if size is not None]
-    return LayerRow(
-        type=layer.type,
-        name=layer.name,
-        params=params if len(params) <= _MOST_PARAMS else f"{params[:_MOST_PARAMS]}\u2026",
-        reads=tuple(dict.fromkeys(numbers[blob.producer] for blob in layer.inputs if blob.producer)),
-        blobs=tuple(_blob_text(blob) for blob in layer.outputs),
-        origin=origin,
-        macs=macs if isinstance(macs, int) else None,
-        weights=sum(block.data.size for block in blocks),
-        weight_bytes=sum(b.data.nbytes + (0 if b.table is None else b.table.nbytes) for b in blocks),
-        blob_bytes=sum(known) if len(known) == len(moved) else None,
-    )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_text, value[:_MOST_PARAMS]))
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def _blob_text(blob: Blob) -> str:
-    if blob.shape is None:
-        return blob.name
-    batch = "" if blob.batch == 1 else f"{blob.batch}\u00d7"
-    return f"{blob.name} {batch}[{', '.join(map(str, blob.shape))}]"
-
-
-def _bytes(blob: Blob) -> int | None:
-    """Return the bytes of a blob with its batch; None if a size is unknown."""
-    size = blob_bytes(blob.shape)
-    return None if size is None or not isinstance(blob.batch, int) else size * blob.batch
-
-
-def _course(graph: Graph) -> MemoryCourse | None:
-    memory = peak_memory(graph)  # of one item of a batch
-    batches = [blob.batch for layer in graph for blob in layer.outputs]
-    counts = [batch for batch in batches if isinstance(batch, int)]
-    if memory.unknown or len(counts) < len(batches):
-        return None
-    numbers = {layer: number for number, layer in enumerate(graph)}
-    most = max(counts, default=1)
-    return MemoryCourse(
-        tuple(numbers[layer] for layer, _ in memory.course), tuple(size * most for _, size in memory.course)
-    )
-
-
-def _measured(graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]) -> list[LayerRow]:
-    """Return the rows with the results of running the net."""
-    found = []
-    for layer, row in zip(graph, rows, strict=True):
-        names = [blob.name for blob in layer.outputs]
-        timed = [run.seconds[name] for name in names if name in run.seconds]
-        errors = {
-            mode: _worst([verdicts[name] for name in names if name in verdicts])
-            for mode, verdicts in run.verdicts.items()
-            if any(name in verdicts for name in names)
-        }
-        found.append(replace(row, seconds=sum(timed) if timed else None, errors=errors, mask=masks.get(layer.name, "")))
-    return found
-
-
-def _worst(verdicts: Sequence[Verdict]) -> LayerError:
-    """Return the worst of a layer's outputs: one that is wrong, then the one with the largest error."""
-
-    def badness(verdict: Verdict) -> tuple[int, float]:
-        error = verdict.difference.max_rel if verdict.difference else None
-        return ("unknown", "right", "reordered", "wrong").index(verdict.status), -1.0 if error is None else error
-
-    worst = max(verdicts, key=badness)
-    error = worst.difference.max_rel if worst.difference else None
-    return LayerError(worst.status, error, worst.message, worst.value)
 
 
 def _comparison(about: str, found: NetDiff) -> Comparison:

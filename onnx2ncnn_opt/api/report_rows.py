@@ -1,0 +1,105 @@
+"""The rows of a report: a net's layers with their costs, errors and times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from onnx2ncnn_opt.ir.correspondence import parameters
+from onnx2ncnn_opt.ir.cost import multiplications_of
+from onnx2ncnn_opt.ir.graph import Blob, Graph, Layer
+from onnx2ncnn_opt.ir.memory import blob_bytes, peak_memory
+from onnx2ncnn_opt.report.record import LayerError, LayerRow, MemoryCourse
+from onnx2ncnn_opt.verification.blobs import Verdict
+from onnx2ncnn_opt.verification.layers import LayerRun
+
+_MOST_PARAMS = 300  # characters of a layer's parameters
+
+
+def layer_rows(graph: Graph, origins: Sequence[tuple[str, ...]]) -> list[LayerRow]:
+    """Return a row for each layer; `origins` are their ONNX nodes."""
+    numbers = {layer: number for number, layer in enumerate(graph)}
+    return [_row(layer, origin, numbers) for layer, origin in zip(graph, origins, strict=True)]
+
+
+def _row(layer: Layer, origin: tuple[str, ...], numbers: Mapping[Layer, int]) -> LayerRow:
+    params = " ".join(f"{name}={_text(value)}" for name, value in parameters(layer).items())
+    blocks = [weight for _, weight in layer.weights.stored_items()]
+    macs = multiplications_of(layer)
+    moved = [bytes_of(blob) for blob in dict.fromkeys((*layer.inputs, *layer.outputs))]
+    known = [size for size in moved if size is not None]
+    return LayerRow(
+        type=layer.type,
+        name=layer.name,
+        params=params if len(params) <= _MOST_PARAMS else f"{params[:_MOST_PARAMS]}\u2026",
+        reads=tuple(dict.fromkeys(numbers[blob.producer] for blob in layer.inputs if blob.producer)),
+        blobs=tuple(_blob_text(blob) for blob in layer.outputs),
+        origin=origin,
+        macs=macs if isinstance(macs, int) else None,
+        weights=sum(block.data.size for block in blocks),
+        weight_bytes=sum(b.data.nbytes + (0 if b.table is None else b.table.nbytes) for b in blocks),
+        blob_bytes=sum(known) if len(known) == len(moved) else None,
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value[:_MOST_PARAMS]))
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _blob_text(blob: Blob) -> str:
+    if blob.shape is None:
+        return blob.name
+    batch = "" if blob.batch == 1 else f"{blob.batch}\u00d7"
+    return f"{blob.name} {batch}[{', '.join(map(str, blob.shape))}]"
+
+
+def bytes_of(blob: Blob) -> int | None:
+    """Return the bytes of a blob with its batch; None if a size is unknown."""
+    size = blob_bytes(blob.shape)
+    return None if size is None or not isinstance(blob.batch, int) else size * blob.batch
+
+
+def memory_course(graph: Graph) -> MemoryCourse | None:
+    """Return the bytes of all blobs after each layer; None if a size is unknown."""
+    memory = peak_memory(graph)  # of one item of a batch
+    batches = [blob.batch for layer in graph for blob in layer.outputs]
+    counts = [batch for batch in batches if isinstance(batch, int)]
+    if memory.unknown or len(counts) < len(batches):
+        return None
+    numbers = {layer: number for number, layer in enumerate(graph)}
+    most = max(counts, default=1)
+    return MemoryCourse(
+        tuple(numbers[layer] for layer, _ in memory.course), tuple(size * most for _, size in memory.course)
+    )
+
+
+def with_measurements(
+    graph: Graph, rows: Sequence[LayerRow], run: LayerRun, masks: Mapping[str, str]
+) -> list[LayerRow]:
+    """Return the rows with the results of running the net."""
+    found = []
+    for layer, row in zip(graph, rows, strict=True):
+        names = [blob.name for blob in layer.outputs]
+        timed = [run.seconds[name] for name in names if name in run.seconds]
+        errors = {
+            mode: _worst([verdicts[name] for name in names if name in verdicts])
+            for mode, verdicts in run.verdicts.items()
+            if any(name in verdicts for name in names)
+        }
+        found.append(replace(row, seconds=sum(timed) if timed else None, errors=errors, mask=masks.get(layer.name, "")))
+    return found
+
+
+def _worst(verdicts: Sequence[Verdict]) -> LayerError:
+    """Return the worst of a layer's outputs: one that is wrong, then the one with the largest error."""
+
+    def badness(verdict: Verdict) -> tuple[int, float]:
+        error = verdict.difference.max_rel if verdict.difference else None
+        return ("unknown", "right", "reordered", "wrong").index(verdict.status), -1.0 if error is None else error
+
+    worst = max(verdicts, key=badness)
+    error = worst.difference.max_rel if worst.difference else None
+    return LayerError(worst.status, error, worst.message, worst.value)
