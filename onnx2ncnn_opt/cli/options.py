@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from onnx2ncnn_opt.verification.inputs import Feeds
+    from onnx2ncnn_opt.verification.given_inputs import Feeds
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -142,7 +142,7 @@ def _inputs(ctx: click.Context, param: click.Parameter, value: str | None) -> Fe
     path: Path = EXISTING_FILE.convert(match[1], param, ctx)
     if not match[2]:
         return path
-    from onnx2ncnn_opt.verification.inputs import Image
+    from onnx2ncnn_opt.verification.given_inputs import Image
 
     parts = dict(part.partition("=")[::2] for part in match[2][1:].split(":"))
     try:

@@ -1,9 +1,8 @@
 """Facts about a blob's numbers, from the layers that make it: bounds, whole numbers, NaN and infinity.
 
-Elements of graph inputs are unconstrained. A layer that mixes elements (a convolution, a matrix product, a
-normalisation) is taken to give ordinary numbers: a NaN in an operand spreads in the model too. Elementwise functions
-are followed: they give NaN or infinity outside their domain, and pass on NaN and infinity. Overflow of growing numbers
-is not foreseen.
+Elements of graph inputs are unconstrained. A layer that mixes elements (a convolution, a product, a normalisation) is
+taken to give ordinary numbers: a NaN in an operand spreads in the model too. Elementwise functions are followed: they
+give NaN or infinity outside their domain, and pass them on. Overflow of growing numbers is not foreseen.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _MOST_LAYERS = 200  # per query
 class Range(NamedTuple):
     """Bounds of all elements that are numbers, and whether there may be NaN or infinity.
 
-    An infinite bound is an unknown one; `may_be_inf` says whether an element itself may be infinite. `is_whole` is True
-    for whole numbers.
+    An infinite bound is an unknown one; `may_be_inf` is for an element itself. `is_whole` is True for whole numbers.
     """
 
     low: float = -_INF

@@ -16,7 +16,7 @@ from onnx2ncnn_opt.ir.dim import Dim, Sym, symbol
 from onnx2ncnn_opt.onnx.read.given import GivenShapes
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
 from onnx2ncnn_opt.runtime.ort import OrtRunner
-from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, open_sizes, totals
+from onnx2ncnn_opt.verification.inputs import LENGTHS, Total, draw_inputs, dynamic_sizes, totals
 
 _MOST_TOTALS = 30
 
@@ -78,10 +78,10 @@ class _Trial:
 
     def base(self) -> tuple[dict[str, int], Total | None] | None:
         """Return sizes at which the model runs, and which of them is the sum of two others; None if none were found."""
-        names = list(open_sizes(self._model, LENGTHS[0]))
+        names = list(dynamic_sizes(self._model, LENGTHS[0]))
         for total in (None, *islice(totals(names), _MOST_TOTALS)):
             for lengths in LENGTHS[1:3]:
-                sizes = open_sizes(self._model, lengths, total=total)
+                sizes = dynamic_sizes(self._model, lengths, total=total)
                 if self._runs(sizes):
                     return sizes, total
         return None

@@ -11,7 +11,8 @@ from onnx2ncnn_opt.errors import UsageError, check_options
 
 if TYPE_CHECKING:
     from onnx2ncnn_opt.onnx.read.given import GivenShapes
-    from onnx2ncnn_opt.verification.inputs import Feeds, Wanted
+    from onnx2ncnn_opt.verification.given_inputs import Feeds
+    from onnx2ncnn_opt.verification.inputs import Wanted
     from onnx2ncnn_opt.verification.tolerance import Tolerance
 
 
@@ -62,7 +63,8 @@ class Verification:
                 raise UsageError(f"{name} has to be a number of 0 or more, not {value!r:.80}")
         if isinstance(self.feeds, str | os.PathLike | None) and self.wanted is None and self.tolerance is None:
             return
-        from onnx2ncnn_opt.verification.inputs import Image, Wanted
+        from onnx2ncnn_opt.verification.given_inputs import Image
+        from onnx2ncnn_opt.verification.inputs import Wanted
         from onnx2ncnn_opt.verification.tolerance import Tolerance
 
         if not isinstance(self.feeds, str | os.PathLike | Image):

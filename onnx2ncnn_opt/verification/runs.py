@@ -22,16 +22,15 @@ from onnx2ncnn_opt.progress import announce
 from onnx2ncnn_opt.runtime.base import Array
 from onnx2ncnn_opt.runtime.ort import OrtRunner
 from onnx2ncnn_opt.runtime.slots import too_small
+from onnx2ncnn_opt.verification.given_inputs import Feeds, given_inputs
 from onnx2ncnn_opt.verification.inputs import (
     LENGTHS,
     Draw,
-    Feeds,
     Wanted,
     draw_inputs,
     draws,
-    given_inputs,
+    dynamic_sizes,
     is_tiny,
-    open_sizes,
     sweeps,
     tables,
     totals,
@@ -109,7 +108,7 @@ def drawn_feeds(
 
     ONNX Runtime runs only to find sizes that the model takes.
     """
-    if not open_sizes(loaded, LENGTHS[0]):
+    if not dynamic_sizes(loaded, LENGTHS[0]):
         return [draw_inputs(loaded, draw=draw) for draw in draws]
     first, *others = draws
     runner = OrtRunner(model, outputs=outputs, values=loaded.values, threads=os.cpu_count() or 1)
@@ -125,7 +124,7 @@ def wanted_runs(
     wanted: Wanted,
 ) -> Iterator[Run]:
     """Yield a run for each of the wanted draws and sizes; at the usual sizes if no sizes are wanted."""
-    names = list(open_sizes(model, LENGTHS[0]))
+    names = list(dynamic_sizes(model, LENGTHS[0]))
     for sizes in wanted.sizes:
         if set(sizes) != set(names):
             raise UsageError(f"the model's dynamic dimensions are {', '.join(names) or 'none'}, not {', '.join(sizes)}")
@@ -195,7 +194,7 @@ def _numbers(model: LoadedModel) -> int:
 def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, draw: Draw) -> list[Run]:
     """Return a run at each of the values of the dynamic sizes, see `drawn_runs`."""
     batches = _open_batches(model, manifest)
-    open_names = list(open_sizes(model, LENGTHS[0]))
+    open_names = list(dynamic_sizes(model, LENGTHS[0]))
     most = _SIZES_EACH if open_names and manifest is not None else 1
     least = Counter(manifest.minimum if manifest else {})
     problem: RunError | None = None
@@ -204,7 +203,7 @@ def _settings(model: LoadedModel, runner: OrtRunner, manifest: Manifest | None, 
     for total in (None, *islice(totals(open_names), _MOST_TOTALS)):
         runs: list[Run] = []
         for lengths in LENGTHS if open_names else LENGTHS[:1]:
-            known = open_sizes(model, lengths, batches, total)
+            known = dynamic_sizes(model, lengths, batches, total)
             sizes = {name: known[name] + (known[name] < least[name]) * least[name] for name in open_names}
             feeds = draw_inputs(model, sizes, draw=draw)
             if below := too_small(manifest, feeds):

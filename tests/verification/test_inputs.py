@@ -10,17 +10,8 @@ from PIL import Image as pillow
 
 from onnx2ncnn_opt.errors import UsageError
 from onnx2ncnn_opt.onnx.read.load import LoadedModel, load_model
-from onnx2ncnn_opt.verification.inputs import (
-    LARGE,
-    Draw,
-    Image,
-    Wanted,
-    check_inputs,
-    draw_inputs,
-    draws,
-    given_inputs,
-    load_inputs,
-)
+from onnx2ncnn_opt.verification.given_inputs import Image, check_inputs, given_inputs, load_inputs
+from onnx2ncnn_opt.verification.inputs import LARGE, Draw, Wanted, draw_inputs, draws
 
 TABLE = "{" + ", ".join("0.5" for _ in range(7 * 3)) + "}"
 

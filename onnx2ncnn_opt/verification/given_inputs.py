@@ -1,0 +1,145 @@
+"""Inputs that a user gives: arrays by name, a file of arrays, or an image."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+from numpy.typing import NDArray
+
+from onnx2ncnn_opt.errors import UsageError
+from onnx2ncnn_opt.ir.dim import Sym
+from onnx2ncnn_opt.manifest import Entry
+from onnx2ncnn_opt.onnx.read.binding import InputInfo
+from onnx2ncnn_opt.onnx.read.load import LoadedModel
+from onnx2ncnn_opt.runtime.slots import check_arrays
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image for a model's only input: a path, and the arithmetic on its pixels, ``(pixel - mean) / std``.
+
+    `mean` and `std` are one number or one for each channel; the channels are red, green, blue, or the other way round
+    with `bgr`.
+    """
+
+    path: Path
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    bgr: bool = False
+
+
+Feeds = Mapping[str, Array] | str | os.PathLike[str] | Image
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+def given_inputs(feeds: Feeds, model: LoadedModel) -> dict[str, Array]:
+    """Return the user's inputs: arrays by name, a file of them, or an image. Raises UsageError if they do not fit."""
+    if isinstance(feeds, Image):
+        return load_image(feeds, model)
+    if isinstance(feeds, (str, os.PathLike)):
+        path = Path(feeds)
+        return load_image(Image(path), model) if path.suffix.lower() in IMAGES else load_inputs(path, model)
+    return check_inputs(feeds, model)
+
+
+def load_image(image: Image, model: LoadedModel) -> dict[str, Array]:
+    """Return the array of an image: with the size of the model's input, or the image's own if that is dynamic.
+
+    Raises:
+        UsageError: Pillow is not installed, the file is not an image, or the model's only input does not take one.
+    """
+    try:
+        from PIL import Image as pillow
+    except ImportError:
+        raise UsageError(f"{image.path}: images need the package Pillow: `pip install pillow`") from None
+    (info, *others), path = model.inputs, image.path
+    shape = info.shape
+    channels = next((axis for axis in (1, 3) if len(shape) == 4 and shape[axis] in (1, 3)), None)
+    if others or channels is None or shape[0] not in (1, shape[0] if isinstance(shape[0], Sym) else 1):
+        found = ", ".join(map(str, model.inputs))
+        raise UsageError(f"{path}: an image is for a model of one input [1, 3, H, W] or [1, H, W, 3], not {found}")
+    high, wide = (shape[axis] for axis in ((2, 3) if channels == 1 else (1, 2)))
+    try:
+        with pillow.open(path) as file:
+            picture = file.convert("RGB" if shape[channels] == 3 else "L")
+            size = (wide if isinstance(wide, int) else file.width, high if isinstance(high, int) else file.height)
+            pixels = np.asarray(picture.resize(size, pillow.Resampling.BILINEAR))
+    except (OSError, ValueError, pillow.DecompressionBombError) as error:
+        raise UsageError(f"{path}: no image can be read from it: {error}") from error
+    pixels = pixels.reshape(*pixels.shape[:2], -1)[..., :: -1 if image.bgr else 1]
+    is_float = info.dtype.is_floating_point()
+    for what, numbers in (("mean", image.mean), ("std", image.std)):
+        if (
+            len(numbers) not in (0, 1, pixels.shape[2])
+            or (what == "std" and 0 in numbers)
+            or (numbers and not is_float)
+        ):
+            raise UsageError(f"{path}: {what} is {numbers}, for {pixels.shape[2]} channels of {info}")
+    if is_float:
+        pixels = (pixels - np.array(image.mean or 0.0)) / np.array(image.std or 1.0)
+    array = (pixels if channels == 3 else pixels.transpose(2, 0, 1))[None]
+    return check_inputs({info.name: array.astype(dtype_of(info))}, model)
+
+
+def load_inputs(path: Path, model: LoadedModel) -> dict[str, Array]:
+    """Load inputs from an .npz file: by name, or in the file's order if no name in it is an input's; or from an .npy.
+
+    Raises:
+        UsageError: the file cannot be read or does not fit the model.
+    """
+    try:
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.lib.npyio.NpzFile):
+                arrays = {name: data[name] for name in data.files}
+            elif len(model.inputs) == 1:
+                arrays = {model.inputs[0].name: data}
+            else:
+                raise UsageError(
+                    f"{path} is one array for {len(model.inputs)} inputs; use numpy.savez(path, name=array, ...)"
+                )
+    # MemoryError: an array that says that it is larger than any memory.
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path}: no inputs can be read from it: {error}") from error
+    names = [info.name for info in model.inputs]
+    if len(arrays) == len(names) and not set(arrays) & set(names):
+        arrays = dict(zip(names, arrays.values(), strict=True))
+    try:
+        return check_inputs(arrays, model)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def check_inputs(arrays: Mapping[str, Array], model: LoadedModel) -> dict[str, Array]:
+    """Return the arrays in the model's order and element types; raises UsageError if they do not fit its inputs.
+
+    Inputs that are bound to a value may be among them, with that value.
+    """
+    entries = [
+        Entry(
+            info.name,
+            info.name,
+            tuple(d if isinstance(d, int) else str(d) for d in info.shape),
+            dtype_of(info).name,
+            None,
+        )
+        for info in model.inputs
+    ]
+    return check_arrays(arrays, entries, model.values)
+
+
+def dtype_of(info: InputInfo) -> np.dtype[Any]:
+    """Return the element type of an input. Raises UsageError for types that no blob can hold."""
+    dtype = np.dtype(info.dtype.numpy())
+    if dtype.kind not in "biuf" and info.dtype != onnx_ir.DataType.BFLOAT16:
+        raise UsageError(f"input {info} is of a type that ncnn has nothing for")
+    return dtype
