@@ -308,7 +308,7 @@ class _Node:
     @property
     def steps_first(self) -> Tensor:
         """The operand as in layout 0."""
-        return self.x.viewed(self.x.view.transpose((1, 0, 2))) if self.given.layout else self.x
+        return self.x.transpose((1, 0, 2)) if self.given.layout else self.x
 
     def directions_first(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the states as in layout 0; None for one of zeros."""
@@ -320,9 +320,7 @@ class _Node:
         return self._turned(y, (2, 0, 1, 3)), *(self._turned(state, (1, 0, 2)) for state in states)
 
     def _turned(self, x: Value, order: tuple[int, ...]) -> Value:
-        if not self.given.layout:
-            return x
-        return Constant(x.array.transpose(order)) if isinstance(x, Constant) else x.viewed(x.view.transpose(order))
+        return x.transpose(order) if self.given.layout else x
 
 
 def _is_zero(state: Operand | None) -> bool:

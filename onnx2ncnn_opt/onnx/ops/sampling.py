@@ -138,7 +138,7 @@ def affine_grid(im: ImportContext, theta: Tensor, size: Ints, *, align_corners: 
     # Coordinates are x, y(, z), then 1.
     positions = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(size[2:])]
     base = Constant(np.stack(positions, axis=-1).reshape(-1, n + 1).astype(np.float32))
-    flat = matmul(im, base, theta.viewed(theta.view.transpose((0, 2, 1))))
+    flat = matmul(im, base, theta.transpose((0, 2, 1)))
     return im.reshape(flat, (size[0], *size[2:], n))
 
 
@@ -296,11 +296,11 @@ def _largest(
     # Cells of fewer pixels look at the first one again, without weight where they have none at all.
     position = np.concatenate([_widened(position, most) for position in positions])
     weight = np.concatenate([_widened(weight, most) for weight in weights])
-    flat = im.reshape(x.viewed(x.view.transpose((0, 2, 3, 1))), (batch * height * width, channels))
+    flat = im.reshape(x.transpose((0, 2, 3, 1)), (batch * height * width, channels))
     pixels = gather_nd(im, flat, Constant(position[..., None]))
     weighted = im.tensor(binary(im, BinaryOp.MUL, pixels, Constant(weight[..., None].astype(np.float32))))
     largest = im.tensor(im.reshape(reduce(im, weighted, "ReduceMax", (1,), 0), (len(positions), *size, channels)))
-    return largest.viewed(largest.view.transpose((0, 3, 1, 2)))
+    return largest.transpose((0, 3, 1, 2))
 
 
 def _widened(x: Array, width: int) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -74,11 +74,6 @@ def _is_everywhere(indices: Operand, sizes: Shape) -> bool:
 
 
 @onnx_op("Scatter", since=9, integers=True)
-def scatter(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
-    """Concat of what stays and what is new."""
-    return scatter_elements11(im, data, indices, updates, axis=axis)
-
-
 @onnx_op("ScatterElements", since=11, integers=True, folds=bounds.first)
 def scatter_elements11(im: ImportContext, data: Value, indices: Value, updates: Value, *, axis: int = 0) -> Value:
     """Concat of what stays and what is new."""
@@ -117,7 +112,7 @@ def tensor_scatter(
     if along == 0:
         raise im.refuse("it writes along the axis of the batch", "give it another axis")
     perm = [0, along, *(a for a in range(1, past_cache.rank) if a != along)]
-    cache, rows = _transposed(past_cache, perm), _transposed(update, perm)
+    cache, rows = past_cache.transpose(perm), update.transpose(perm)
     if isinstance(write_indices, Tensor):
         begins = im.tensor(im.reshape(as_numbers(im, write_indices), (batch, 1)))
         row: Value = as_indices(im, binary(im, BinaryOp.ADD, begins, Constant(np.arange(new, dtype=np.float32))))
@@ -133,16 +128,12 @@ def tensor_scatter(
         items = np.broadcast_to(np.arange(batch)[:, None], targets.shape)
         index = np.stack([items, targets % length if mode == "circular" else targets])
         placed = _scatter(im, cache, index, rows, past_cache.rank - 2)
-    return _transposed(placed, [perm.index(a) for a in range(past_cache.rank)])
+    return placed.transpose([perm.index(a) for a in range(past_cache.rank)])
 
 
 def _check_reduction(im: ImportContext, reduction: str) -> None:
     if reduction not in ("none", *_REDUCTIONS):
         raise im.invalid(f"reduction {reduction} is not known")
-
-
-def _transposed(x: Value, perm: Sequence[int]) -> Value:
-    return Constant(x.array.transpose(perm)) if isinstance(x, Constant) else x.viewed(x.view.transpose(perm))
 
 
 def _scatter(
@@ -200,7 +191,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     order, count = [*others, axis], math.prod(shape[a] for a in others)
     check_indices(im, indices)
     indices = as_indices(im, counted(im, indices, shape[axis]))
-    old, targets, new = (im.reshape(_transposed(x, order), (count, x.shape[axis])) for x in (data, indices, updates))
+    old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":
         both = concat(im, old, new, axis=1)
@@ -208,7 +199,7 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     else:
         columns = [im.reshape(x, (*x.shape, 1)) for x in (old, new)]
         found = _combined(im, columns[0], columns[1], _hits(im, row, shape[axis], 1), reduction)
-    return _transposed(im.reshape(found, tuple(shape[a] for a in order)), [order.index(a) for a in range(data.rank)])
+    return im.reshape(found, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
 
 
 def _combined(im: ImportContext, data: Value, updates: Value, hits: Tensor, reduction: str) -> Value:
@@ -263,9 +254,8 @@ def _reduced(im: ImportContext, data: Value, targets: Array, updates: Value, inn
     turn = np.empty_like(targets)
     turn[order] = np.arange(targets.size) - np.searchsorted(targets[order], targets[order])
     if turn.max() >= _MOST_TURNS:
-        raise im.refuse(
-            f"its constant indices name one element {turn.max() + 1} times", "add up the updates of an element before"
-        )
+        reason = f"its constant indices name one element {turn.max() + 1} times"
+        raise im.refuse(reason, "add up the updates of an element before")
     outer = data.shape[: data.rank - len(inner)]
     rows = im.reshape(data, (product(outer), *inner))
     new = im.reshape(updates, (targets.size, *inner))

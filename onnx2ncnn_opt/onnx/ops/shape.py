@@ -88,7 +88,7 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
     order = perm or tuple(reversed(range(x.rank)))
     if sorted(order) != list(range(x.rank)):
         raise im.invalid(f"perm {perm} does not fit rank {x.rank}")
-    return x.viewed(x.view.transpose(order))
+    return x.transpose(order)
 
 
 def _joined(seen: Seen) -> int:
@@ -200,10 +200,8 @@ def depth_to_space(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     if depth is None:
         raise im.invalid(f"{c} channels do not divide by the block of {b} x {b}")
     order = (n, depth, b, b, h, w) if mode == "CRD" else (n, b, b, depth, h, w)
-    parts = im.reshape(x, order)
-    assert isinstance(parts, Tensor)
     perm = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
-    return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, depth, h * b, w * b))
+    return im.reshape(im.reshape(x, order).transpose(perm), (n, depth, h * b, w * b))
 
 
 @onnx_op("SpaceToDepth", batch=0, folds=bounds.first)
@@ -214,10 +212,9 @@ def space_to_depth(im: ImportContext, x: Tensor, *, blocksize: int, mode: str = 
     rows, columns = exact_div(h, b), exact_div(w, b)
     if rows is None or columns is None:
         raise im.invalid(f"an image of {h} x {w} does not divide into blocks of {b}")
-    parts = im.reshape(x, (n, c, rows, b, columns, b))
-    assert isinstance(parts, Tensor)
     perm = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
-    return im.reshape(parts.viewed(parts.view.transpose(perm)), (n, c * b * b, rows, columns))
+    parts = im.reshape(x, (n, c, rows, b, columns, b)).transpose(perm)
+    return im.reshape(parts, (n, c * b * b, rows, columns))
 
 
 def _image(im: ImportContext, x: Tensor) -> Shape:

@@ -71,15 +71,13 @@ def top_k11(
             "convert what is before it with --outputs, and pick the largest numbers outside ncnn",
         )
     perm = [a for a in range(x.rank) if a != axis] + [axis]
-    flat, ordered = (im.reshape(y.viewed(y.view.transpose(perm)), (rows, size)) for y in (x, order))
+    flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
     assert isinstance(ordered, Tensor)
     indices = _of_rank(im, _ranks(im, ordered, size), size, count)
-    shape = (*(x.shape[a] for a in perm[:-1]), count)
-    results = []
-    for y in (gather_elements(im, flat, indices, axis=1), indices):
-        result = im.tensor(im.reshape(y, shape))
-        results.append(result.viewed(result.view.transpose([perm.index(a) for a in range(x.rank)])))
-    return results[0], Tensor(results[1].blob, results[1].view, _INDEX)
+    shape, back = (*(x.shape[a] for a in perm[:-1]), count), [perm.index(a) for a in range(x.rank)]
+    found = gather_elements(im, flat, indices, axis=1)
+    values, places = (im.tensor(im.reshape(y, shape)).transpose(back) for y in (found, indices))
+    return values, Tensor(places.blob, places.view, _INDEX)
 
 
 def _are_rounds_better(rows: Dim | None, size: int, count: int) -> bool:

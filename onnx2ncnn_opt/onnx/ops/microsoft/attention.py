@@ -76,8 +76,8 @@ def _unpacked(im: ImportContext, query: Tensor, key: Tensor | None, value: Tenso
     packed, count = (query, 3) if key is None else (key, 2)
     if value is not None or packed.rank != 5 or packed.shape[3] != count:
         raise im.invalid(f"{count} operands packed in one of shape {list(packed.shape)}")
-    parts = [im.tensor(gather(im, packed, Constant(np.array(i)), axis=3)) for i in range(count)]
-    heads: list[Value] = [part.viewed(part.view.transpose((0, 2, 1, 3))) for part in parts]
+    parts = [gather(im, packed, Constant(np.array(i)), axis=3) for i in range(count)]
+    heads = [part.transpose((0, 2, 1, 3)) for part in parts]
     return heads if key is None else [query, *heads]
 
 
