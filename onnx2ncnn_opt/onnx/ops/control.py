@@ -48,9 +48,8 @@ def _trip_count(im: ImportContext, m: Item) -> int:
     if isinstance(m, Tensor):
         reason = "its number of iterations is computed at run time, and ncnn has no loops"
         raise im.refuse(reason, im.value_hint(0))
-    raise im.refuse(
-        "its number of iterations depends on a dynamic dimension, and ncnn has no loops", "bind it with --shape"
-    )
+    reason = "its number of iterations depends on a dynamic dimension, and ncnn has no loops"
+    raise im.refuse(reason, "bind it with --shape")
 
 
 def _holds(im: ImportContext, condition: Item, operand: int) -> bool:
@@ -166,7 +165,6 @@ def _empty(im: ImportContext, declared: onnx_ir.Value) -> Constant:
     """Return the result of no iterations: no elements, of the shape that the body declares."""
     shape = None if declared.shape is None else [size for size in declared.shape if isinstance(size, int)]
     if shape is None or declared.dtype is None or declared.shape is None or len(shape) < len(declared.shape):
-        raise im.refuse(
-            "it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors", "remove the loop"
-        )
+        reason = "it has no iterations, so its stacked outputs are empty, and ncnn has no empty tensors"
+        raise im.refuse(reason, "remove the loop")
     return Constant(np.zeros((0, *shape), declared.dtype.numpy()))

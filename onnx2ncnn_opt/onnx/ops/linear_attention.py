@@ -36,10 +36,8 @@ def causal_conv_with_state(
         raise im.refuse(f"operands of shapes {list(x.shape)} and {list(weight.shape)}", "bind sizes with --shape")
     if length == 1:
         if im.is_used(1):
-            raise im.refuse(
-                "a state of no elements, and ncnn has no empty tensors",
-                "use Conv, since a kernel of one element has no state",
-            )
+            reason = "a state of no elements, and ncnn has no empty tensors"
+            raise im.refuse(reason, "use Conv, since a kernel of one element has no state")
         padded: Value = x
     elif past_state is None:
         padded = pad(im, x, pads=(0, 0, length - 1, 0, 0, 0))
@@ -75,9 +73,8 @@ def linear_attention(
     if not isinstance(steps, int) or not isinstance(width, int):
         raise im.refuse("a dynamic number of steps", "bind it with --shape")
     if steps > MOST_STEPS:
-        raise im.refuse(
-            f"{steps} steps one after the other, more than {MOST_STEPS}", "feed the sequence in shorter parts"
-        )
+        reason = f"{steps} steps one after the other, more than {MOST_STEPS}"
+        raise im.refuse(reason, "feed the sequence in shorter parts")
     if kv_num_heads < 1 or q_num_heads % kv_num_heads or width % q_num_heads:
         raise im.invalid(f"{q_num_heads} heads of {width} elements, which share {kv_num_heads} of keys")
     shared, size = q_num_heads // kv_num_heads, width // q_num_heads

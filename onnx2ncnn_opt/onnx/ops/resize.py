@@ -196,9 +196,8 @@ def _by_scales(im: ImportContext, x: Tensor, scales: Sequence[float] | Array, sa
 def _resize(im: ImportContext, x: Tensor, axes: list[_Axis], sampling: _Sampling) -> Tensor:
     cut = [a for a in axes if sampling.crops and sampling.region[a.axis] != (0.0, 1.0)]
     if any(a.out == a.size for a in cut):
-        raise im.refuse(
-            "a region that becomes as large as all: ONNX Runtime does not cut it out", "resize without a region"
-        )
+        reason = "a region that becomes as large as all: ONNX Runtime does not cut it out"
+        raise im.refuse(reason, "resize without a region")
     if all(a.out == a.size for a in axes):
         return x
     if is_float(x.dtype):

@@ -284,10 +284,8 @@ def _place_along(im: ImportContext, data: Value, updates: Value, rows: Array, ax
     source[rows] = size + np.arange(rows.size)  # of two values for one element the later one stays
     runs = np.split(source, np.flatnonzero(np.diff(source) != 1) + 1)
     if len(runs) > _MOST_PIECES:
-        raise im.refuse(
-            f"its constant indices cut the operand into more than {_MOST_PIECES} pieces",
-            "scatter fewer runs of elements",
-        )
+        reason = f"its constant indices cut the operand into more than {_MOST_PIECES} pieces"
+        raise im.refuse(reason, "scatter fewer runs of elements")
     parts = [_rows(im, data, run, axis) if run[0] < size else _rows(im, updates, run - size, axis) for run in runs]
     return concat(im, *parts, axis=axis)
 

@@ -1,4 +1,7 @@
-"""Operators that move elements without computing: most of them only change the view."""
+"""Operators that move elements without computing: most of them only change the view.
+
+And those whose results fold if they are known up to dynamic dimensions, and are refused otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import onnx_ir
 
 from onnx2ncnn_opt.ir.dim import Dim, Shape, Sym, exact_div, known, product, shape_text
+from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
@@ -34,14 +38,12 @@ def reshape(im: ImportContext, x: Tensor, shape: Sizes, *, allowzero: int = 0) -
         if rest is None and isinstance(whole, Sym) and others != 0:
             rest = whole // others  # which ONNX demands to be even
         if rest is None:
-            raise im.refuse(
-                f"{shape_text(x.shape)} cannot be reshaped to {shape_text(shape)}", "bind sizes with --shape"
-            )
+            reason = f"{shape_text(x.shape)} cannot be reshaped to {shape_text(shape)}"
+            raise im.refuse(reason, "bind sizes with --shape")
         wanted[wanted.index(-1)] = rest
-    if isinstance(total := product(wanted), int) and isinstance(product(x.shape), int) and total != product(x.shape):
-        raise im.misfit(
-            f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(wanted))}", [(product(x.shape), total)]
-        )
+    size, total = product(x.shape), product(wanted)
+    if isinstance(size, int) and isinstance(total, int) and size != total:
+        raise im.misfit(f"{shape_text(x.shape)} cannot be reshaped to {shape_text(tuple(wanted))}", [(size, total)])
     return im.reshape(x, tuple(wanted))
 
 
@@ -92,9 +94,8 @@ def transpose(im: ImportContext, x: Tensor, *, perm: Ints = ()) -> Value:
 
 
 def _joined(seen: Seen) -> int:
-    axes = {seen.axis(i) for i in range(len(seen.operands))}
-    [axis] = axes if len(axes) == 1 else (None,)
-    if axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
+    axis, *others = {seen.axis(i) for i in range(len(seen.operands))}
+    if others or axis is None or axis == seen.number("axis", 0) % len(seen.shape(0)):
         raise Mixed
     return axis
 
@@ -221,3 +222,16 @@ def _image(im: ImportContext, x: Tensor) -> Shape:
     if x.rank != 4:
         raise im.invalid(f"the operand has rank {x.rank}, not 4")
     return x.shape
+
+
+@onnx_op("Range", since=11, integers=True, folds=bounds.arange)
+def range_(im: ImportContext, start: Value, limit: Value, delta: Value, *, stash_type: int = 1) -> Value:
+    """Sum ones, in sizes only."""
+    reason = "its length depends on values that are computed at run time, or on a step that is not an integer"
+    raise im.refuse(reason, "make it depend on the shapes of inputs only, with an integer step")
+
+
+@onnx_op("ConstantOfShape", since=9, integers=True, folds=bounds.sizes)
+def constant_of_shape(im: ImportContext, shape: Value, *, value: Array | None = None) -> Value:
+    """Ones of dynamic sizes, times a constant."""
+    raise im.refuse("its shape is computed at run time", "make it depend on the shapes of inputs only")

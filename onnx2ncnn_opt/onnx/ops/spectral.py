@@ -44,10 +44,8 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     axis = im.axis(axis, x.rank)
     size, parts = x.shape[axis], x.shape[-1]
     if axis == x.rank - 1 or not isinstance(size, int) or not isinstance(parts, int) or parts not in (1, 2):
-        raise im.refuse(
-            f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers",
-            "bind its sizes with --shape, and keep the complex numbers on the last axis",
-        )
+        reason = f"axis {axis} of shape {list(x.shape)}, whose last axis must be the one of complex numbers"
+        raise im.refuse(reason, "bind its sizes with --shape, and keep the complex numbers on the last axis")
     to_real = bool(inverse and onesided)
     count = length[0] if length else 2 * (size - 1) if to_real else size
     if count < 1:
@@ -55,10 +53,8 @@ def _dft(im: ImportContext, x: Tensor, length: Ints | None, axis: int, inverse: 
     # [results, re and im, operands, re and im]; operands after the length do not count.
     if to_real:
         if parts != 2 or size != count // 2 + 1:
-            raise im.refuse(
-                f"{count} real numbers from a spectrum of shape {list(x.shape)}, which is not padded or cut",
-                f"give it {count // 2 + 1} complex numbers",
-            )
+            reason = f"{count} real numbers from a spectrum of shape {list(x.shape)}, which is not padded or cut"
+            raise im.refuse(reason, f"give it {count // 2 + 1} complex numbers")
         matrix = _from_half(im, count)
     else:
         matrix = _fourier(im, count, min(size, count), onesided, -1 if inverse else 1) / (count if inverse else 1)

@@ -66,10 +66,8 @@ def top_k11(
     if _are_rounds_better(rows, size, count):
         return _in_rounds(im, x, order, axis, count)
     if not isinstance(rows, int) or rows * size * size > _MOST_COMPARISONS:
-        raise im.refuse(
-            f"{rows} rows of {size} numbers: too many to compare all with all",
-            "convert what is before it with --outputs, and pick the largest numbers outside ncnn",
-        )
+        reason = f"{rows} rows of {size} numbers: too many to compare all with all"
+        raise im.refuse(reason, "convert what is before it with --outputs, and pick the largest numbers outside ncnn")
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     flat, ordered = (im.reshape(y.transpose(perm), (rows, size)) for y in (x, order))
     assert isinstance(ordered, Tensor)

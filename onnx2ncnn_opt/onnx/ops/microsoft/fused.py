@@ -93,10 +93,8 @@ def _sum(im: ImportContext, x: Tensor, skip: Value, b: Value | None) -> Tensor:
 def _statistics(im: ImportContext) -> tuple[None, None]:
     """Return nothing for outputs 1 and 2, which only training needs."""
     if im.is_used(1) or im.is_used(2):
-        raise im.refuse(
-            "its mean or deviation is used, and ncnn's layer gives neither",
-            "remove these outputs, which only training needs",
-        )
+        reason = "its mean or deviation is used, and ncnn's layer gives neither"
+        raise im.refuse(reason, "remove these outputs, which only training needs")
     return None, None
 
 
@@ -149,9 +147,8 @@ def fused_matmul(
 ) -> Value:
     """MatMul of transposed operands, times alpha."""
     if transBatchA or transBatchB:
-        raise im.refuse(
-            "transBatchA or transBatchB is 1: only the last two axes are transposed", "use a Transpose before it"
-        )
+        reason = "transBatchA or transBatchB is 1: only the last two axes are transposed"
+        raise im.refuse(reason, "use a Transpose before it")
     product = matmul(im, transposed(a) if transA else a, transposed(b) if transB else b)
     return product if alpha == 1 else binary(im, BinaryOp.MUL, product, number(alpha))
 
