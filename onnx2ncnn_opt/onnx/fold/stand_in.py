@@ -31,11 +31,8 @@ def inferred_outputs(
     subgraphs = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
     if node.domain or any(attribute.type in subgraphs for attribute in node.attributes.values()):
         return nothing
-    if not any(isinstance(operand, Tensor) for operand in operands):
-        return nothing
-    if any(
-        isinstance(operand, TensorSequence) or (operand is not None and not _typed(operand)) for operand in operands
-    ):
+    given = [operand for operand in operands if operand is not None]
+    if not any(isinstance(operand, Tensor) for operand in given) or not all(map(_typed, given)):
         return nothing
     proto = onnx_ir.serde.serialize_node(node)
     del proto.input[:], proto.output[:]
