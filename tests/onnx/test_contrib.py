@@ -128,6 +128,13 @@ def test_fused_conv(activation: str, params: list[float], added: bool) -> None:
     compare_nodes(made, inputs, {"w": normal(2, 4, 3, 3, 3), "b": normal(3, 4)}, rel=REL)
 
 
+@pytest.mark.parametrize("activation", ["Clip", "HardSigmoid"])
+def test_fused_conv_without_its_parameters(activation: str) -> None:
+    made = node("FusedConv", ["x", "w"], activation=activation)
+    with pytest.raises(UnsupportedError, match=f"activation {activation} with 0 parameters, not 2"):
+        lower(model_of([made], {"x": normal(0, 1, 3, 7, 6)}, {"w": normal(1, 4, 3, 3, 3)}))
+
+
 @pytest.mark.parametrize(("turn_a", "turn_b", "alpha"), list(itertools.product((0, 1), (0, 1), (1.0, 0.25))))
 @pytest.mark.parametrize("constant", [False, True])
 def test_fused_matmul(turn_a: int, turn_b: int, alpha: float, constant: bool) -> None:

@@ -164,19 +164,9 @@ def _ignore(*_: object) -> None:
 # Elements for which numpy does what ONNX says.
 _USUAL_KINDS = tuple(getattr(onnx_ir.DataType, name) for name in ("FLOAT", "INT32", "INT64", "BOOL"))
 _USUAL = tuple(kind.numpy() for kind in _USUAL_KINDS)
-_OF_ONE_TYPE = [
-    "Add",
-    "Concat",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Mul",
-    "Range",
-    "Sub",
-]
+_OF_ONE_TYPE = (
+    *("Add", "Concat", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Range", "Sub"),
+)
 _NUMPY: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {
     "Add": lambda x, a: np.add(*x),
     "And": lambda x, a: np.logical_and(*x),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
 from onnx2ncnn_opt.onnx.lower.budget import MOST_STEPS
 from onnx2ncnn_opt.onnx.lower.context import ImportContext
@@ -79,7 +81,7 @@ def linear_attention(
         raise im.invalid(f"{q_num_heads} heads of {width} elements, which share {kv_num_heads} of keys")
     shared, size = q_num_heads // kv_num_heads, width // q_num_heads
 
-    def each_step(x: Value | None, rows: int) -> list[Value | None]:
+    def each_step(x: Value | None, rows: int) -> list[Any]:
         """[batch, steps, heads * rows * columns] as [batch, heads, rows, columns] for each step."""
         if x is None:
             return [None] * steps
@@ -93,9 +95,6 @@ def linear_attention(
     factor, state, read = scale or size**-0.5, past_state, []
     operands = (each_step(x, rows) for x, rows in ((query, shared), (key, 1), (value, 1), (decay, 1), (beta, 1)))
     for q, k, v, gate, rate in zip(*operands, strict=True):
-        assert q is not None
-        assert k is not None
-        assert v is not None
         if state is not None and gate is not None:
             state = binary(im, BinaryOp.MUL, state, im.apply(transposed(gate), UnaryOp.EXP))
         if state is not None and rate is not None:

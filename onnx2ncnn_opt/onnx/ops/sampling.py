@@ -15,6 +15,7 @@ from onnx2ncnn_opt.onnx.lower.context import ImportContext
 from onnx2ncnn_opt.onnx.lower.functional.binary import arithmetic, binary, number
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
+from onnx2ncnn_opt.onnx.lower.functional.division import applied
 from onnx2ncnn_opt.onnx.lower.functional.gather import fixed, gather_nd
 from onnx2ncnn_opt.onnx.lower.functional.matmul import matmul
 from onnx2ncnn_opt.onnx.lower.functional.reduce import reduce
@@ -22,13 +23,7 @@ from onnx2ncnn_opt.onnx.lower.functional.window import pad_params, spatial
 from onnx2ncnn_opt.onnx.registry import onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Tensor, Value
 
-_SAMPLE_TYPES = {
-    "bilinear": Sample.BILINEAR,
-    "linear": Sample.BILINEAR,
-    "nearest": Sample.NEAREST,
-    "bicubic": Sample.BICUBIC,
-    "cubic": Sample.BICUBIC,
-}
+_SAMPLE_TYPES = {mode.name.lower(): mode for mode in Sample} | {"linear": Sample.BILINEAR, "cubic": Sample.BICUBIC}
 _PADDINGS = {mode.name.lower(): mode for mode in SamplePadding}
 _MOST_REGIONS = 256
 _MOST_PIXELS = 2**20  # that are looked up for the maxima in regions
@@ -99,17 +94,12 @@ def _rounded(im: ImportContext, grid: Value, sizes: Shape, align_corners: int) -
     # In ONNX Runtime's order of operations, that the same positions are halves.
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     if align_corners:
-        pixel = _whole(
-            im, arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
-        )
+        pixel = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.MUL, position, number(0.5)), Constant(size - 1))
+        pixel = applied(im, pixel, UnaryOp.ROUND, np.rint)
         return arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / (size - 1))), number(1))
     pixel = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.MUL, position, Constant(size)), number(1))
-    pixel = _whole(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)))
+    pixel = applied(im, arithmetic(im, BinaryOp.MUL, pixel, number(0.5)), UnaryOp.ROUND, np.rint)
     return arithmetic(im, BinaryOp.ADD, arithmetic(im, BinaryOp.MUL, pixel, Constant(2 / size)), Constant(1 / size - 1))
-
-
-def _whole(im: ImportContext, x: Value) -> Value:
-    return Constant(np.rint(x.array)) if isinstance(x, Constant) else im.apply(x, UnaryOp.ROUND)
 
 
 def _folded(im: ImportContext, grid: Value) -> Value:
@@ -117,8 +107,7 @@ def _folded(im: ImportContext, grid: Value) -> Value:
     position = arithmetic(im, BinaryOp.ADD, grid, number(1))
     turns = arithmetic(im, BinaryOp.MUL, arithmetic(im, BinaryOp.FLOOR_DIVIDE, position, number(4)), number(4))
     apart = arithmetic(im, BinaryOp.SUB, arithmetic(im, BinaryOp.SUB, position, turns), number(2))
-    distance = Constant(np.abs(apart.array)) if isinstance(apart, Constant) else im.apply(apart, UnaryOp.ABS)
-    return arithmetic(im, BinaryOp.SUB, number(1), distance)
+    return arithmetic(im, BinaryOp.SUB, number(1), applied(im, apart, UnaryOp.ABS, np.abs))
 
 
 @onnx_op("AffineGrid", since=20)

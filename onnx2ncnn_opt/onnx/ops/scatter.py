@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import BinaryOp, UnaryOp
-from onnx2ncnn_opt.ir.dim import Shape, axis_index, product
+from onnx2ncnn_opt.ir.dim import Shape, axis_index, known, product
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx import items
 from onnx2ncnn_opt.onnx.fold import bounds
@@ -194,11 +194,10 @@ def _scatter_cells(im: ImportContext, data: Value, indices: Tensor, updates: Val
     old, targets, new = (im.reshape(x.transpose(order), (count, x.shape[axis])) for x in (data, indices, updates))
     row = im.tensor(targets)
     if reduction == "none":
-        both = concat(im, old, new, axis=1)
-        found = gather_elements(im, both, _sources(im, row, shape[axis]), axis=1)
+        found = gather_elements(im, concat(im, old, new, axis=1), _sources(im, row, shape[axis]), axis=1)
     else:
-        columns = [im.reshape(x, (*x.shape, 1)) for x in (old, new)]
-        found = _combined(im, columns[0], columns[1], _hits(im, row, shape[axis], 1), reduction)
+        columns = (im.reshape(x, (*x.shape, 1)) for x in (old, new))
+        found = _combined(im, *columns, _hits(im, row, shape[axis], 1), reduction)
     return im.reshape(found, tuple(shape[a] for a in order)).transpose([order.index(a) for a in range(data.rank)])
 
 
@@ -305,14 +304,15 @@ def trilu(im: ImportContext, x: Tensor, k: Ints | None = None, *, upper: int = 1
     shape, offset = x.shape[-2:], k[0] if k else 0
     if len(shape) < 2:
         raise im.invalid(f"a triangle of a tensor of rank {x.rank}")
-    if not isinstance(shape[0], int) or not isinstance(shape[1], int):
+    if all(isinstance(size, int) for size in shape):
+        ones = np.ones(known(shape), bool)
+        inside: Value = Constant(np.triu(ones, offset) if upper else np.tril(ones, offset))
+    else:
         to_the_right = axis_index(0) - axis_index(1)
         beyond = to_the_right - offset if upper else offset - to_the_right
         distance = im.tensor(SymbolicTensor(np.full((1, 1), beyond, dtype=object), shape, np.dtype(np.float32)))
-        return where(im, im.unary(distance, "Threshold", threshold=-0.5), x, Constant(np.zeros((), x.dtype)))
-    ones = np.ones((shape[0], shape[1]), bool)
-    inside = np.triu(ones, offset) if upper else np.tril(ones, offset)
-    return where(im, Constant(inside), x, Constant(np.zeros((), x.dtype)))
+        inside = im.unary(distance, "Threshold", threshold=-0.5)
+    return where(im, inside, x, Constant(np.zeros((), x.dtype)))
 
 
 @onnx_op("CumSum", since=11, integers=True, axes="same", items=items.along(None, index=1), folds=bounds.first)
@@ -377,12 +377,10 @@ def one_hot(im: ImportContext, indices: Tensor, depth: Array, values: Array, *, 
     if not np.issubdtype(indices.dtype, np.unsignedinteger):
         # Sums are rounded to whole numbers where ONNX Runtime's are.
         below = im.unary(im.apply(numbers, UnaryOp.NEG), "Threshold", threshold=0.0)
-        numbers = im.tensor(
-            binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, Constant(np.array(count, np.float32))))
-        )
+        numbers = im.tensor(binary(im, BinaryOp.ADD, numbers, binary(im, BinaryOp.MUL, below, number(count))))
     column = numbers.viewed(numbers.view.with_axes((*numbers.view.axes[:axis], (), *numbers.view.axes[axis:])))
     targets = np.arange(count, dtype=np.float32).reshape(-1, *(1,) * (rank - axis - 1))
     hot = _equal(im, column, targets)
     off, on = (float(value) for value in values.astype(np.float64))
-    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, Constant(np.array(on - off, np.float32)))
-    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, Constant(np.array(off, np.float32)))
+    scaled = hot if on - off == 1 else binary(im, BinaryOp.MUL, hot, number(on - off))
+    return scaled if off == 0 else binary(im, BinaryOp.ADD, scaled, number(off))

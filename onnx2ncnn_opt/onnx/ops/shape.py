@@ -20,7 +20,7 @@ from onnx2ncnn_opt.onnx.lower.functional.binary import expand, spread
 from onnx2ncnn_opt.onnx.lower.functional.concat import concat
 from onnx2ncnn_opt.onnx.lower.functional.crop import crop
 from onnx2ncnn_opt.onnx.lower.functional.repeat import repeated
-from onnx2ncnn_opt.onnx.lower.functional.split import split
+from onnx2ncnn_opt.onnx.lower.functional.split import split as parts_of
 from onnx2ncnn_opt.onnx.lower.functional.views import squeeze, unsqueeze
 from onnx2ncnn_opt.onnx.registry import ALL, onnx_op
 from onnx2ncnn_opt.onnx.value import Constant, Ints, Sizes, Tensor, Value
@@ -109,13 +109,13 @@ def concat_op(im: ImportContext, *xs: Value, axis: int) -> Value:
 @onnx_op("Split", integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split2(im: ImportContext, x: Tensor, *, axis: int = 0, split: Ints = ()) -> tuple[Value, ...]:
     """Slice."""
-    return _split(im, x, axis, split, None)
+    return split18(im, x, split, axis=axis)
 
 
 @onnx_op("Split", since=13, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
 def split13(im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0) -> tuple[Value, ...]:
     """Slice."""
-    return _split(im, x, axis, split or (), None)
+    return split18(im, x, split, axis=axis)
 
 
 @onnx_op("Split", since=18, integers=True, moves=(0,), axes="same", items=items.along(0), folds=bounds.first)
@@ -123,19 +123,15 @@ def split18(
     im: ImportContext, x: Tensor, split: Ints | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Value, ...]:
     """Slice."""
-    return _split(im, x, axis, split or (), num_outputs)
-
-
-def _split(im: ImportContext, x: Tensor, axis: int, sizes: Ints, count: int | None) -> tuple[Value, ...]:
     axis = im.axis(axis, x.rank)
     size = x.shape[axis]
-    if not sizes:
-        is_whole, count = count is None, count or im.output_count
+    if not split:
+        is_whole, count = num_outputs is None, num_outputs or im.output_count
         if not isinstance(size, int):
             return tuple(_equal_parts(im, x, axis, size, count, is_whole=is_whole))
         each = -(-size // count)
-        sizes = tuple(min(each, size - each * i) for i in range(count))
-    return split(im, x, axis, sizes)
+        split = tuple(min(each, size - each * i) for i in range(count))
+    return parts_of(im, x, axis, split)
 
 
 def _equal_parts(im: ImportContext, x: Tensor, axis: int, size: Dim, count: int, *, is_whole: bool) -> Iterator[Tensor]:

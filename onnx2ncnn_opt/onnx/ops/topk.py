@@ -96,32 +96,28 @@ def _in_rounds(im: ImportContext, x: Tensor, order: Tensor, axis: int, count: in
     """
     size = x.shape[axis]
     assert isinstance(size, int)
-    left = im.unary(_scaled(im, order, 1 / _ROOM), "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
+    quarter = im.apply(order, BinaryOp.MUL, 1 / _ROOM)
+    left = im.unary(quarter, "Clip", min=-1.5 / _ROOM * FLT_MAX, max=1.5 / _ROOM * FLT_MAX)
     from_end = Constant(np.arange(size, 0, -1, dtype=np.float32).reshape(-1, *(1,) * (x.rank - axis - 1)))
-    found: list[Value] = []
-    from_ends: list[Value] = []
+    found, from_ends = [], []
     for turn in range(count):
         largest = reduce(im, left, "ReduceMax", (axis,), 1)
-        reached = im.unary(im.tensor(binary(im, BinaryOp.SUB, left, largest)), "Threshold", threshold=-FLT_MIN)
+        reached = im.unary(binary(im, BinaryOp.SUB, left, largest), "Threshold", threshold=-FLT_MIN)
         marked = im.tensor(binary(im, BinaryOp.MUL, reached, from_end))
         first = reduce(im, marked, "ReduceMax", (axis,), 1)
         found.append(largest)
         from_ends.append(first)
         if turn < count - 1:
             # 0 where the number is that is found, at least 1 below that elsewhere.
-            others = im.tensor(binary(im, BinaryOp.SUB, marked, first))
-            taken = _scaled(im, im.tensor(binary(im, BinaryOp.ADD, others, number(0.5))), -FLT_MAX)
+            others = binary(im, BinaryOp.SUB, marked, first)
+            taken = im.apply(binary(im, BinaryOp.ADD, others, number(0.5)), BinaryOp.MUL, -FLT_MAX)
             left = im.tensor(binary(im, BinaryOp.MIN, left, taken))
     sign = 1 if order is x else -1
-    values = _scaled(im, im.tensor(concat(im, *found, axis=axis)), sign * _ROOM)
+    values = im.apply(concat(im, *found, axis=axis), BinaryOp.MUL, sign * _ROOM)
     # No number equals NaN: where a row has one, `first` may be 0.
-    counted = im.apply(im.tensor(concat(im, *from_ends, axis=axis)), BinaryOp.MAX, 1.0)
+    counted = im.apply(concat(im, *from_ends, axis=axis), BinaryOp.MAX, 1.0)
     indices = im.apply(counted, BinaryOp.RSUB, float(size))
     return Tensor(values.blob, values.view, x.dtype), Tensor(indices.blob, indices.view, _INDEX)
-
-
-def _scaled(im: ImportContext, x: Tensor, factor: float) -> Tensor:
-    return im.apply(x, BinaryOp.MUL, factor)
 
 
 def _ranks(im: ImportContext, x: Tensor, size: int) -> Tensor:

@@ -88,7 +88,7 @@ def each(function: Callable[..., Any], *cells: Array) -> Array:
 
 
 def moved(x: SymbolicTensor, axes: Sequence[int | None]) -> SymbolicTensor:
-    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new one; new axes, and those left out, have size 1."""
+    """Return a tensor whose axis i is axis ``axes[i]`` of x, or a new one of size 1; all other axes have size 1."""
     last, rank = len(axes) - 1, x.rank
     values = {rank - 1 - old: axis_index(last - new) for new, old in enumerate(axes) if old is not None}
     gone = {rank - 1 - old: 0 for old in range(rank) if old not in axes}

@@ -202,4 +202,3 @@ OPERATORS: Mapping[str, Operator] = {
     "ReduceProd": _reduction(lambda a, b: a * b),
     "ReduceSum": _reduction(lambda a, b: a + b),
 }
-"""How each operator is done."""

@@ -230,4 +230,3 @@ OPERATORS: Mapping[str, Operator] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
-"""How each operator is done."""

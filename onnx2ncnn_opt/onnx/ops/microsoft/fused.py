@@ -98,22 +98,31 @@ def _statistics(im: ImportContext) -> tuple[None, None]:
     return None, None
 
 
+# Activation -> ncnn layer, and its parameters.
+_ACTIVATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Relu": ("ReLU", ()),
+    "Sigmoid": ("Sigmoid", ()),
+    "Tanh": ("TanH", ()),
+    "LeakyRelu": ("ReLU", ("slope",)),
+    "HardSigmoid": ("HardSigmoid", ("alpha", "beta")),
+    "Clip": ("Clip", ("min", "max")),
+}
+
+
 def _activated(im: ImportContext, x: Value, activation: str, params: tuple[float, ...]) -> Value:
     """Apply a fused operator's activation to its result."""
-    x = im.tensor(x)
-    plain = {"": None, "Relu": "ReLU", "Sigmoid": "Sigmoid", "Tanh": "TanH"}
-    if activation in plain:
-        kind = plain[activation]
-        return x if kind is None else im.unary(x, kind)
+    if not activation:
+        return x
+    if activation not in _ACTIVATIONS:
+        raise im.invalid(f"activation {activation} is not known")
+    kind, names = _ACTIVATIONS[activation]
     if activation == "LeakyRelu":
-        return im.unary(x, "ReLU", slope=params[0] if params else 0.01)
+        params = params or (0.01,)
+    if len(params) < len(names):
+        raise im.invalid(f"activation {activation} with {len(params)} parameters, not {len(names)}")
     if activation == "Clip":
-        low, high = params
-        return clip(im, x, low, high)
-    if activation == "HardSigmoid":
-        alpha, beta = params
-        return im.unary(x, "HardSigmoid", alpha=alpha, beta=beta)
-    raise im.invalid(f"activation {activation} is not known")
+        return clip(im, im.tensor(x), *params[:2])
+    return im.unary(x, kind, **dict(zip(names, params, strict=False)))
 
 
 @onnx_op("FusedConv", domain=MICROSOFT, batch=0)
