@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnx2ncnn_opt.ir.codes import Direction
-from onnx2ncnn_opt.ir.dim import Dim, Shape, known, shape_text
+from onnx2ncnn_opt.ir.dim import Shape, known, shape_text
 from onnx2ncnn_opt.ir.graph import Blob
 from onnx2ncnn_opt.ir.weight import Array
 from onnx2ncnn_opt.onnx.items import Mixed, Seen
@@ -183,9 +183,10 @@ class _Node:
             raise self.im.invalid(f"the operand has rank {self.x.rank}, not 3")
         if self.given.direction not in _DIRECTIONS:
             raise self.im.invalid(f"direction {self.given.direction} is not known")
-        if self.lengths is not None and self.lengths.shape != (self.items,):
-            reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text((self.items,))}"
-            raise self.im.invalid(reason, zip(self.lengths.shape, (self.items,), strict=False))
+        items = self.steps_first.shape[1:2]
+        if self.lengths is not None and self.lengths.shape != items:
+            reason = f"sequence_lens has shape {list(self.lengths.shape)}, not {shape_text(items)}"
+            raise self.im.invalid(reason, zip(self.lengths.shape, items, strict=False))
         if self.x.shape[2] != self.w.shape[-1]:
             reason = f"{self.w.shape[-1]} inputs for an operand of shape {shape_text(self.x.shape)}"
             raise self.im.invalid(reason, [(self.x.shape[2], self.w.shape[-1])])
@@ -201,16 +202,6 @@ class _Node:
         return 2 if self.given.direction == "bidirectional" else 1
 
     @property
-    def steps(self) -> Dim:
-        """The length of the sequences."""
-        return self.x.shape[1 if self.given.layout else 0]
-
-    @property
-    def items(self) -> Dim:
-        """The size of the batch."""
-        return self.x.shape[0 if self.given.layout else 1]
-
-    @property
     def fits(self) -> bool:
         """True if ncnn's layer supports all that the node requests."""
         defaults = self.kind.activations * self.count
@@ -218,17 +209,22 @@ class _Node:
             all(value is None or isinstance(value, Constant) for value in (self.w, self.r, self.b))
             and tuple(name.lower() for name in self.activations) in ((), defaults, self.kind.activations * 2)
             and self.given.clip is None
-            and (self.lengths is None or bool((self.lengths == self.steps).all()))
+            and self.uneven_lengths is None
         )
 
-    def layer(self, states: list[Operand | None]) -> tuple[Tensor, ...]:
+    @property
+    def uneven_lengths(self) -> Array | None:
+        """The lengths of the sequences; None if all are the whole axis."""
+        steps = self.steps_first.shape[0]
+        return None if self.lengths is None or (self.lengths == steps).all() else self.lengths
+
+    def layer(self, states: list[Operand | None]) -> tuple[Value, ...]:
         """Return the outputs of ncnn's layer."""
-        im, x, count, hidden = self.im, self.x, self.count, self.r.shape[-1]
-        time, batch = (1, 0) if self.given.layout else (0, 1)
+        im, x, hidden = self.im, self.steps_first, self.r.shape[-1]
         weights = self._weights()
-        blobs = im.layers(
+        y, *last = im.layers(
             self.kind.layer,
-            im.mat(x, [[time], [2]], [batch]),
+            im.mat(x, [[0], [2]], [1]),
             *self._states(states),
             weights=weights,
             outputs=1 + len(states) if any(im.is_used(1 + i) for i in range(len(states))) else 1,
@@ -236,11 +232,10 @@ class _Node:
             weight_data_size=weights["weight_xc_data"].size,
             direction=_DIRECTIONS[self.given.direction],
         )
-        if self.given.layout:
-            y = im.wrap(blobs[0], (self.items, self.steps, count, hidden), [[1], [2, 3]], [0], x.dtype)
-        else:
-            y = im.wrap(blobs[0], (self.steps, count, self.items, hidden), [[0], [1, 3]], [2], x.dtype)
-        return y, *(im.wrap(blob, self._state_shape, *self._state_layout, x.dtype) for blob in blobs[1:])
+        steps, items, _ = x.shape
+        every = im.wrap(y, (steps, self.count, items, hidden), [[0], [1, 3]], [2], x.dtype)
+        ends = (im.wrap(blob, (self.count, items, hidden), [[0], [2]], [1], x.dtype) for blob in last)
+        return self.arranged([every, *ends])
 
     def _weights(self) -> dict[str, Array]:
         """Rows of all matrices by gates in ncnn's order; the two biases added where they are alike."""
@@ -264,21 +259,16 @@ class _Node:
         if all(state is None for state in kept):
             return []
         zeros = np.zeros(known((self.count, self.r.shape[-1])), np.float32)
-        return [self.im.memory(zeros) if state is None else self.im.mat(state, *self._state_layout) for state in kept]
+        return [self.im.memory(zeros) if state is None else self._mat(state) for state in kept]
 
-    @property
-    def _state_shape(self) -> Shape:
-        shape = (self.count, self.items, self.r.shape[-1])
-        return (self.items, self.count, shape[2]) if self.given.layout else shape
-
-    @property
-    def _state_layout(self) -> tuple[list[list[int]], list[int]]:
-        """Dims and batch of a state's Mat, (directions, hidden size)."""
-        return ([[1], [2]], [0]) if self.given.layout else ([[0], [2]], [1])
+    def _mat(self, state: Value) -> Blob:
+        return self.im.mat(self._turned(self.im.tensor(state), (1, 0, 2)), [[0], [2]], [1])
 
     def _nonzero(self, states: Sequence[Operand | None]) -> list[Value | None]:
         """Return the initial states that are not all 0; refused if one has another shape."""
-        expected = self._state_shape
+        expected: Shape = (self.count, self.steps_first.shape[1], self.r.shape[-1])
+        if self.given.layout:
+            expected = (expected[1], expected[0], expected[2])
         for state in states:
             if state is not None and state.shape != expected:
                 reason = f"an initial state has shape {shape_text(state.shape)}, not {shape_text(expected)}"
@@ -294,9 +284,8 @@ class _Node:
         if len(names) < len(self.kind.activations) * self.count:
             raise self.im.invalid(f"activations {', '.join(names)} for {self.count} directions")
         backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[given.direction]
-        lengths = None if self.lengths is None or (self.lengths == self.steps).all() else self.lengths
         numbers = given.activation_alpha, given.activation_beta, given.clip
-        return Unrolled(self.im, self.w, self.r, self.b, lengths, backwards, names, *numbers)
+        return Unrolled(self.im, self.w, self.r, self.b, self.uneven_lengths, backwards, names, *numbers)
 
     @property
     def steps_first(self) -> Tensor:
